@@ -1,0 +1,134 @@
+"""Every error that prorl raises, and the one place where a foreign exception becomes ours.
+
+    ProrlError
+    |-- UserError (ValueError)            the caller can mend it: what was given, what was expected, how to mend it
+    |   |-- ConfigError                   a config file, flag or environment variable
+    |   |-- TaskError                     a task file or row
+    |   |-- SchemaError                   a record, batch or run directory of another shape or version
+    |   `-- ConflictError                 same key with another content, cursor ahead of the log, name taken (HTTP 409)
+    |-- NotFoundError (LookupError)       an unknown run, group, rollout, sandbox (HTTP 404)
+    |-- FencedError                       a write for an attempt that the log has superseded (HTTP 409)
+    |-- UnavailableError (ConnectionError) a process, socket or service that is not there now; trying again may help
+    |-- StorageError (OSError)            the store could not make something durable
+    `-- RolloutError                      a rollout failed; becomes a row, never a crash
+        |-- SandboxError                  the sandbox could not be made, reached or kept
+        |-- ToolError                     the tool server broke its protocol
+        |-- BackendError                  the inference backend failed or lied
+        |-- GraderError                   a grader crashed: masks the rollout, never scores it 0
+        `-- BudgetError (TimeoutError)    a time or token budget is used up
+
+A bad rollout is data, not a crash: inside a stage every exception ends as a row with a failure class and code. `boundary()`
+is the only `except Exception` in the package; it names what was crossed and keeps the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prorl.types import FailureCode
+
+
+class ProrlError(Exception):
+    """Base of every error that prorl raises on purpose."""
+
+
+class UserError(ProrlError, ValueError):
+    """The caller's mistake. The message says what was given, what was expected and how to mend it."""
+
+    def __init__(self, given: str, expected: str = "", mend: str = "") -> None:
+        super().__init__(given, expected, mend)
+        self.given, self.expected, self.mend = given, expected, mend
+
+    def __str__(self) -> str:
+        parts = [self.given]
+        if self.expected:
+            parts.append(f"expected {self.expected}")
+        if self.mend:
+            parts.append(self.mend)
+        return "; ".join(parts)
+
+
+class ConfigError(UserError):
+    """A config file, flag or environment variable is wrong."""
+
+
+class TaskError(UserError):
+    """A task file or task row is wrong."""
+
+
+class SchemaError(UserError):
+    """A record, batch or directory does not have the shape or version that this code reads."""
+
+
+class ConflictError(UserError):
+    """The request contradicts what the log holds."""
+
+
+class NotFoundError(ProrlError, LookupError):
+    """The named run, group, rollout or sandbox does not exist."""
+
+
+class FencedError(ProrlError):
+    """A write carried an attempt that the log has superseded."""
+
+
+class UnavailableError(ProrlError, ConnectionError):
+    """A process or service cannot be reached now."""
+
+
+class StorageError(ProrlError, OSError):
+    """Something could not be made durable."""
+
+
+class RolloutError(ProrlError):
+    """A rollout failed. `code` decides the failure class (`prorl.types.FAILURE_CLASS`)."""
+
+    code: FailureCode
+
+    def __init__(self, code: FailureCode, message: str) -> None:
+        super().__init__(code, message)
+        self.code, self.message = code, message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class SandboxError(RolloutError):
+    """The sandbox could not be made, reached or kept."""
+
+
+class ToolError(RolloutError):
+    """The tool server broke its protocol or died."""
+
+
+class BackendError(RolloutError):
+    """The inference backend failed or sent something impossible."""
+
+
+class GraderError(RolloutError):
+    """The grader crashed: the rollout is masked, never scored 0."""
+
+
+class BudgetError(RolloutError, TimeoutError):
+    """A time or token budget is used up."""
+
+
+@contextmanager
+def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterator[None]:
+    """Turn any foreign exception that crosses this line into `error(code, "what: ...")`; ours pass unchanged.
+
+    >>> from prorl.types import FailureCode
+    >>> with boundary(ToolError, FailureCode.TOOL_PROTOCOL, "bash"):
+    ...     raise KeyError("status")
+    Traceback (most recent call last):
+    prorl.errors.ToolError: tool_protocol: bash: KeyError: 'status'
+    """
+    try:
+        yield
+    except ProrlError:
+        raise
+    except Exception as cause:
+        raise error(code, f"{what}: {type(cause).__name__}: {cause}") from cause

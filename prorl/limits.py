@@ -1,0 +1,65 @@
+"""Time as a value: a `Deadline` is passed in, never read from a global. The wire carries seconds that remain.
+
+Clocks are injected (`Clock` = a function that gives monotonic seconds), so that tests move time by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prorl.errors import BudgetError
+from prorl.types import FailureCode
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+@dataclass(slots=True)
+class Deadline:
+    """A budget that runs down on the receiver's own clock and can be paused (a backend that takes new weights).
+
+    >>> now = [0.0]
+    >>> deadline = Deadline(10.0, clock=lambda: now[0])
+    >>> now[0] = 4.0
+    >>> deadline.remaining_s
+    6.0
+    >>> deadline.pause(); now[0] = 100.0; deadline.resume(); deadline.remaining_s
+    6.0
+    """
+
+    budget_s: float
+    clock: Clock = field(default=time.monotonic, repr=False)
+    _end: float = field(init=False, repr=False)
+    _paused_at: float | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._end = self.clock() + self.budget_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never negative."""
+        now = self.clock() if self._paused_at is None else self._paused_at
+        return max(0.0, self._end - now)
+
+    @property
+    def expired(self) -> bool:
+        """Whether nothing is left."""
+        return self.remaining_s <= 0.0
+
+    def pause(self) -> None:
+        """Stop the clock; idempotent."""
+        if self._paused_at is None:
+            self._paused_at = self.clock()
+
+    def resume(self) -> None:
+        """Start it again; idempotent."""
+        if self._paused_at is not None:
+            self._end += self.clock() - self._paused_at
+            self._paused_at = None
+
+    def check(self, code: FailureCode, what: str) -> None:
+        """Raise BudgetError if nothing is left."""
+        if self.expired:
+            raise BudgetError(code, f"{what}: {self.budget_s:g} s are used up")

@@ -1,0 +1,257 @@
+"""The architecture on a few screens: what the parts promise each other. Implementations meet only here.
+
+    trainer, CLI --HTTP--> gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store --DoGet--> trainer
+
+Everything between processes is a `Channel`: an ordered two-way stream of record batches, over Arrow Flight or inside one loop.
+Two protocols run over channels: an *edge* (work one way; credit and acks the other way) and *control* (events up, commands down);
+both are described in `prorl/schema.py`. A row of work is a one-row `pa.RecordBatch` that grows from stage to stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from prorl.types import (
+    Completion,
+    GenerateRequest,
+    Json,
+    Message,
+    SandboxRef,
+    SandboxSpec,
+    Score,
+    Stage,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from prorl.limits import Deadline
+    from prorl.types import Int32
+
+
+# ---- between processes
+
+
+class Channel(Protocol):
+    """One end of an ordered two-way stream of record batches. All methods are called from the owner's event loop.
+
+    `send` never blocks; what bounds the memory is the credit protocol above it. After the other end is gone `receive`
+    gives None and `send` drops silently: the protocol above decides what a lost stream means.
+    """
+
+    @property
+    def peer(self) -> Mapping[str, Json]:
+        """The dialler's hello: worker, role, node, schema_version ..."""
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch for the other end."""
+
+    async def receive(self) -> pa.RecordBatch | None:
+        """Next batch from the other end, or None when the stream has ended."""
+
+    async def close(self) -> None:
+        """End the stream after what was sent; idempotent."""
+
+
+Accept = Callable[[Channel], Awaitable[None]]
+"""Runs for the life of one accepted channel; the channel closes when it returns. Raising refuses the stream with that text."""
+
+
+class Network(Protocol):
+    """Makes channels. `FlightNetwork` between processes, `LocalNetwork` inside one loop; the same tests run over both."""
+
+    async def listen(self, name: str, routes: Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]) -> str:
+        """Serve routes: path -> (handler, schema it receives, schema it sends). Returns the location to dial."""
+
+    async def dial(
+        self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema
+    ) -> Channel:
+        """Open a channel. Raises UnavailableError when nobody listens, SchemaError when `schema_version` differs."""
+
+    async def close(self) -> None:
+        """Stop listening and end every channel; idempotent."""
+
+
+class Operator(Protocol):
+    """A stage's work on one row: knows nothing of queues, edges or other rows."""
+
+    stage: Stage
+
+    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+        """Take one row of the stage's input schema, return one row of its output schema.
+
+        A rollout's failure is part of the row that is returned; what raises is our own bug and becomes `stage_error`.
+        """
+
+    async def release(self, row: pa.RecordBatch) -> None:
+        """Give back what INIT made for this row (its sandboxes), when the row is cut before its end; idempotent."""
+
+
+# ---- the policy
+
+
+class Tokenizer(Protocol):
+    """Text <-> ids. Special tokens never come out of `encode`."""
+
+    vocab_size: int
+    specials: Mapping[str, int]
+
+    def encode(self, text: str) -> Int32:
+        """Ids of plain text."""
+
+    def decode(self, ids: Int32) -> str:
+        """Text of ids, specials spelled out; invalid UTF-8 becomes U+FFFD."""
+
+
+class Renderer(Protocol):
+    """Messages <-> ids. Ids that exist are never rendered again: the next prompt = earlier ids + `bridge`."""
+
+    stop_token_ids: tuple[int, ...]
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
+        """Ids of a first prompt, ending where the assistant starts to speak."""
+
+    def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
+        """Ids to append after a completion: its end marker if it was cut off, the new messages, the assistant's start."""
+
+    def parse(self, completion_ids: Int32) -> Message:
+        """The assistant message that was sampled; calls that do not parse carry their error."""
+
+
+class Backend(Protocol):
+    """Token-in/token-out inference."""
+
+    name: str
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one completion. Raises BackendError; cancelling aborts the request at the backend."""
+
+    async def close(self) -> None:
+        """Idempotent."""
+
+
+class Agent(Protocol):
+    """Drives the policy through one task; keeps no state beyond (task, turns so far, sandbox)."""
+
+    async def run(self, context: AgentContext) -> Trajectory:
+        """Never raises for what a rollout can suffer: failures are part of the trajectory."""
+
+
+class AgentContext(Protocol):
+    """What an agent is given for one attempt."""
+
+    task: Task
+    env: Env
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    renderer: Renderer
+    backend: Backend
+    sandbox: Sandbox | None
+    deadline: Deadline
+    """Of RUN; paused while a backend is paused for new weights."""
+    cancelled: Callable[[], bool]
+
+
+# ---- the world
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """A started sandbox, spoken to over its tool server's socket. A call is never sent twice."""
+
+    ref: SandboxRef
+
+    async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
+        """Run a tool: `bash {command}`, `python {code}`, `files {command, path, ...}`. A time-out is a result.
+
+        Raises SandboxError (we lost it), or SandboxError with SANDBOX_BROKEN when what the agent did is to blame.
+        """
+
+    async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
+        """Run a program without a shell, output capped."""
+
+    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Write a file below the workspace without following links."""
+
+    async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        """Read a regular file below the workspace without following links."""
+
+    async def close(self) -> None:
+        """Close the connection; the sandbox itself is stopped by its owner."""
+
+
+class SandboxHost(Protocol):
+    """Client of this node's sandboxd."""
+
+    node_id: str
+
+    async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
+        """A fresh sandbox for (owner = run/rollout/attempt, purpose = run | eval). Raises SandboxError."""
+
+    def connect(self, ref: SandboxRef) -> AbstractAsyncContextManager[Sandbox]:
+        """Connect to its tool server."""
+
+    async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
+        """Have one warm: a later `start` with the same arguments takes it."""
+
+    async def stop(self, ref: SandboxRef) -> None:
+        """End it and remove every trace; idempotent."""
+
+    async def stop_owner(self, owner: str) -> None:
+        """End everything that belongs to an attempt; idempotent."""
+
+
+class Env(Protocol):
+    """A task domain. Stateless: one object serves all rollouts of a worker."""
+
+    name: str
+
+    def check(self, task: Task) -> None:
+        """Raise TaskError if `task.data` lacks what this env reads."""
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        """What `stage` (RUN or EVAL) needs, or None for no sandbox."""
+
+    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
+        """What the policy may call."""
+
+    def messages(self, task: Task) -> tuple[Message, ...]:
+        """System and user message."""
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Put the task's files into a fresh RUN sandbox."""
+
+    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+        """Run a tool call of the policy. Bad arguments are a result with exit code 2, not an exception."""
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """What crosses into EVAL, from the final answer's text and the RUN sandbox."""
+
+    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+        """Score the artefact in a fresh sandbox. Idempotent. Raises GraderError when the grader, not the artefact, fails."""
+
+    def reference(self, task: Task) -> Reference:
+        """The reference solution, for oracles and checks. Raises TaskError when the task has none."""
+
+
+class Reference(Protocol):
+    """A known way through a task: the tool calls an oracle makes, then its final answer."""
+
+    calls: tuple[ToolCall, ...]
+    answer: str
+
+
+class RewardFn(Protocol):
+    """One named judgement of an artefact; a `Rubric` is a weighted sum of them."""
+
+    name: str
+
+    async def __call__(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> float:
+        """A value, usually in [0, 1]."""

@@ -1,0 +1,450 @@
+"""The vocabulary: every record that crosses a boundary inside prorl. Open this file first, `protocols.py` second.
+
+    Task --n siblings--> Group --> Rollout --1..n--> Attempt --> Trajectory = Sequences + Turns + Messages
+
+All records are frozen. Token ids and logprobs are numpy arrays from the moment a model call returns until they are an Arrow
+buffer; they are never Python lists in between. Shape suffixes: L = tokens of a sequence, C = sampled tokens, S = spans.
+
+This module imports nothing but the standard library and numpy's array type, and does nothing when imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Int32 = NDArray[np.int32]
+    UInt8 = NDArray[np.uint8]
+    Float32 = NDArray[np.float32]
+
+PolicyVersion = NewType("PolicyVersion", int)
+"""Id of the weights that sampled a token: given by the gateway, monotone, never reused; 0 is the start, -1 means context."""
+
+Json = Any
+"""A JSON value, only where JSON enters or leaves."""
+
+
+class Stage(StrEnum):
+    """Where an attempt is."""
+
+    INIT = "init"
+    """A sandbox is made ready."""
+    RUN = "run"
+    """The policy acts."""
+    EVAL = "eval"
+    """The artefact is scored in a fresh sandbox."""
+
+
+class RolloutState(StrEnum):
+    """Life of a rollout in the control log. The first four are open, the last three terminal."""
+
+    QUEUED = "queued"
+    """Accepted, waiting for a lease."""
+    LEASED = "leased"
+    """An attempt is on its way to INIT or in it."""
+    RUNNING = "running"
+    """RUN has the attempt; from here EVAL follows without the log's help."""
+    RESERVED = "reserved"
+    """The store is writing the attempt's part."""
+    COMPLETED = "completed"
+    """The trajectory is stored and valid."""
+    FAILED = "failed"
+    """Infrastructure or task failure after the last allowed attempt."""
+    CANCELLED = "cancelled"
+    """Asked for, or made redundant by the sampler."""
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the rollout's fate is decided."""
+        return self in (RolloutState.COMPLETED, RolloutState.FAILED, RolloutState.CANCELLED)
+
+
+class GroupState(StrEnum):
+    """Life of a group: OPEN -> KEPT or DROPPED; KEPT -> STALE or DELIVERED; DELIVERED -> ACKED."""
+
+    OPEN = "open"
+    """Some member is not terminal, or the decision is not logged yet."""
+    KEPT = "kept"
+    """The filter wants it; the store may serve it."""
+    DROPPED = "dropped"
+    """The filter does not want it, or it is incomplete; stored, never served by default."""
+    STALE = "stale"
+    """Too old at hand-out; stored, never served."""
+    DELIVERED = "delivered"
+    """Has a `delivery_seq`."""
+    ACKED = "acked"
+    """The primary consumer committed a cursor beyond it."""
+
+
+class FailureClass(StrEnum):
+    """Who caused it, which decides whether it trains and whether it is tried again."""
+
+    NONE = ""
+    """Nothing failed."""
+    POLICY = "policy"
+    """The policy caused it: the reward stays and it trains."""
+    INFRA = "infra"
+    """We or the machine caused it: never trains, tried again within its own budget."""
+    TASK = "task"
+    """The task data is wrong: reported, not tried again."""
+    CANCELLED = "cancelled"
+    """Somebody asked for it."""
+
+
+class FailureCode(StrEnum):
+    """What happened. `FAILURE_CLASS` maps each code to its class."""
+
+    NONE = ""
+    DEADLINE = "deadline"
+    """Model and tool time used up the RUN budget; the artefact is still scored."""
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    SANDBOX_BROKEN = "sandbox_broken"
+    """The agent killed its own tool server or sandbox."""
+    QUEUE_DEADLINE = "queue_deadline"
+    """Waiting used up the infrastructure budget."""
+    WORKER_LOST = "worker_lost"
+    SANDBOX_START = "sandbox_start"
+    SANDBOX_LOST = "sandbox_lost"
+    TOOL_PROTOCOL = "tool_protocol"
+    BACKEND_UNAVAILABLE = "backend_unavailable"
+    BACKEND_PROTOCOL = "backend_protocol"
+    GRADER_ERROR = "grader_error"
+    EVAL_FAILED = "eval_failed"
+    INVALID_ROW = "invalid_row"
+    STAGE_ERROR = "stage_error"
+    """An exception in our own code inside a stage."""
+    BAD_TASK = "bad_task"
+    UNKNOWN_ENV = "unknown_env"
+    CANCELLED = "cancelled"
+    REDUNDANT = "redundant"
+    """The run had enough informative groups."""
+
+
+FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
+    FailureCode.NONE: FailureClass.NONE,
+    FailureCode.DEADLINE: FailureClass.POLICY,
+    FailureCode.MAX_TURNS: FailureClass.POLICY,
+    FailureCode.MAX_TOKENS: FailureClass.POLICY,
+    FailureCode.SANDBOX_BROKEN: FailureClass.POLICY,
+    FailureCode.QUEUE_DEADLINE: FailureClass.INFRA,
+    FailureCode.WORKER_LOST: FailureClass.INFRA,
+    FailureCode.SANDBOX_START: FailureClass.INFRA,
+    FailureCode.SANDBOX_LOST: FailureClass.INFRA,
+    FailureCode.TOOL_PROTOCOL: FailureClass.INFRA,
+    FailureCode.BACKEND_UNAVAILABLE: FailureClass.INFRA,
+    FailureCode.BACKEND_PROTOCOL: FailureClass.INFRA,
+    FailureCode.GRADER_ERROR: FailureClass.INFRA,
+    FailureCode.EVAL_FAILED: FailureClass.INFRA,
+    FailureCode.INVALID_ROW: FailureClass.INFRA,
+    FailureCode.STAGE_ERROR: FailureClass.INFRA,
+    FailureCode.BAD_TASK: FailureClass.TASK,
+    FailureCode.UNKNOWN_ENV: FailureClass.TASK,
+    FailureCode.CANCELLED: FailureClass.CANCELLED,
+    FailureCode.REDUNDANT: FailureClass.CANCELLED,
+}
+
+
+class StopReason(StrEnum):
+    """Why the agent loop ended."""
+
+    DONE = "done"
+    """The policy gave its final answer."""
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    DEADLINE = "deadline"
+    SANDBOX_BROKEN = "sandbox_broken"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FinishReason(StrEnum):
+    """Why one model call ended (vLLM's words)."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class SpanKind(IntEnum):
+    """What a span of tokens is; stored as uint8."""
+
+    CONTEXT = 0
+    """Prompt or tool output: no logprobs."""
+    TRAINED = 1
+    """Sampled, trains."""
+    SAMPLED = 2
+    """Sampled, does not train."""
+
+
+class AttemptKey(NamedTuple):
+    """Names one attempt everywhere: on edges, in acks, in the log. `attempt` is the fencing token."""
+
+    run_id: str
+    rollout_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem. `data` is the domain's own: the env says what it reads from it (`prorl/envs`)."""
+
+    task_id: str
+    """Unique in its source, e.g. `HumanEval/0`."""
+    env: str
+    """Name of the env that runs and scores it, e.g. `math`, `code`."""
+    prompt: str
+    """What the policy is asked."""
+    data: Mapping[str, Json] = field(default_factory=dict)
+    """Reference answer, tests, entry point ... JSON values only."""
+    data_source: str = ""
+    """Where it came from, e.g. `gsm8k`; a column of `rollouts`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are sampled. Training runs use top_p 1 and no top_k, so that logprobs are those of the policy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    max_tokens: int = 1024
+    """Per model call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """Budgets of one rollout. The wire carries what remains; receivers time with their own monotonic clock."""
+
+    init_s: float = 60.0
+    """INIT, per attempt (infra)."""
+    run_s: float = 300.0
+    """Model and tool time in RUN (policy)."""
+    eval_s: float = 120.0
+    """EVAL, retries included (infra, or task if the tests alone use it up)."""
+    queue_s: float = 3600.0
+    """Waiting anywhere (infra)."""
+    tool_s: float = 30.0
+    """One tool call."""
+    max_turns: int = 16
+    max_tokens: int = 16384
+    """Tokens of a sequence, context included."""
+    max_attempts: int = 3
+    """Attempts after infra failures; deaths of our own workers are counted apart (`max_worker_losses`)."""
+    max_worker_losses: int = 10
+
+
+class ToolSpec(NamedTuple):
+    """A tool as the policy sees it: JSON schema of the arguments."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Json]
+
+
+class ToolCall(NamedTuple):
+    """A call that the policy asks for. `error` is set when its text could not be parsed; the policy is told."""
+
+    name: str
+    arguments: Mapping[str, Json]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What a tool call gave."""
+
+    output: str
+    """Text for the policy, already capped."""
+    exit_code: int = 0
+    duration_s: float = 0.0
+    truncated: bool = False
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message for people. Token ids never come from here again once a prompt has been rendered."""
+
+    role: str
+    """`system`, `user`, `assistant`, `tool` or `grader`."""
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str = ""
+    """Tool name of a `tool` message."""
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerateRequest:
+    """One model call: exact ids in."""
+
+    prompt_ids_L: Int32
+    sampling: SamplingParams
+    seed: int
+    """From (run seed, task, sample, attempt, turn), never from time."""
+    stop_token_ids: tuple[int, ...]
+    request_id: str
+    """`run/rollout/attempt/turn`: sent to the backend so that an abort finds it."""
+    session: str
+    """Rollout key, for prefix caches and sticky routers."""
+    min_version: PolicyVersion = PolicyVersion(0)
+    """No backend with older weights may continue this rollout."""
+    task: Task | None = None
+    """Only for scripted backends in this process; never sent over a wire."""
+    sample_index: int = 0
+    run_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """Exact ids out. `version_ends`/`versions` split the ids where the weights changed; mostly one entry."""
+
+    token_ids_C: Int32
+    logprobs_C: Float32
+    """Of the distribution sampled from; finite and <= 0."""
+    finish_reason: FinishReason
+    version_ends: tuple[int, ...]
+    versions: tuple[PolicyVersion, ...]
+    cached_tokens: int = 0
+    llm_s: float = 0.0
+    backend: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One append-only token sequence of an attempt; segment > 0 only when a harness rewrote its history.
+
+    Spans tile the tokens: `span_end_S[-1] == len(token_ids_L)`; lengths of spans with kind >= 1 sum to `len(logprobs_C)`.
+    """
+
+    segment: int
+    token_ids_L: Int32
+    logprobs_C: Float32
+    span_end_S: Int32
+    span_kind_S: UInt8
+    span_version_S: Int32
+    span_turn_S: Int32
+    span_temperature_S: Float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call, in numbers."""
+
+    turn: int
+    segment: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    finish_reason: FinishReason
+    temperature: float
+    policy_version: int
+    """Of the first token."""
+    backend: str
+    llm_s: float
+    tool_s: float
+    tool_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why something ended other than well. `failure_class` follows from the code unless the stage knows better."""
+
+    code: FailureCode
+    message: str = ""
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """Class of the code."""
+        return FAILURE_CLASS[self.code]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trajectory:
+    """What RUN leaves of an attempt."""
+
+    sequences: tuple[Sequence, ...]
+    turns: tuple[Turn, ...]
+    messages: tuple[Message, ...]
+    artefact: bytes
+    """The only thing that crosses into EVAL: answer text, program, diff, tar of named files."""
+    stop_reason: StopReason
+    failure: Failure
+    llm_s: float
+    tool_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPart:
+    """One named contribution to a reward."""
+
+    name: str
+    value: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What EVAL found: reward = sum(value * weight)."""
+
+    parts: tuple[RewardPart, ...]
+    log: str = ""
+    """Grader output for people, capped."""
+
+    @property
+    def reward(self) -> float:
+        """Weighted sum of the parts."""
+        return float(sum(part.value * part.weight for part in self.parts))
+
+
+class SandboxRef(NamedTuple):
+    """All that stages know of a sandbox; empty strings when the env needs none."""
+
+    node_id: str = ""
+    sandbox_id: str = ""
+    socket_path: str = ""
+    """Of the tool server, under 100 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """What an env asks of a sandbox for one stage."""
+
+    image: str = ""
+    """Directory, .sif or name known to the node; empty = the host's /usr, read-only."""
+    tools: tuple[str, ...] = ("bash", "python", "files")
+    memory_bytes: int = 2 << 30
+    processes: int = 128
+    file_bytes: int = 256 << 20
+    """Largest single file."""
+    tmp_bytes: int = 256 << 20
+    wall_s: float = 3600.0
+
+
+class GroupMember(NamedTuple):
+    """State of one member, as the store needs it to decide a complete group."""
+
+    rollout_id: int
+    sample_index: int
+    attempt: int
+    state: RolloutState
+    failure_class: FailureClass
+    reward: float | None
+    """None unless COMPLETED."""
+
+
+class GroupDecision(NamedTuple):
+    """The filter's verdict on a complete group."""
+
+    group_id: int
+    kept: bool
+    reason: str
+    """`informative`, `all_equal`, `incomplete`, `unfiltered`, or the user's own."""
