@@ -70,9 +70,7 @@ class Network(Protocol):
     async def listen(self, name: str, routes: Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]) -> str:
         """Serve routes: path -> (handler, schema it receives, schema it sends). Returns the location to dial."""
 
-    async def dial(
-        self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema
-    ) -> Channel:
+    async def dial(self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema) -> Channel:
         """Open a channel. Raises UnavailableError when nobody listens, SchemaError when `schema_version` differs."""
 
     async def close(self) -> None:

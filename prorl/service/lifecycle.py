@@ -1,0 +1,245 @@
+"""The lifecycle as a table: (state, event) -> (state, actions). Pure: no I/O, no clock, no queue.
+
+Everything else in the gateway exists to bring events here and to carry the actions out, after they are durable.
+
+    QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED
+      ^                 |                        |                     |
+      +---- retry ------+------------------------+---------------------+        FAILED when the budget for retries is used up
+    any open state --cancel--> CANCELLED (from RESERVED only once the store lets go of it: a commit in flight wins)
+
+Rules that the table alone enforces:
+- An event that names another attempt than the current one changes nothing and answers FENCE.
+- A terminal state never changes.
+- Infrastructure failures and deaths of our own workers are counted apart; either budget ends the rollout as FAILED.
+- Only LEASE raises `attempt`, by one.
+
+A group: OPEN -> KEPT | DROPPED (first decision stands) -> DELIVERED | STALE (first hand-out stands) -> ACKED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, GroupState, RolloutState
+
+
+class EventKind(StrEnum):
+    """What can happen to a rollout."""
+
+    LEASE = "lease"
+    """The gateway grants it to an INIT worker."""
+    STARTED_RUN = "started_run"
+    """RUN took it over."""
+    RESERVE = "reserve"
+    """The store wants to commit the attempt."""
+    UNRESERVE = "unreserve"
+    """The store that reserved it is gone or gave up; another holder still has the row."""
+    COMMIT = "commit"
+    """The part that holds it is durable."""
+    FAILED = "failed"
+    """The attempt failed; the code says how."""
+    LOST = "lost"
+    """No worker holds the attempt any more."""
+    CANCEL = "cancel"
+    """Asked for, or redundant."""
+    EXPIRE = "expire"
+    """The waiting budget is used up."""
+
+
+class Action(StrEnum):
+    """What the gateway must do once the new state is durable."""
+
+    GRANT = "grant"
+    """Send the lease."""
+    REQUEUE = "requeue"
+    """Put it back in front of the queue."""
+    CANCEL_ATTEMPT = "cancel_attempt"
+    """Tell every holder to stop the current attempt."""
+    FENCE = "fence"
+    """Refuse: the sender works on an attempt that is superseded or decided."""
+    STORE_TERMINAL = "store_terminal"
+    """Ask the store for a row: the rollout ended without a committed trajectory."""
+    RELEASE = "release"
+    """Give back what the rollout held: backend slot, place in the pipeline."""
+    CHECK_GROUP = "check_group"
+    """A member became terminal: is the group complete?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event. `attempt` is -1 for events that are about the rollout itself (LEASE, CANCEL, EXPIRE)."""
+
+    kind: EventKind
+    attempt: int = -1
+    code: FailureCode = FailureCode.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLife:
+    """What the log knows of a rollout's fate."""
+
+    state: RolloutState = RolloutState.QUEUED
+    attempt: int = 0
+    """0 before the first lease."""
+    infra_failures: int = 0
+    worker_losses: int = 0
+    code: FailureCode = FailureCode.NONE
+    """Of the last failure, or of the end."""
+    cancel_code: FailureCode = FailureCode.NONE
+    """A cancellation that waits for the store to let go."""
+    max_attempts: int = 3
+    max_worker_losses: int = 10
+
+    @property
+    def failure_class(self) -> FailureClass:
+        """Class of `code`."""
+        return FAILURE_CLASS[self.code]
+
+
+Step = tuple[RolloutLife, tuple[Action, ...]]
+"""New life, and what to do once it is durable."""
+
+Rule = Callable[[RolloutLife, Event], Step]
+
+_ENDED = (Action.RELEASE, Action.STORE_TERMINAL, Action.CHECK_GROUP)
+
+
+def _end(life: RolloutLife, state: RolloutState, code: FailureCode, *first: Action) -> Step:
+    return replace(life, state=state, code=code), (*first, *_ENDED)
+
+
+def _lease(life: RolloutLife, event: Event) -> Step:
+    return replace(life, state=RolloutState.LEASED, attempt=life.attempt + 1), (Action.GRANT,)
+
+
+def _started(life: RolloutLife, event: Event) -> Step:
+    return replace(life, state=RolloutState.RUNNING), ()
+
+
+def _reserve(life: RolloutLife, event: Event) -> Step:
+    return replace(life, state=RolloutState.RESERVED), ()
+
+
+def _unreserve(life: RolloutLife, event: Event) -> Step:
+    if life.cancel_code:
+        return _end(life, RolloutState.CANCELLED, life.cancel_code, Action.CANCEL_ATTEMPT)
+    return replace(life, state=RolloutState.RUNNING), ()
+
+
+def _commit(life: RolloutLife, event: Event) -> Step:
+    return replace(life, state=RolloutState.COMPLETED, code=event.code), (Action.RELEASE, Action.CHECK_GROUP)
+
+
+def _retry(life: RolloutLife, code: FailureCode) -> Step:
+    if life.cancel_code:
+        return _end(life, RolloutState.CANCELLED, life.cancel_code)
+    spent = life.infra_failures >= life.max_attempts or life.worker_losses > life.max_worker_losses
+    if spent:
+        return _end(life, RolloutState.FAILED, code)
+    return replace(life, state=RolloutState.QUEUED, code=code), (Action.RELEASE, Action.REQUEUE)
+
+
+def _failed(life: RolloutLife, event: Event) -> Step:
+    match FAILURE_CLASS[event.code]:
+        case FailureClass.CANCELLED:
+            return _end(life, RolloutState.CANCELLED, event.code)
+        case FailureClass.TASK:
+            return _end(life, RolloutState.FAILED, event.code)
+        case _:
+            return _retry(replace(life, infra_failures=life.infra_failures + 1), event.code)
+
+
+def _lost(life: RolloutLife, event: Event) -> Step:
+    return _retry(replace(life, worker_losses=life.worker_losses + 1), FailureCode.WORKER_LOST)
+
+
+def _cancel(life: RolloutLife, event: Event) -> Step:
+    stop = () if life.state is RolloutState.QUEUED else (Action.CANCEL_ATTEMPT,)
+    return _end(life, RolloutState.CANCELLED, event.code, *stop)
+
+
+def _cancel_later(life: RolloutLife, event: Event) -> Step:
+    return replace(life, cancel_code=event.code), ()
+
+
+def _expire(life: RolloutLife, event: Event) -> Step:
+    return _end(life, RolloutState.FAILED, FailureCode.QUEUE_DEADLINE)
+
+
+_IN_HAND: dict[EventKind, Rule] = {
+    EventKind.RESERVE: _reserve,
+    EventKind.FAILED: _failed,
+    EventKind.LOST: _lost,
+    EventKind.CANCEL: _cancel,
+}
+
+TABLE: Mapping[RolloutState, Mapping[EventKind, Rule]] = MappingProxyType(
+    {
+        RolloutState.QUEUED: {EventKind.LEASE: _lease, EventKind.CANCEL: _cancel, EventKind.EXPIRE: _expire},
+        RolloutState.LEASED: {**_IN_HAND, EventKind.STARTED_RUN: _started},
+        RolloutState.RUNNING: {**_IN_HAND, EventKind.STARTED_RUN: _started},
+        RolloutState.RESERVED: {
+            EventKind.COMMIT: _commit,
+            EventKind.UNRESERVE: _unreserve,
+            EventKind.FAILED: _failed,
+            EventKind.LOST: _lost,
+            EventKind.CANCEL: _cancel_later,
+        },
+        RolloutState.COMPLETED: {},
+        RolloutState.FAILED: {},
+        RolloutState.CANCELLED: {},
+    }
+)
+"""Every legal (state, event). What is not here changes nothing."""
+
+_ABOUT_ROLLOUT = frozenset({EventKind.LEASE, EventKind.CANCEL, EventKind.EXPIRE})
+
+
+def step(life: RolloutLife, event: Event) -> Step:
+    """Apply one event.
+
+    >>> life, actions = step(RolloutLife(), Event(kind=EventKind.LEASE))
+    >>> life.state.value, life.attempt, [a.value for a in actions]
+    ('leased', 1, ['grant'])
+    >>> step(life, Event(kind=EventKind.RESERVE, attempt=7))[1]
+    (<Action.FENCE: 'fence'>,)
+    """
+    if event.kind not in _ABOUT_ROLLOUT and event.attempt != life.attempt:
+        return life, (Action.FENCE,)
+    rule = TABLE[life.state].get(event.kind)
+    if rule is None:
+        return life, () if event.kind in _ABOUT_ROLLOUT else (Action.FENCE,)
+    return rule(life, event)
+
+
+class GroupEvent(StrEnum):
+    """What can happen to a group."""
+
+    KEEP = "keep"
+    DROP = "drop"
+    DELIVER = "deliver"
+    EXPIRE = "expire"
+    ACK = "ack"
+
+
+GROUP_TABLE: Mapping[tuple[GroupState, GroupEvent], GroupState] = MappingProxyType(
+    {
+        (GroupState.OPEN, GroupEvent.KEEP): GroupState.KEPT,
+        (GroupState.OPEN, GroupEvent.DROP): GroupState.DROPPED,
+        (GroupState.KEPT, GroupEvent.DELIVER): GroupState.DELIVERED,
+        (GroupState.KEPT, GroupEvent.EXPIRE): GroupState.STALE,
+        (GroupState.DELIVERED, GroupEvent.ACK): GroupState.ACKED,
+    }
+)
+
+
+def group_step(state: GroupState, event: GroupEvent) -> GroupState:
+    """Next state; an event that the table does not hold changes nothing.
+
+    >>> group_step(GroupState.KEPT, GroupEvent.DROP).value
+    'kept'
+    """
+    return GROUP_TABLE.get((state, event), state)
