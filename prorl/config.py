@@ -1,0 +1,220 @@
+"""Config is data: pydantic models that name what they expect and refuse what they do not know.
+
+Two kinds: `ServiceConfig` is how a service runs on this machine (YAML files under `configs/`, written resolved to ROOT/service.json and
+passed to every process); `RunConfig` is one run (the body of `POST /v1/runs`, and `config` in a run's manifest).
+Precedence: default < file < environment `PRORL_*` < flag. Nothing here builds a live object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from prorl.errors import ConfigError
+from prorl.types import Json, RolloutLimits, SamplingParams
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
+"""What a run, worker or node may be called: it becomes a file name."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class StageConfig(_Model):
+    """One stage's pool on this node."""
+
+    workers: int = Field(default=1, ge=0, le=64, description="processes")
+    slots: int = Field(default=16, ge=1, le=4096, description="rows that one worker has in hand at a time")
+    finished_bytes: int = Field(default=64 << 20, ge=1 << 20, description="finished rows kept for downstream, per worker")
+
+
+class SandboxConfig(_Model):
+    """This node's sandboxd."""
+
+    kind: Literal["auto", "apptainer", "bwrap", "pyns", "local"] = "auto"
+    max_sandboxes: int = Field(default=64, ge=1, le=4096)
+    warm: int = Field(default=0, ge=0, le=256, description="warm sandboxes kept for the default spec")
+
+
+class StoreConfig(_Model):
+    """How the store batches parts."""
+
+    flush_s: float = Field(default=0.5, gt=0, le=60)
+    flush_bytes: int = Field(default=16 << 20, ge=1 << 16)
+    hot_bytes: int = Field(default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams")
+
+
+class ServiceConfig(_Model):
+    """One service on one root. Locations are filled in by the supervisor before processes start."""
+
+    root: Path = Field(default=Path("prorl-runs"), description="holds control.db and the run directories")
+    node_id: str = "local"
+    topology: Literal["processes", "inline"] = "processes"
+    host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
+    http_port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
+    backends: tuple[str, ...] = Field(default=(), description="scripted:oracle, http://host:port ...")
+    model: str = Field(default="", description="model name that HTTP backends serve")
+    tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
+    init: StageConfig = StageConfig()
+    run: StageConfig = StageConfig(slots=32)
+    eval: StageConfig = StageConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    store: StoreConfig = StoreConfig()
+    socket_dir: Path = Field(default=Path(), description="short private directory for sockets; set by the supervisor")
+    token: str = Field(default="", repr=False, description="bearer token; set by the supervisor from ROOT/token (0600)")
+
+    @property
+    def gateway_flight(self) -> str:
+        """Flight location of the gateway's lease edge and control streams."""
+        return f"grpc+unix://{self.socket_dir}/gateway.sock"
+
+    @property
+    def sandbox_socket(self) -> Path:
+        """Unix socket of this node's sandboxd."""
+        return self.socket_dir / "sandboxd.sock"
+
+    def worker_flight(self, worker: str) -> str:
+        """Flight location that a worker's edges are served at."""
+        return f"grpc+unix://{self.socket_dir}/{worker}.sock"
+
+
+class Sampling(_Model):
+    """See `prorl.types.SamplingParams`."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=10.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    max_tokens: int = Field(default=1024, ge=1, le=131072)
+
+    def params(self) -> SamplingParams:
+        """As the record that the service works with."""
+        return SamplingParams(**self.model_dump())
+
+
+class Limits(_Model):
+    """See `prorl.types.RolloutLimits`."""
+
+    init_s: float = Field(default=60.0, gt=0, le=86400)
+    run_s: float = Field(default=300.0, gt=0, le=86400)
+    eval_s: float = Field(default=120.0, gt=0, le=86400)
+    queue_s: float = Field(default=3600.0, gt=0, le=7 * 86400)
+    tool_s: float = Field(default=30.0, gt=0, le=86400)
+    max_turns: int = Field(default=16, ge=1, le=1000)
+    max_tokens: int = Field(default=16384, ge=16, le=1 << 20)
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    max_worker_losses: int = Field(default=10, ge=0, le=1000)
+
+    def limits(self) -> RolloutLimits:
+        """As the record that the service works with."""
+        return RolloutLimits(**self.model_dump())
+
+
+class RunConfig(_Model):
+    """One run: what `POST /v1/runs` takes."""
+
+    run_id: str = Field(description="name of the run and of its directory")
+    filter: str = Field(default="none", description="`none`, `dapo`, or SQL (prorl/storage: the DAPO filter)")
+    delivery: Literal["store", "stream"] = "store"
+    agent: str = "native"
+    seed: int = Field(default=0, ge=0, lt=1 << 62)
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits()
+    backends: tuple[str, ...] = Field(default=(), description="only for this run; else the service's")
+    target_groups: int = Field(default=0, ge=0, description="stop when that many groups are kept; 0 = all that was submitted")
+    max_open_groups: int = Field(default=256, ge=1, description="groups leased and not decided")
+    max_unacked_groups: int = Field(default=256, ge=1, description="delivery=stream: open plus kept groups that no commit covers")
+    max_staleness: int = Field(default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any")
+
+    @field_validator("run_id")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not NAME.fullmatch(value):
+            raise ValueError("letters, digits, `_`, `.`, `-`, at most 128, starting with a letter or digit")
+        return value
+
+
+class TaskBody(_Model):
+    """A task as HTTP takes it."""
+
+    task_id: str = Field(min_length=1, max_length=512)
+    env: str
+    prompt: str
+    data: dict[str, Json] = Field(default_factory=dict)
+    data_source: str = ""
+
+
+class GroupBody(_Model):
+    """One group of `POST /v1/runs/{run}/groups`: n sibling rollouts of one task."""
+
+    task: TaskBody
+    n: int = Field(default=1, ge=1, le=1024)
+    key: str = Field(default="", max_length=512, description="idempotency key; empty = hash of run and position")
+    sampling: Sampling | None = None
+    extra: dict[str, Json] = Field(default_factory=dict, description="kept as a JSON column of `rollouts`")
+
+
+class GroupsBody(_Model):
+    """Body of `POST /v1/runs/{run}/groups`."""
+
+    groups: list[GroupBody] = Field(min_length=1, max_length=10000)
+    last: bool = Field(default=False, description="no more groups will come: the run may finish")
+
+    @classmethod
+    def of(cls, *groups: GroupBody) -> Self:
+        """A body of these groups."""
+        return cls(groups=list(groups))
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
+    """One clear line for the first thing that pydantic refused, with a did-you-mean for unknown keys."""
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"]) or "(top level)"
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1)
+        mend = f"did you mean `{close[0]}`?" if close else "see `prorl schema --config`"
+        return ConfigError(f"{where}: unknown key `{path}`", "a known key", mend)
+    return ConfigError(f"{where}: `{path}` = {first.get('input')!r}", first["msg"].lower())
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        keys.append(name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            keys.extend(_keys(info.annotation))
+    return keys
+
+
+def parse(model: type[ModelT], values: Any, where: str) -> ModelT:
+    """Validate `values`; raises ConfigError with one clear line."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise explain(error, model, where) from None
+
+
+def load_file(path: Path) -> dict[str, Json]:
+    """Read a YAML (or JSON) mapping; raises ConfigError that says what is wrong with it."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"config file {path}: {error.strerror}", "a readable YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config file {path}: {str(error).splitlines()[0]}", "valid YAML") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file {path} holds {type(values).__name__}", "a mapping of settings")
+    return values
+
+
+def environment(prefix: str = "PRORL_") -> dict[str, str]:
+    """Settings from the environment: `PRORL_HTTP_PORT=8000` is `http_port`."""
+    return {name[len(prefix) :].lower(): value for name, value in os.environ.items() if name.startswith(prefix)}
