@@ -1,0 +1,133 @@
+"""What a benchmark returns: rows of figures with their rivals, as a table for people and as JSON for scripts.
+
+The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival", "rival_value", "rival_command",
+"ratio"}]}`, plus `note` on rows that have one (a rival that is not installed, a bar that was missed). `ratio` is how many times better
+we are than the rival: above 1 we win, whichever direction is better for the unit. Nothing here measures anything.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prorl.types import Json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure."""
+
+    what: str
+    """Stable name, e.g. `handoff_p50_ms`."""
+    value: float
+    unit: str
+    repeats: tuple[float, ...] = ()
+    """Raw values that `value` summarises."""
+    cpu_s: float = 0.0
+    """CPU seconds that the measurement used, over all processes."""
+    rival: str = ""
+    rival_value: float | None = None
+    rival_command: str = ""
+    """Reproduces the rival's value."""
+    ratio: float | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """As JSON values; `note` only where there is one."""
+        row = asdict(self)
+        row["repeats"] = list(self.repeats)
+        if not self.note:
+            del row["note"]
+        return row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All rows of one benchmark on one machine."""
+
+    bench: str
+    machine: dict[str, Json]
+    rows: tuple[Row, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """The object that `prorl bench NAME --json` prints."""
+        return {"bench": self.bench, "machine": self.machine, "rows": [row.to_json() for row in self.rows]}
+
+    def table(self) -> Table:
+        """The table that `prorl bench NAME` prints."""
+        from rich.table import Table
+
+        table = Table(title=f"bench {self.bench}", title_justify="left", caption=_caption(self.machine), caption_justify="left")
+        for name in ("what", "value", "unit", "spread", "cpu s", "rival", "rival value", "ratio", "note"):
+            table.add_column(name, justify="right" if name in ("value", "spread", "cpu s", "rival value", "ratio") else "left")
+        for row in self.rows:
+            rival_value = "" if row.rival_value is None else number(row.rival_value)
+            ratio = "" if row.ratio is None else f"{number(row.ratio)}x"
+            cpu = number(row.cpu_s) if row.cpu_s else ""
+            cells = (row.what, number(row.value), row.unit, spread(row.repeats), cpu, row.rival, rival_value, ratio, row.note)
+            table.add_row(*cells)
+        return table
+
+
+def median(what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = "") -> Row:
+    """Row of the median of at least one raw value.
+
+    >>> median("start_ms", [3.0, 1.0, 2.0], "ms").value
+    2.0
+    """
+    return Row(what=what, value=statistics.median(values), unit=unit, repeats=tuple(values), cpu_s=cpu_s, note=note)
+
+
+def number(value: float) -> str:
+    """Three significant digits for people.
+
+    >>> number(0.012345), number(1234.5), number(7.0)
+    ('0.0123', '1,234', '7')
+    """
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def spread(values: Iterable[float]) -> str:
+    """Smallest and largest raw value, empty for fewer than two."""
+    values = tuple(values)
+    return f"{number(min(values))}..{number(max(values))}" if len(values) > 1 else ""
+
+
+def machine() -> dict[str, Json]:
+    """What the figures were measured on: processor, cores that we may use, memory, kernel, versions that matter."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("prorl", "pyarrow", "duckdb")},
+    }
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _caption(found: dict[str, Json]) -> str:
+    return "  ".join(f"{name} {value}" for name, value in found.items())
