@@ -14,10 +14,14 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from prorl.types import (
+    AttemptKey,
     Completion,
     GenerateRequest,
     Json,
     Message,
+    PolicyVersion,
+    RolloutLimits,
+    SamplingParams,
     SandboxRef,
     SandboxSpec,
     Score,
@@ -112,6 +116,8 @@ class Renderer(Protocol):
     """Messages <-> ids. Ids that exist are never rendered again: the next prompt = earlier ids + `bridge`."""
 
     stop_token_ids: tuple[int, ...]
+    vocab_size: int
+    """Ids at or above it are impossible."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
         """Ids of a first prompt, ending where the assistant starts to speak."""
@@ -121,6 +127,12 @@ class Renderer(Protocol):
 
     def parse(self, completion_ids: Int32) -> Message:
         """The assistant message that was sampled; calls that do not parse carry their error."""
+
+    def completion(self, message: Message) -> Int32:
+        """What a model would sample to say this assistant message, end marker included: for oracles and warm starts."""
+
+    def assistant_starts(self, ids: Int32) -> int:
+        """How often the assistant starts to speak in ids that this renderer made."""
 
 
 class Backend(Protocol):
@@ -155,6 +167,15 @@ class AgentContext(Protocol):
     deadline: Deadline
     """Of RUN; paused while a backend is paused for new weights."""
     cancelled: Callable[[], bool]
+    """Asked between calls. To cut a call short, make this true and cancel the task that runs the agent."""
+    sampling: SamplingParams
+    limits: RolloutLimits
+    key: AttemptKey
+    session: str
+    """Rollout key, for prefix caches and sticky routers."""
+    sample_index: int
+    run_seed: int
+    min_version: PolicyVersion
 
 
 # ---- the world
@@ -242,8 +263,13 @@ class Env(Protocol):
 class Reference(Protocol):
     """A known way through a task: the tool calls an oracle makes, then its final answer."""
 
-    calls: tuple[ToolCall, ...]
-    answer: str
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """In this order, one a turn."""
+
+    @property
+    def answer(self) -> str:
+        """Text of the final assistant message."""
 
 
 class RewardFn(Protocol):

@@ -1,0 +1,218 @@
+"""Messages <-> token ids in ChatML with Hermes tool calls, the format of Qwen 2.5/3 and of many fine-tunes.
+
+    <|im_start|>system\\n ... tools ... <|im_end|>\\n
+    <|im_start|>user\\nHow much is 6*7?<|im_end|>\\n
+    <|im_start|>assistant\\n<tool_call>\\n{"name": "python", "arguments": {"code": "6*7"}}\\n</tool_call><|im_end|>\\n
+    <|im_start|>user\\n<tool_response>\\n42\\n</tool_response><|im_end|>\\n
+    <|im_start|>assistant\\n#### 42<|im_end|>
+
+Invariants: ids that exist are never rendered again (`bridge` gives only what follows them); content can never spell a marker,
+since `Tokenizer.encode` yields no specials; `parse` never raises, whatever was sampled. It does not promise that `completion` gives
+the ids that a model sampled for the same message: only the sampled ids are the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+
+from prorl.errors import ConfigError
+from prorl.types import Json, Message, ToolCall, ToolSpec
+
+if TYPE_CHECKING:
+    from prorl.protocols import Tokenizer
+    from prorl.types import Int32
+
+
+class _Tag(str):
+    """A marker of the format: only this type becomes a special, text that spells the same does not."""
+
+    __slots__ = ()
+
+
+_START, _END, _EOT = _Tag("<|im_start|>"), _Tag("<|im_end|>"), _Tag("<|endoftext|>")
+_CALL, _CALL_END = _Tag("<tool_call>"), _Tag("</tool_call>")
+_RESPONSE, _RESPONSE_END = _Tag("<tool_response>"), _Tag("</tool_response>")
+_THINK, _THINK_END = _Tag("<think>"), _Tag("</think>")
+_TAGS = (_CALL, _CALL_END, _THINK, _THINK_END)
+_EXCERPT_CHARS = 200
+
+
+class ChatMLRenderer:
+    """Implements `prorl.protocols.Renderer` over any tokenizer that has `<|im_start|>` and `<|im_end|>`.
+
+    A tag that the tokenizer has no special for (some lack `<tool_call>`) is written and read as plain text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        missing = [tag for tag in (_START, _END) if tag not in tokenizer.specials]
+        if missing:
+            raise ConfigError(f"the tokenizer lacks {' and '.join(missing)}", "a ChatML tokenizer", "use a ChatML model")
+        self.tokenizer = tokenizer
+        self.vocab_size = tokenizer.vocab_size
+        self._end_id = tokenizer.specials[_END]
+        self.stop_token_ids = tuple(tokenizer.specials[tag] for tag in (_END, _EOT) if tag in tokenizer.specials)
+        self._tags = {tokenizer.specials[tag]: tag for tag in _TAGS if tag in tokenizer.specials}
+        self._assistant_L = self._ids(_START, "assistant\n")
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
+        """Ids of a first prompt, ending where the assistant starts to speak."""
+        rest = list(messages)
+        system = rest.pop(0).content if rest and rest[0].role == "system" else ""
+        chunks = []
+        if tools:
+            chunks.append(self._system(system, tools))
+        elif system:
+            chunks.append(self._ids(_START, "system\n" + system, _END, "\n"))
+        return np.concatenate([*chunks, *self._messages(rest), self._assistant_L])
+
+    def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
+        """Ids to append after a completion: its end marker if it was cut off, the new messages, the assistant's start."""
+        ended = len(completion_ids) > 0 and int(completion_ids[-1]) == self._end_id
+        close = self._ids("\n") if ended else self._ids(_END, "\n")
+        return np.concatenate([close, *self._messages(messages), self._assistant_L])
+
+    def parse(self, completion_ids: Int32) -> Message:
+        """The assistant message that was sampled: visible text and thoughts in `content`, calls apart, broken ones with their error."""
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        call: list[str] | None = None
+        thinking = False
+        for piece in self._pieces(completion_ids):
+            tag = piece if isinstance(piece, _Tag) else ""
+            if call is not None and tag not in (_CALL, _CALL_END):
+                call.append(piece)
+                continue
+            if call is not None:
+                calls.append(_parse_call("".join(call)))
+                call = None
+            if tag == _CALL and not thinking:
+                call = []
+            elif tag != _CALL_END or thinking:
+                thinking = tag == _THINK or (thinking and tag != _THINK_END)
+                content.append(piece)
+        if call is not None:
+            calls.append(_parse_call("".join(call)))
+        return Message(role="assistant", content="".join(content).strip(), tool_calls=tuple(calls))
+
+    def completion(self, message: Message) -> Int32:
+        """What a model would sample to say this assistant message, end marker included: for oracles and warm starts."""
+        return self._ids(*self._assistant_parts(message), _END)
+
+    def assistant_starts(self, ids: Int32) -> int:
+        """How often the assistant starts to speak in ids that this renderer made."""
+        pattern = self._assistant_L
+        if len(ids) < len(pattern):
+            return 0
+        starts = np.flatnonzero(ids[: len(ids) - len(pattern) + 1] == pattern[0])
+        return sum(bool(np.array_equal(ids[start : start + len(pattern)], pattern)) for start in starts)
+
+    def _ids(self, *parts: str) -> Int32:
+        """Markers become specials; every other part is plain text."""
+        return np.concatenate([self._part(part) for part in parts])
+
+    def _part(self, part: str) -> Int32:
+        special = self.tokenizer.specials.get(part) if isinstance(part, _Tag) else None
+        return self.tokenizer.encode(part) if special is None else np.array([special], dtype=np.int32)
+
+    def _system(self, system: str, tools: Sequence[ToolSpec]) -> Int32:
+        specs = "\n".join(_tool_json(tool) for tool in tools)
+        head = f"{system}\n\n" if system else ""
+        return self._ids(
+            _START,
+            f"system\n{head}# Tools\n\nYou may call these functions; each line is one JSON signature.\n<tools>\n{specs}\n</tools>\n\n"
+            "To call one, write a JSON object with its name and arguments between these tags:\n",
+            _CALL,
+            '\n{"name": <function name>, "arguments": <object of arguments>}\n',
+            _CALL_END,
+            _END,
+            "\n",
+        )
+
+    def _messages(self, messages: Sequence[Message]) -> Iterator[Int32]:
+        previous = ""
+        for index, message in enumerate(messages):
+            if message.role == "tool":
+                last = index + 1 == len(messages) or messages[index + 1].role != "tool"
+                yield self._tool_response(message.content, first=previous != "tool", last=last)
+            elif message.role == "assistant":
+                yield np.concatenate([self._assistant_L, self.completion(message), self._ids("\n")])
+            else:
+                yield self._ids(_START, f"{message.role}\n{message.content}", _END, "\n")
+            previous = message.role
+
+    def _tool_response(self, content: str, *, first: bool, last: bool) -> Int32:
+        head = (_START, "user\n", _RESPONSE) if first else ("\n", _RESPONSE)
+        tail = (_RESPONSE_END, _END, "\n") if last else (_RESPONSE_END,)
+        return self._ids(*head, f"\n{content}\n", *tail)
+
+    def _assistant_parts(self, message: Message) -> Iterator[str]:
+        if message.content:
+            yield message.content
+        for index, call in enumerate(message.tool_calls):
+            if index or message.content:
+                yield "\n"
+            yield from (_CALL, "\n" + _call_json(call) + "\n", _CALL_END)
+
+    def _pieces(self, ids: Int32) -> Iterator[str]:
+        """Text and tags in order; stop tokens at the end are left out."""
+        while len(ids) and int(ids[-1]) in self.stop_token_ids:
+            ids = ids[:-1]
+        start = 0
+        for position in np.flatnonzero(np.isin(ids, list(self._tags))).tolist():
+            yield from self._plain(ids[start:position])
+            yield self._tags[int(ids[position])]
+            start = position + 1
+        yield from self._plain(ids[start:])
+
+    def _plain(self, ids: Int32) -> Iterator[str]:
+        """Decoded text; tags that have no special of their own are found in it."""
+        text = self.tokenizer.decode(ids) if len(ids) else ""
+        tags = [tag for tag in _TAGS if tag not in self.tokenizer.specials]
+        while text:
+            position, tag = min(((text.find(tag), tag) for tag in tags if tag in text), default=(len(text), _Tag()))
+            yield text[:position]
+            yield tag
+            text = text[position + len(tag) :]
+
+
+def visible(content: str) -> str:
+    """What an assistant message says after its thoughts; nothing when it never stopped thinking.
+
+    >>> visible("<think>6*7 is 42</think>\\n#### 42"), visible("<think>hm"), visible("#### 42")
+    ('#### 42', '', '#### 42')
+    """
+    _thoughts, tag, tail = content.rpartition(_THINK_END)
+    if tag:
+        return tail.strip()
+    return content.partition(_THINK)[0].strip()
+
+
+def _tool_json(tool: ToolSpec) -> str:
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return orjson.dumps({"type": "function", "function": function}).decode()
+
+
+def _call_json(call: ToolCall) -> str:
+    return orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()
+
+
+def _parse_call(text: str) -> ToolCall:
+    try:
+        value: Json = orjson.loads(text)
+        orjson.dumps(value)  # what nests deeper than can be written back is refused here, not when it is stored
+    except ValueError as cause:
+        return ToolCall("", {}, f"the call is not valid JSON ({cause}): {_excerpt(text)}")
+    except TypeError:
+        return ToolCall("", {}, f"the call nests too deeply: {_excerpt(text)}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get("arguments"), dict):
+        return ToolCall("", {}, f'a call is {{"name": "...", "arguments": {{...}}}}, not {_excerpt(text)}')
+    return ToolCall(value["name"], value["arguments"])
+
+
+def _excerpt(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "..."

@@ -1,0 +1,147 @@
+"""Text <-> token ids: a tokenizer of 256 bytes and nine specials that needs no files, and any Hugging Face `tokenizer.json`.
+
+Invariants: `encode` never yields the id of a special token, whatever the text spells, so that content (a prompt, a tool's output)
+can neither end a message nor start a call. `decode` spells specials out and turns invalid UTF-8 into U+FFFD. Ids are int32 arrays.
+It does not promise that `decode(encode(text)) == text` for tokenizers that normalise text; for `ByteTokenizer` it does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from prorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prorl.protocols import Tokenizer
+    from prorl.types import Int32
+
+SPECIALS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""What ChatML with Hermes tool calls needs; ids 256.. of `ByteTokenizer` in this order."""
+
+_NUM_BYTES = 256
+
+
+class ByteTokenizer:
+    """Each UTF-8 byte is an id, specials follow: no vocabulary, no files, nothing to download.
+
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("<think>").tolist() == list(b"<think>"), tokenizer.decode(np.array([72, 105, 263], dtype=np.int32))
+    (True, 'Hi<think>')
+    """
+
+    def __init__(self) -> None:
+        self.specials: Mapping[str, int] = {text: _NUM_BYTES + index for index, text in enumerate(SPECIALS)}
+        self.vocab_size = _NUM_BYTES + len(SPECIALS)
+        self._special_text = dict(zip(self.specials.values(), self.specials, strict=True))
+
+    def encode(self, text: str) -> Int32:
+        """Ids of the text's UTF-8 bytes; lone surrogates become `?`."""
+        return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32)
+
+    def decode(self, ids: Int32) -> str:
+        """Text of ids; an id outside the vocabulary becomes U+FFFD."""
+        parts: list[str] = []
+        start = 0
+        for position in np.flatnonzero((ids < 0) | (ids >= _NUM_BYTES)).tolist():
+            parts.append(_decode_bytes(ids[start:position]))
+            parts.append(self._special_text.get(int(ids[position]), "\N{REPLACEMENT CHARACTER}"))
+            start = position + 1
+        parts.append(_decode_bytes(ids[start:]))
+        return "".join(parts)
+
+
+def _decode_bytes(ids: Int32) -> str:
+    return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+
+class HFTokenizer:
+    """A Hugging Face `tokenizer.json`, read with the `tokenizers` package (extra `render`).
+
+    Two copies are held: the file as it is decodes; one without its added tokens encodes, so that text is only ever text.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            import tokenizers
+        except ImportError as cause:
+            raise ConfigError(
+                f"tokenizer {str(path)!r} is a Hugging Face directory", "the package tokenizers", "pip install 'prorl[render]'"
+            ) from cause
+        data = _read_tokenizer_json(Path(path))
+        self.specials: Mapping[str, int] = {token["content"]: token["id"] for token in data.get("added_tokens", ())}
+        self._special_ids = np.array(sorted(self.specials.values()), dtype=np.int32)
+        self._special_text = re.compile("|".join(re.escape(text) for text in self.specials) or r"(?!)")
+        self._decoder = tokenizers.Tokenizer.from_str(orjson.dumps(data).decode())
+        plain = data | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
+        self.vocab_size = max(_model_vocab_size(Path(path)), 1 + max(self._decoder.get_vocab(with_added_tokens=True).values()))
+
+    def encode(self, text: str) -> Int32:
+        """Ids of plain text, without any begin or end token."""
+        ids = self._encode(text)
+        if not np.isin(ids, self._special_ids).any():
+            return ids
+        # Some vocabularies hold their specials as ordinary pieces too: cut each one in two, so that no piece spells it.
+        cuts = [0, *(match.start() + 1 for match in self._special_text.finditer(text)), len(text)]
+        ids = np.concatenate([self._encode(text[start:end]) for start, end in pairwise(cuts)])
+        # What is left comes from a normaliser that rewrites look-alikes into a special: losing it is better than obeying it.
+        return ids[~np.isin(ids, self._special_ids)]
+
+    def decode(self, ids: Int32) -> str:
+        """Text of ids, specials spelled out; ids outside the vocabulary vanish."""
+        return str(self._decoder.decode(ids.tolist(), skip_special_tokens=False))
+
+    def _encode(self, text: str) -> Int32:
+        clean = text.encode("utf-8", "replace").decode()
+        return np.array(self._encoder.encode(clean, add_special_tokens=False).ids, dtype=np.int32)
+
+
+def _read_tokenizer_json(directory: Path) -> dict[str, Any]:
+    path = directory / "tokenizer.json"
+    try:
+        data = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as cause:
+        raise ConfigError(
+            f"cannot read {path}: {cause}", "a Hugging Face directory with tokenizer.json", "name its directory, or use `bytes`"
+        ) from cause
+    if not isinstance(data, dict) or "model" not in data:
+        raise ConfigError(f"{path} has no `model`", "a Hugging Face tokenizer.json", "export it with save_pretrained()")
+    return data
+
+
+def _model_vocab_size(directory: Path) -> int:
+    """Rows of the model's embedding, which may be padded beyond the tokenizer's own ids; 0 when not stated."""
+    try:
+        config = orjson.loads((directory / "config.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return 0
+    size = config.get("vocab_size", 0) if isinstance(config, dict) else 0
+    return size if isinstance(size, int) else 0
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """`bytes`, or a directory with tokenizer.json. Raises ConfigError."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    if not Path(spec).is_dir():
+        mend = "did you mean `bytes`?" if difflib.get_close_matches(spec, ["bytes", "byte"]) else "name an existing directory"
+        raise ConfigError(f"unknown tokenizer {spec!r}", "`bytes` or a Hugging Face directory", mend)
+    return HFTokenizer(spec)
