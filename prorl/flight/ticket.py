@@ -1,0 +1,150 @@
+"""What a trainer says to a Flight endpoint that serves a run (store or replay), and what it hears: `Ticket`, `Plan`, cursors.
+
+    get_flight_info(FlightDescriptor.for_command(Ticket)) -> FlightInfo: one endpoint, app_metadata = Plan
+        waits up to `wait_s` for the first group; hands groups out (they get their delivery_seq) before it answers
+    do_get(endpoint.ticket) -> the groups of that plan as a Table in the STREAM schema, batches of whole groups under 2 MiB
+        the endpoint's ticket is a `Ticket` too: its cursor is the plan's first group, its `max_groups` the plan's number of groups
+    do_get(Ticket)          -> the same without a plan, for clients without our code; an empty Table when nothing came in time
+    do_action("commit", {"run", "consumer", "cursor"}) -> {} : everything before `cursor` is trained and durable
+    do_action("status", {"run", "consumer"})           -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
+
+`Plan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one encapsulated IPC message
+(metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in the SEQUENCES schema, in delivery order; the i-th has
+delivery_seq `seq_of(cursor before) + i`. A client whose kernel has the same `boot_id` and that can read `path` maps the file and never
+calls do_get. `path` is empty when there is no such file. Such a file only grows and is never truncated: unlinking it is safe.
+
+A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a ticket means: where this consumer
+committed last, else the start. This module promises shapes, not behaviour: the endpoint's promises stand in DESIGN 5, Delivery.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import orjson
+
+from prorl.errors import ConflictError, UserError
+from prorl.types import Json
+
+Layout = Literal["packed", "dense"]
+"""`packed`: the STREAM schema. `dense`: with mask and logprobs of full length (`prorl.schema.dense`)."""
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Cursor(NamedTuple):
+    """A place in a run's one delivery order.
+
+    >>> Cursor.parse("demo@12").seq, str(Cursor("demo", 12))
+    (12, 'demo@12')
+    """
+
+    run: str
+    seq: int
+
+    @classmethod
+    def parse(cls, text: str, run: str = "") -> Cursor:
+        """Read `RUN@SEQ`. Raises UserError for another text, ConflictError for a cursor of another run than `run`."""
+        name, _, seq = text.rpartition("@")
+        if not name or not seq.isdecimal():
+            raise UserError(f"cursor {text!r}", "RUN@SEQ, as a batch's `cursor` says")
+        if run and name != run:
+            raise ConflictError(f"cursor {text!r} belongs to run {name!r}", f"a cursor of run {run!r}")
+        return cls(name, int(seq))
+
+    def __str__(self) -> str:
+        return f"{self.run}@{self.seq}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """A bounded request for whole groups of one run, in delivery order."""
+
+    run: str
+    consumer: str = "primary"
+    """Only `primary` moves backpressure and staleness; each name has its own committed cursor."""
+    cursor: str = ""
+    max_bytes: int = 64 << 20
+    """Of Arrow data; at least one group comes, however large it is."""
+    max_groups: int = 0
+    """0 = no bound."""
+    wait_s: float = 10.0
+    """For the first group."""
+    columns: tuple[str, ...] = ()
+    """Of the STREAM schema; empty = all."""
+    layout: Layout = "packed"
+
+    def dumps(self) -> bytes:
+        """As the bytes of a Flight ticket or command."""
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Ticket:
+        """Read a ticket or command. Raises UserError that says what is wrong with it."""
+        values = _object(data, "ticket")
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise UserError(f"ticket has unknown keys {', '.join(unknown)}", f"keys among {', '.join(cls.__dataclass_fields__)}")
+        for name, kinds in _TICKET_TYPES.items():
+            if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
+                raise UserError(f"ticket key {name} = {values[name]!r}", kinds[0].__name__)
+        if not values.get("run"):
+            raise UserError("ticket names no run", 'at least {"run": NAME}')
+        ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})
+        if ticket.max_bytes < 1 or ticket.max_groups < 0 or not 0 <= ticket.wait_s <= 3600 or ticket.layout not in ("packed", "dense"):
+            raise UserError(f"ticket {data.decode(errors='replace')}", "max_bytes >= 1, max_groups >= 0, wait_s in 0..3600, a known layout")
+        if ticket.cursor:
+            Cursor.parse(ticket.cursor, ticket.run)
+        return ticket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a ticket is answered with: which groups, and where they lie on the server's host."""
+
+    cursor: str
+    """After these groups; equal to the ticket's when there are none."""
+    num_groups: int
+    end: bool
+    """Nothing will ever come after `cursor`: the run is finished, or the replay is at its end."""
+    boot_id: str = ""
+    path: str = ""
+    batches: tuple[tuple[int, int], ...] = ()
+
+    def dumps(self) -> bytes:
+        """As FlightInfo.app_metadata."""
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Plan:
+        """Read FlightInfo.app_metadata; keys of a later version are ignored. Raises UserError when it is no plan."""
+        values = {name: value for name, value in _object(data, "plan").items() if name in cls.__dataclass_fields__}
+        if not {"cursor", "num_groups", "end"} <= set(values):
+            raise UserError("the endpoint's answer is no plan", "cursor, num_groups and end", "is this a prorl store or replay?")
+        return cls(**{**values, "batches": tuple((int(o), int(n)) for o, n in values.get("batches", ()))})
+
+
+def boot_id() -> str:
+    """Id of this kernel's boot, equal for all processes of one host; empty where the system has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+_TICKET_TYPES: dict[str, tuple[type, ...]] = {
+    "run": (str,), "consumer": (str,), "cursor": (str,), "max_bytes": (int,), "max_groups": (int,),
+    "wait_s": (float, int), "columns": (list,), "layout": (str,),
+}  # fmt: skip
+
+
+def _object(data: bytes, what: str) -> dict[str, Json]:
+    try:
+        values = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise UserError(f"{what} is not JSON", "a JSON object") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{what} is JSON but not an object", "a JSON object")
+    return values
