@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 
@@ -320,3 +321,45 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
 def schema_name(schema: pa.Schema) -> str:
     """Name a schema of this module, e.g. `sequences` or `edge/ran`."""
     return str((schema.metadata or {}).get(b"prorl.schema", b"?").decode())
+
+
+def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without our code.
+
+    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets: `loss_mask` uint8 (1 = trains),
+    `sampled_mask` uint8, `logprobs` float32 (0 where nothing was sampled), `versions` int32 (-1 for context), `turns` int32 and
+    `temperatures` float32. One vectorised pass; nothing but `token_ids` is shared with the input.
+    """
+    import numpy as np
+
+    tokens = batch.column("token_ids")
+    length = len(tokens.flatten())
+    offsets = pa.array(tokens.offsets.to_numpy() - tokens.offsets[0].as_py(), pa.int32())
+    spans = {name: batch.column(name) for name in _SPANS}
+    ends = spans["span_end"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    borders = spans["span_end"].offsets.to_numpy() - spans["span_end"].offsets[0].as_py()
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+    starts[borders[:-1][np.diff(borders) > 0]] = 0
+    widths = ends - starts
+
+    def per_token(name: str) -> np.ndarray[Any, Any]:
+        return np.repeat(spans[name].flatten().to_numpy(zero_copy_only=False), widths)
+
+    sampled = per_token("span_kind") >= 1
+    logprobs = np.zeros(length, np.float32)
+    logprobs[sampled] = batch.column("logprobs").flatten().to_numpy(zero_copy_only=False)
+    lists = {
+        "loss_mask": (per_token("span_kind") == 1).astype(np.uint8),
+        "sampled_mask": sampled.astype(np.uint8),
+        "logprobs": logprobs,
+        "versions": per_token("span_version"),
+        "turns": per_token("span_turn"),
+        "temperatures": per_token("span_temperature"),
+    }
+    keep = [name for name in batch.schema.names if name not in _SPANS and name != "logprobs" and name != "token_ids"]
+    arrays = [batch.column(name) for name in keep]
+    arrays += [pa.ListArray.from_arrays(offsets, values, type=_list(values.type)) for values in [tokens.flatten()]]
+    arrays += [pa.ListArray.from_arrays(offsets, pa.array(v), type=_list(pa.array(v[:0]).type)) for v in lists.values()]
+    fields = [batch.schema.field(name) for name in keep]
+    fields += [_req(name, array.type) for name, array in zip(["token_ids", *lists], arrays[len(keep) :], strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_versioned(fields, "dense"))

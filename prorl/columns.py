@@ -1,0 +1,345 @@
+"""Records <-> rows: each conversion is one function, and all of them are here.
+
+A stage reads its one-row batch with `read_*` and answers with `*_row`, which appends columns without touching the others. Token
+ids and logprobs go from numpy into Arrow buffers and are never Python lists. `validate_sequences` states what a valid sequence is;
+`row_hashes` what "equal rows" means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from prorl.errors import SchemaError
+from prorl.schema import LEASED, RAN, READY, REWARD_PART, SCORED, SEQUENCE
+from prorl.types import (
+    AttemptKey,
+    Failure,
+    FailureCode,
+    Json,
+    Message,
+    RolloutLimits,
+    SamplingParams,
+    SandboxRef,
+    Score,
+    Sequence,
+    SpanKind,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A LEASED row as a record."""
+
+    key: AttemptKey
+    group_id: int
+    sample_index: int
+    rollout_key: str
+    task: Task
+    agent: str
+    sampling: SamplingParams
+    limits: RolloutLimits
+    backend: str
+    min_version: int = 0
+    eval_node: str = ""
+    run_seed: int = 0
+    queue_s: float = 0.0
+    extra: str = "{}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What RUN reads of a READY row."""
+
+    lease: Lease
+    sandbox: SandboxRef
+    prompt: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+
+
+def task_to_json(task: Task) -> str:
+    """Canonical JSON of a task: equal tasks give equal text."""
+    return orjson.dumps(asdict(task), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def task_from_json(text: str) -> Task:
+    """Inverse of `task_to_json`. Raises SchemaError."""
+    try:
+        return Task(**orjson.loads(text))
+    except (TypeError, orjson.JSONDecodeError) as error:
+        raise SchemaError(f"task JSON {text[:80]!r}: {error}", "task_id, env, prompt, data, data_source") from None
+
+
+def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
+    """LEASED rows for the gateway to send."""
+    rows = [_leased_dict(lease) for lease in leases]
+    return pa.RecordBatch.from_pylist(rows, schema=LEASED)
+
+
+def _leased_dict(lease: Lease) -> dict[str, Json]:
+    run_id, rollout_id, attempt = lease.key
+    return {
+        "run_id": run_id,
+        "rollout_id": rollout_id,
+        "group_id": lease.group_id,
+        "sample_index": lease.sample_index,
+        "rollout_key": lease.rollout_key,
+        "attempt": attempt,
+        "task_id": lease.task.task_id,
+        "data_source": lease.task.data_source,
+        "task": task_to_json(lease.task),
+        "env": lease.task.env,
+        "agent": lease.agent,
+        "sampling": asdict(lease.sampling),
+        "limits": asdict(lease.limits),
+        "backend": lease.backend,
+        "min_version": lease.min_version,
+        "eval_node": lease.eval_node,
+        "run_seed": lease.run_seed,
+        "queue_s": lease.queue_s,
+        "extra": lease.extra,
+    }
+
+
+def read_lease(row: pa.RecordBatch) -> Lease:
+    """The LEASED columns of a one-row batch of any edge."""
+    value = {name: row.column(name)[0].as_py() for name in LEASED.names}
+    return Lease(
+        key=AttemptKey(value["run_id"], value["rollout_id"], value["attempt"]),
+        group_id=value["group_id"],
+        sample_index=value["sample_index"],
+        rollout_key=value["rollout_key"],
+        task=task_from_json(value["task"]),
+        agent=value["agent"],
+        sampling=SamplingParams(**value["sampling"]),
+        limits=RolloutLimits(**value["limits"]),
+        backend=value["backend"],
+        min_version=value["min_version"],
+        eval_node=value["eval_node"],
+        run_seed=value["run_seed"],
+        queue_s=value["queue_s"],
+        extra=value["extra"],
+    )
+
+
+def keys(batch: pa.RecordBatch) -> list[AttemptKey]:
+    """Attempt keys of the rows, in order."""
+    columns = (batch.column(name).to_pylist() for name in ("run_id", "rollout_id", "attempt"))
+    return [AttemptKey(*key) for key in zip(*columns, strict=True)]
+
+
+def rows(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """One-row slices, sharing memory."""
+    return [batch.slice(i, 1) for i in range(batch.num_rows)]
+
+
+def append(row: pa.RecordBatch, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The next edge's row: the columns that are there, shared, plus new ones."""
+    arrays = [*row.columns, *(columns[name] for name in schema.names[row.num_columns :])]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def ready_row(row: pa.RecordBatch, *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float) -> pa.RecordBatch:
+    """LEASED -> READY."""
+    columns = {
+        "sandbox": pa.array([sandbox._asdict()], READY.field("sandbox").type),
+        "prompt": pa.array([[_message_dict(m) for m in prompt]], READY.field("prompt").type),
+        "tools": pa.array([orjson.dumps([spec._asdict() for spec in tools]).decode()]),
+        "init_s": pa.array([init_s]),
+    }
+    return append(row, columns, READY)
+
+
+def read_ready(row: pa.RecordBatch) -> Ready:
+    """What RUN needs of a READY row."""
+    return Ready(
+        lease=read_lease(row),
+        sandbox=read_sandbox(row),
+        prompt=tuple(read_message(m) for m in row.column("prompt")[0].as_py()),
+        tools=tuple(ToolSpec(**spec) for spec in orjson.loads(row.column("tools")[0].as_py())),
+    )
+
+
+def read_sandbox(row: pa.RecordBatch) -> SandboxRef:
+    """The RUN sandbox of a READY row."""
+    return SandboxRef(**row.column("sandbox")[0].as_py())
+
+
+def _message_dict(message: Message) -> dict[str, Json]:
+    calls = orjson.dumps([call._asdict() for call in message.tool_calls]).decode() if message.tool_calls else "[]"
+    return {"role": message.role, "content": message.content, "tool_calls": calls, "name": message.name, "turn": message.turn}
+
+
+def read_message(value: dict[str, Json]) -> Message:
+    """A MESSAGE struct as a record."""
+    calls = tuple(ToolCall(**call) for call in orjson.loads(value["tool_calls"]))
+    return Message(role=value["role"], content=value["content"], tool_calls=calls, name=value["name"], turn=value["turn"])
+
+
+def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.RecordBatch:
+    """READY -> RAN."""
+    failure = trajectory.failure
+    columns = {
+        "sequences": _one(sequences_array(trajectory.sequences), RAN.field("sequences").type),
+        "turns": pa.array([[asdict(turn) for turn in trajectory.turns]], pa.list_(RAN.field("turns").type.value_field)),
+        "messages": pa.array([[_message_dict(m) for m in trajectory.messages]], RAN.field("messages").type),
+        "artefact": pa.array([trajectory.artefact], pa.binary()),
+        "artefact_digest": pa.array([artefact_digest(trajectory.artefact)]),
+        "stop_reason": pa.array([trajectory.stop_reason.value]),
+        "failure_class": pa.array([failure.failure_class.value]),
+        "failure_code": pa.array([failure.code.value]),
+        "failure_message": pa.array([failure.message]),
+        "run_s": pa.array([run_s]),
+        "llm_s": pa.array([trajectory.llm_s]),
+        "tool_s": pa.array([trajectory.tool_s]),
+    }
+    return append(row, columns, RAN)
+
+
+def artefact_digest(artefact: bytes) -> str:
+    """BLAKE2b-128 of the artefact, hex."""
+    return hashlib.blake2b(artefact, digest_size=16).hexdigest()
+
+
+def scored_row(row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float) -> pa.RecordBatch:
+    """RAN -> SCORED; `score` is None for rows that pass unscored."""
+    parts = [asdict(part) for part in score.parts] if score else []
+    columns = {
+        "scored": pa.array([score is not None]),
+        "reward": pa.array([score.reward if score else 0.0], pa.float32()),
+        "reward_parts": pa.array([parts], pa.list_(pa.field("element", REWARD_PART, nullable=False))),
+        "grader_log": pa.array([score.log if score else ""]),
+        "eval_failure_class": pa.array([failure.failure_class.value]),
+        "eval_failure_code": pa.array([failure.code.value]),
+        "eval_failure_message": pa.array([failure.message]),
+        "eval_s": pa.array([eval_s]),
+    }
+    return append(row, columns, SCORED)
+
+
+def read_failure(row: pa.RecordBatch, prefix: str = "") -> Failure:
+    """`failure_*` (or `eval_failure_*` with prefix "eval_") of a row."""
+    code = FailureCode(row.column(f"{prefix}failure_code")[0].as_py())
+    return Failure(code=code, message=row.column(f"{prefix}failure_message")[0].as_py())
+
+
+def _one(values: pa.Array, dtype: pa.ListType) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values, type=dtype)
+
+
+def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
+    """Sequences as SEQUENCE structs; one copy at most, none for a single sequence."""
+    arrays = [pa.array([s.segment for s in sequences], pa.int32())]
+    names = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
+    for name, child in zip(names, list(SEQUENCE)[1:], strict=True):
+        arrays.append(_lists([getattr(s, name) for s in sequences], child.type))
+    return pa.StructArray.from_arrays(arrays, fields=list(SEQUENCE))
+
+
+def _lists(values: Many[np.ndarray[Any, Any]], dtype: pa.ListType) -> pa.ListArray:
+    numpy_type = dtype.value_type.to_pandas_dtype()
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(v) for v in values], out=offsets[1:])
+    joined = values[0] if len(values) == 1 else np.concatenate([np.zeros(0, numpy_type), *values])
+    flat = pa.array(np.ascontiguousarray(joined, numpy_type))
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=dtype)
+
+
+def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
+    """SEQUENCE structs (or `sequences` rows as structs) as records that share Arrow's memory."""
+    columns = [values.field(f.name) for f in SEQUENCE]
+    return tuple(
+        Sequence(
+            segment=columns[0][i].as_py(),
+            **{
+                name: column[i].values.to_numpy(zero_copy_only=False)
+                for name, column in zip(
+                    ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S"),
+                    columns[1:],
+                    strict=True,
+                )
+            },
+        )
+        for i in range(len(values))
+    )
+
+
+def validate_sequences(batch: pa.RecordBatch) -> list[str]:
+    """One text per row of a `sequences` batch: empty if valid, else what is wrong.
+
+    Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to `len(logprobs)`; every logprob is
+    finite and <= 0; versions are -1 exactly on context; the reward is finite; nothing is null.
+    """
+    nulls = [name for name in batch.schema.names if batch.column(name).null_count]
+    if nulls:
+        return [f"null in {', '.join(nulls)}"] * batch.num_rows
+    return [_problem(batch, i) for i in range(batch.num_rows)]
+
+
+def _problem(batch: pa.RecordBatch, i: int) -> str:
+    def values(name: str) -> np.ndarray[Any, Any]:
+        array = batch.column(name)[i].values
+        if array.null_count:
+            return np.zeros(0)
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    num_tokens = len(values("token_ids"))
+    ends, kinds, versions, logprobs = values("span_end"), values("span_kind"), values("span_version"), values("logprobs")
+    widths = np.diff(ends, prepend=0)
+    sampled = kinds >= SpanKind.TRAINED
+    if num_tokens == 0 or len(ends) == 0:
+        return "no tokens"
+    if ends[-1] != num_tokens or (widths <= 0).any():
+        return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
+    if not len(ends) == len(kinds) == len(versions) == len(values("span_turn")) == len(values("span_temperature")):
+        return "span lists differ in length"
+    if int(widths[sampled].sum()) != len(logprobs):
+        return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
+    if not (np.isfinite(logprobs) & (logprobs <= 0)).all():
+        return "a logprob is not finite or above 0"
+    if ((versions == -1) == sampled).any():
+        return "a version on context, or none on sampled tokens"
+    return "" if np.isfinite(batch.column("reward")[i].as_py()) else "the reward is not finite"
+
+
+def row_hashes(batch: pa.RecordBatch) -> list[str]:
+    """BLAKE2b-128 of each row by value: independent of slicing, chunking, offsets and IPC layout.
+
+    >>> import pyarrow as pa
+    >>> batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([[1], [2, 3]])})
+    >>> row_hashes(batch)[1] == row_hashes(batch.slice(1))[0]
+    True
+    """
+    columns = [_row_bytes(column) for column in batch.columns]
+    digests = []
+    for parts in zip(*columns, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        digests.append(digest.hexdigest())
+    return digests
+
+
+def _row_bytes(column: pa.Array) -> list[bytes]:
+    dtype = column.type
+    if pa.types.is_list(dtype) and pa.types.is_primitive(dtype.value_type) and not column.null_count:
+        offsets = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
+        flat = np.ascontiguousarray(column.flatten().to_numpy(zero_copy_only=False))
+        return [flat[a:b].tobytes() for a, b in pairwise(offsets)]
+    if (pa.types.is_integer(dtype) or pa.types.is_floating(dtype)) and not column.null_count:
+        flat = np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
+        return [value.tobytes() for value in flat]
+    return [repr(value).encode() for value in column.to_pylist()]

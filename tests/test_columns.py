@@ -1,0 +1,173 @@
+"""Record <-> row <-> table: nothing is lost, nothing is copied that need not be, invalid rows are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl import columns
+from prorl.columns import Lease
+from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCE, SEQUENCES, check_schema, dense
+from prorl.types import Failure, Message, SandboxRef, Score, Sequence, SpanKind, ToolSpec, Trajectory
+from tests import strategies as mine
+
+NAMES = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
+
+
+def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
+    """`sequences` rows of these records."""
+    structs = columns.sequences_array(sequences)
+    count = len(sequences)
+    known = {
+        "sequence_id": pa.array(range(count), pa.int64()),
+        "rollout_id": pa.array(range(count), pa.int64()),
+        "group_id": pa.array([0] * count, pa.int64()),
+        "sample_index": pa.array(range(count), pa.int32()),
+        "attempt": pa.array([1] * count, pa.int32()),
+        "reward": pa.array([0.5] * count, pa.float32()),
+    }
+    return pa.RecordBatch.from_arrays([known.get(n) or structs.field(n) for n in SEQUENCES.names], schema=SEQUENCES)
+
+
+@given(mine.leases)
+def test_lease_round_trip(lease: Lease) -> None:
+    batch = columns.leased_batch([lease])
+    batch.validate(full=True)
+    assert columns.read_lease(batch) == lease
+    assert columns.keys(batch) == [lease.key]
+
+
+@given(
+    mine.leases,
+    mine.sandboxes,
+    st.lists(mine.messages, max_size=3),
+    st.lists(mine.specs, max_size=2),
+    mine.trajectories,
+    mine.scores | st.none(),
+    mine.failures,
+)
+def test_a_row_grows_without_losing_anything(
+    lease: Lease,
+    sandbox: SandboxRef,
+    prompt: list[Message],
+    tools: list[ToolSpec],
+    trajectory: Trajectory,
+    score: Score | None,
+    failure: Failure,
+) -> None:
+    ready = columns.ready_row(columns.leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5)
+    ran = columns.ran_row(ready, trajectory, run_s=2.5)
+    scored = columns.scored_row(ran, score=score, failure=failure, eval_s=0.5)
+    for row, schema in ((ready, READY), (ran, RAN), (scored, SCORED)):
+        check_schema(row.schema, schema, "row")
+        row.validate(full=True)
+    read = columns.read_ready(scored)
+    assert (read.lease, read.sandbox, read.prompt, read.tools) == (lease, sandbox, tuple(prompt), tuple(tools))
+    assert columns.read_failure(scored) == trajectory.failure
+    assert columns.read_failure(scored, "eval_") == failure
+    got = columns.read_sequences(scored.column("sequences")[0].values)
+    for mine_, theirs in zip(trajectory.sequences, got, strict=True):
+        assert all(np.array_equal(getattr(mine_, name), getattr(theirs, name)) for name in NAMES)
+    if score:
+        assert scored.column("reward")[0].as_py() == pytest.approx(np.float32(score.reward))
+
+
+@given(mine.leases, mine.trajectories)
+def test_appending_shares_the_columns_that_are_there(lease: Lease, trajectory: Trajectory) -> None:
+    leased = columns.leased_batch([lease])
+    ready = columns.ready_row(leased, sandbox=SandboxRef(), prompt=[], tools=[], init_s=0)
+    for name in LEASED.names:
+        ours = [b.address for b in leased.column(name).buffers() if b is not None]
+        assert ours == [b.address for b in ready.column(name).buffers() if b is not None]
+
+
+def test_one_sequence_becomes_arrow_without_a_copy() -> None:
+    ids = np.arange(1000, dtype=np.int32)
+    sequence = Sequence(
+        segment=0,
+        token_ids_L=ids,
+        logprobs_C=np.zeros(0, np.float32),
+        span_end_S=np.array([1000], np.int32),
+        span_kind_S=np.array([0], np.uint8),
+        span_version_S=np.array([-1], np.int32),
+        span_turn_S=np.array([0], np.int32),
+        span_temperature_S=np.array([1.0], np.float32),
+    )
+    array = columns.sequences_array([sequence])
+    assert array.field("token_ids").values.buffers()[1].address == ids.ctypes.data
+
+
+@given(st.lists(mine.sequences(), min_size=1, max_size=5), st.integers(0, 4))
+def test_dense_agrees_with_the_spans_token_by_token(sequences: list[Sequence], start: int) -> None:
+    batch = sequences_table(sequences).slice(start)
+    wide = dense(batch)
+    wide.validate(full=True)
+    for row, sequence in zip(wide.to_pylist(), sequences[start:], strict=True):
+        begin, used = 0, 0
+        for end, kind, version in zip(sequence.span_end_S, sequence.span_kind_S, sequence.span_version_S, strict=True):
+            width = int(end) - begin
+            assert row["loss_mask"][begin:end] == [int(kind == SpanKind.TRAINED)] * width
+            assert row["versions"][begin:end] == [int(version)] * width
+            expected = sequence.logprobs_C[used : used + width].tolist() if kind else [0.0] * width
+            assert row["logprobs"][begin:end] == expected
+            used += width if kind else 0
+            begin = int(end)
+        assert row["token_ids"] == sequence.token_ids_L.tolist()
+
+
+@given(st.lists(mine.sequences(), min_size=1, max_size=5))
+def test_valid_sequences_are_valid_and_hash_by_value(sequences: list[Sequence]) -> None:
+    batch = sequences_table(sequences)
+    assert columns.validate_sequences(batch) == [""] * len(sequences)
+    hashes = columns.row_hashes(batch)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch.slice(len(sequences) - 1))
+    copy = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+    assert columns.row_hashes(copy) == hashes[-1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"logprobs_C": np.array([np.nan, -1], np.float32)}, "not finite"),
+        ({"logprobs_C": np.array([0.1, -1], np.float32)}, "above 0"),
+        ({"logprobs_C": np.array([-1], np.float32)}, "2 sampled tokens, 1 logprobs"),
+        ({"span_end_S": np.array([2, 3], np.int32)}, "spans end at 3 of 4"),
+        ({"span_end_S": np.array([4, 4], np.int32)}, "do not ascend"),
+        ({"span_version_S": np.array([0, 0], np.int32)}, "version on context"),
+        ({"token_ids_L": np.zeros(0, np.int32)}, "no tokens"),
+    ],
+)
+def test_an_invalid_sequence_is_named(change: dict[str, np.ndarray], problem: str) -> None:
+    fields: dict[str, Any] = {
+        "token_ids_L": np.arange(4, dtype=np.int32),
+        "logprobs_C": np.array([-1, -2], np.float32),
+        "span_end_S": np.array([2, 4], np.int32),
+        "span_kind_S": np.array([0, 1], np.uint8),
+        "span_version_S": np.array([-1, 3], np.int32),
+        "span_turn_S": np.array([0, 0], np.int32),
+        "span_temperature_S": np.array([1, 1], np.float32),
+    }
+    good, bad = Sequence(segment=0, **fields), Sequence(segment=0, **(fields | change))
+    found = columns.validate_sequences(sequences_table([good, bad]))
+    assert found[0] == ""
+    assert problem in found[1]
+
+
+def test_one_changed_value_changes_the_hash() -> None:
+    sequence = SEQUENCE  # the struct has what a hash must see
+    rows = pa.RecordBatch.from_pylist(
+        [{name: ([1] if pa.types.is_list(f.type) else 1) for name, f in zip(sequence.names, sequence, strict=True)}] * 2,
+        schema=pa.schema(list(sequence)),
+    )
+    same = columns.row_hashes(rows)
+    assert same[0] == same[1]
+    changed = rows.set_column(1, rows.schema.field(1), pa.array([[1], [2]], rows.schema.field(1).type))
+    assert columns.row_hashes(changed)[0] == same[0]
+    assert columns.row_hashes(changed)[1] != same[1]
