@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prorl.types import FailureCode
+    from prorl.failures import FailureCode
 
 
 class ProrlError(Exception):

@@ -15,6 +15,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NewType
 
+from prorl.failures import FAILURE_CLASS as FAILURE_CLASS
+from prorl.failures import FailureClass as FailureClass
+from prorl.failures import FailureCode as FailureCode
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -80,75 +84,6 @@ class GroupState(StrEnum):
     """Has a `delivery_seq`."""
     ACKED = "acked"
     """The primary consumer committed a cursor beyond it."""
-
-
-class FailureClass(StrEnum):
-    """Who caused it, which decides whether it trains and whether it is tried again."""
-
-    NONE = ""
-    """Nothing failed."""
-    POLICY = "policy"
-    """The policy caused it: the reward stays and it trains."""
-    INFRA = "infra"
-    """We or the machine caused it: never trains, tried again within its own budget."""
-    TASK = "task"
-    """The task data is wrong: reported, not tried again."""
-    CANCELLED = "cancelled"
-    """Somebody asked for it."""
-
-
-class FailureCode(StrEnum):
-    """What happened. `FAILURE_CLASS` maps each code to its class."""
-
-    NONE = ""
-    DEADLINE = "deadline"
-    """Model and tool time used up the RUN budget; the artefact is still scored."""
-    MAX_TURNS = "max_turns"
-    MAX_TOKENS = "max_tokens"
-    SANDBOX_BROKEN = "sandbox_broken"
-    """The agent killed its own tool server or sandbox."""
-    QUEUE_DEADLINE = "queue_deadline"
-    """Waiting used up the infrastructure budget."""
-    WORKER_LOST = "worker_lost"
-    SANDBOX_START = "sandbox_start"
-    SANDBOX_LOST = "sandbox_lost"
-    TOOL_PROTOCOL = "tool_protocol"
-    BACKEND_UNAVAILABLE = "backend_unavailable"
-    BACKEND_PROTOCOL = "backend_protocol"
-    GRADER_ERROR = "grader_error"
-    EVAL_FAILED = "eval_failed"
-    INVALID_ROW = "invalid_row"
-    STAGE_ERROR = "stage_error"
-    """An exception in our own code inside a stage."""
-    BAD_TASK = "bad_task"
-    UNKNOWN_ENV = "unknown_env"
-    CANCELLED = "cancelled"
-    REDUNDANT = "redundant"
-    """The run had enough informative groups."""
-
-
-FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
-    FailureCode.NONE: FailureClass.NONE,
-    FailureCode.DEADLINE: FailureClass.POLICY,
-    FailureCode.MAX_TURNS: FailureClass.POLICY,
-    FailureCode.MAX_TOKENS: FailureClass.POLICY,
-    FailureCode.SANDBOX_BROKEN: FailureClass.POLICY,
-    FailureCode.QUEUE_DEADLINE: FailureClass.INFRA,
-    FailureCode.WORKER_LOST: FailureClass.INFRA,
-    FailureCode.SANDBOX_START: FailureClass.INFRA,
-    FailureCode.SANDBOX_LOST: FailureClass.INFRA,
-    FailureCode.TOOL_PROTOCOL: FailureClass.INFRA,
-    FailureCode.BACKEND_UNAVAILABLE: FailureClass.INFRA,
-    FailureCode.BACKEND_PROTOCOL: FailureClass.INFRA,
-    FailureCode.GRADER_ERROR: FailureClass.INFRA,
-    FailureCode.EVAL_FAILED: FailureClass.INFRA,
-    FailureCode.INVALID_ROW: FailureClass.INFRA,
-    FailureCode.STAGE_ERROR: FailureClass.INFRA,
-    FailureCode.BAD_TASK: FailureClass.TASK,
-    FailureCode.UNKNOWN_ENV: FailureClass.TASK,
-    FailureCode.CANCELLED: FailureClass.CANCELLED,
-    FailureCode.REDUNDANT: FailureClass.CANCELLED,
-}
 
 
 class StopReason(StrEnum):
