@@ -42,11 +42,14 @@ def test_queues_are_bounded(path: Path) -> None:
 
 
 def test_broad_catches_live_in_boundary_only() -> None:
+    """The tool server inside a sandbox is apart: it has no prorl to import, and what it catches is the agent's own error."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
-        if path.name != "errors.py" and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
+        if path.name != "errors.py"
+        and path.parent.name != "server"
+        and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
     assert not found, f"use prorl.errors.boundary: {found}"
