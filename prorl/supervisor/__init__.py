@@ -1,0 +1,10 @@
+"""Starts, watches and ends the processes of one service on one root. Imports neither Arrow nor torch.
+
+Read `service.py` first: `async with Supervisor(config) as supervisor:` is a running service.
+
+    root.py     the root's lock, token, private socket folder, service.json; sweeps what a dead service left
+    child.py    one process: spawn, ready line, log file, exit by pidfd, stop
+    restart.py  the restart decision, pure
+    process.py  who a pid is (start time), from /proc
+    service.py  all of them together
+"""

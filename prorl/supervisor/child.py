@@ -1,0 +1,193 @@
+"""One child process: a session of its own, a `ready {json}` line, a log file per life, its exit seen through a pidfd.
+
+Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a reused pid is never hit; the child's
+stdout is always drained, so it never blocks on it. A child asks the kernel itself to die with its parent (PDEATHSIG follows the
+thread that spawned it, so a `Child` is started from a thread that lives as long as the service).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import prorl
+from prorl.errors import UnavailableError
+from prorl.types import Json
+
+KEPT_LOGS = 4
+"""Logs of earlier lives that are kept: NAME.1.log is the youngest."""
+
+MAX_LINE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """What to start, and when it is asked to stop (lower ranks first)."""
+
+    name: str
+    module: str
+    args: tuple[str, ...]
+    stop_rank: int
+
+
+class Child:
+    """One process at a time under one name; `start` again after it has exited."""
+
+    def __init__(self, spec: ChildSpec, log_dir: Path) -> None:
+        self.spec = spec
+        self.lives = 0
+        self.started_at_s = 0.0
+        self._log_dir = log_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self._exited: asyncio.Future[int] | None = None
+        self._ready: asyncio.Future[Mapping[str, Json]] | None = None
+        self._reader: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the current life, or -1."""
+        return self._process.pid if self._process is not None and self.alive else -1
+
+    @property
+    def alive(self) -> bool:
+        """Whether a started process has not exited yet."""
+        return self._exited is not None and not self._exited.done()
+
+    @property
+    def log(self) -> Path:
+        """Log file of the current life."""
+        return self._log_dir / f"{self.spec.name}.log"
+
+    async def start(self) -> None:
+        """Spawn it; returns before it is ready."""
+        await self._end_reader()
+        loop = asyncio.get_running_loop()
+        self._rotate()
+        argv = [sys.executable, "-P", "-m", self.spec.module, *self.spec.args]
+        log_fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log_fd,
+                cwd=self._log_dir,
+                env=environment(),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log_fd)
+        self.lives += 1
+        self.started_at_s = time.monotonic()
+        self._exited, self._ready = loop.create_future(), loop.create_future()
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._pidfd, self._on_exit)
+        self._reader = loop.create_task(self._read(self._process), name=f"stdout of {self.spec.name}")
+
+    async def ready(self, timeout_s: float) -> Mapping[str, Json]:
+        """The JSON of its ready line. Raises UnavailableError when it exits first or takes too long."""
+        assert self._ready is not None
+        assert self._exited is not None
+        either: list[asyncio.Future[Any]] = [self._ready, self._exited]
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready.done():
+            return self._ready.result()
+        if self._exited.done():
+            raise UnavailableError(f"{self.spec.name} {exit_text(self._exited.result())}{self.last_words()}")
+        raise UnavailableError(f"{self.spec.name} was not ready after {timeout_s:g} s{self.last_words()}")
+
+    async def exited(self) -> int:
+        """Wait for the end of the current life; the return code (negative = signal)."""
+        assert self._exited is not None
+        return await asyncio.shield(self._exited)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the current life, if there is one."""
+        if self.alive:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, wait, SIGKILL; returns when it is gone. Idempotent."""
+        if self._exited is None:
+            return
+        self.signal(signal.SIGTERM)
+        await asyncio.wait({self._exited}, timeout=grace_s)
+        self.signal(signal.SIGKILL)
+        await asyncio.shield(self._exited)
+        await self._end_reader()
+
+    def last_words(self, lines: int = 3) -> str:
+        """What the log ends with, as a text to append to an error; prefers an `error:` line."""
+        try:
+            tail = self.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        tail = [line for line in tail if line.strip()]
+        errors = [line.removeprefix("error: ") for line in tail if line.startswith("error: ")]
+        words = errors[-1:] or tail[-lines:]
+        return ": " + " | ".join(words) if words else ""
+
+    async def _end_reader(self) -> None:
+        # A grandchild may still hold the pipe, so its end is not waited for.
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+
+    def _rotate(self) -> None:
+        self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = [self.log, *(self._log_dir / f"{self.spec.name}.{life}.log" for life in range(1, KEPT_LOGS + 1))]
+        for older, newer in reversed(list(zip(names[1:], names[:-1], strict=True))):
+            if newer.exists():
+                os.replace(newer, older)
+
+    def _on_exit(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        assert self._process is not None
+        assert self._exited is not None
+        self._exited.set_result(self._process.wait())
+
+    async def _read(self, process: subprocess.Popen[bytes]) -> None:
+        reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+        ready = self._ready
+        assert ready is not None
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+        try:
+            while not ready.done():
+                line = await reader.readline()
+                if not line:
+                    return
+                if line.startswith(b"ready "):
+                    ready.set_result(json.loads(line[6:]))
+            while await reader.read(MAX_LINE_BYTES):
+                pass
+        finally:
+            transport.close()
+
+
+def environment() -> dict[str, str]:
+    """Environment of every child: this very package first on the path, one thread per numeric library, few malloc arenas."""
+    package_parent = str(Path(prorl.__file__).absolute().parent.parent)
+    path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH", "")]))
+    ours = {"PYTHONPATH": path}
+    return {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", **os.environ, **ours}
+
+
+def exit_text(code: int) -> str:
+    """How it ended, in words.
+
+    >>> exit_text(-9), exit_text(2)
+    ('was killed by SIGKILL', 'exited with code 2')
+    """
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

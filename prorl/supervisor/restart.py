@@ -1,0 +1,36 @@
+"""Whether and when a dead child is started again: a pure decision, no clock, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+MAX_RESTARTS = 5
+"""Of one child with no commit in between."""
+
+BACKOFF_S = (0.0, 0.1, 0.4, 1.0, 2.0)
+"""Wait before each restart; a first death costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarts:
+    """What the decision needs to know of one child."""
+
+    count: int = 0
+    """Restarts since the last commit."""
+    commits: int = 0
+    """Commits of the service when the child last died."""
+
+
+def on_death(before: Restarts, commits: int) -> tuple[Restarts, float | None]:
+    """Next state and the seconds to wait before a restart; None = give up.
+
+    >>> state, wait_s = on_death(Restarts(), 0)
+    >>> state.count, wait_s
+    (1, 0.0)
+    >>> on_death(Restarts(count=5, commits=3), 3)[1] is None, on_death(Restarts(count=5, commits=3), 4)[1]
+    (True, 0.0)
+    """
+    count = 0 if commits > before.commits else before.count
+    if count >= MAX_RESTARTS:
+        return before, None
+    return replace(before, count=count + 1, commits=commits), BACKOFF_S[count]

@@ -1,0 +1,144 @@
+"""What a service holds of the machine besides processes: the lock on its root, the token, a private socket folder, service.json.
+
+Invariants: two services never share a root (flock, so a dead owner never blocks); the token and service.json are readable by their
+owner only; after `release` neither socket folder nor service.json is left, after a SIGKILL the next service on the root removes them.
+Not promised: protection from another root user, or a lock on network file systems without flock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from prorl.config import ServiceConfig
+from prorl.errors import ConfigError, ConflictError
+from prorl.supervisor.process import start_ticks
+
+MAX_SOCKET_PATH = 100
+"""Bytes; the kernel takes 107."""
+
+_LONGEST_SOCKET = "/eval-63.sock"
+
+
+class Root:
+    """The root of one service, held from `acquire` to `release`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.socket_dir = Path()
+        self._lock_fd = -1
+        self._made: list[Path] = []
+        """Folders that did not exist before, outermost first."""
+
+    @property
+    def service_file(self) -> Path:
+        """What every child reads; also tells clients on this host where the service is."""
+        return self.path / "service.json"
+
+    def acquire(self) -> None:
+        """Make the folder, lock it, sweep what a dead service left. Raises ConfigError or ConflictError."""
+        self._made = [path for path in [*reversed(self.path.parents), self.path] if not path.exists()]
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"root {self.path}: {error.strerror}", "a folder that can be written", "name one with --root") from None
+        self._lock()
+        sweep(self.path)
+        self.service_file.unlink(missing_ok=True)
+        self.socket_dir = make_socket_dir(self.path)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock_fd, 32, 0).decode(errors="replace").strip()
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            raise ConflictError(
+                f"root {self.path} is in use by prorl pid {owner or '?'}", "a root of its own for each service", "name another with --root"
+            ) from None
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
+
+    def token(self) -> str:
+        """The bearer token of this root: made once, kept over restarts, in a file for its owner only."""
+        path = self.path / "token"
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            token = secrets.token_urlsafe(32)
+            _write_private(path, token + "\n")
+            return token
+
+    def write(self, config: ServiceConfig) -> None:
+        """Publish the resolved config, atomically."""
+        _write_private(self.service_file, config.model_dump_json(indent=1))
+
+    def release(self, *, forget: bool = False) -> None:
+        """Remove what is not meant to outlive the service; with `forget` also a root that we made and that holds no run. Idempotent."""
+        if self._lock_fd < 0:
+            return
+        self.service_file.unlink(missing_ok=True)
+        shutil.rmtree(self.socket_dir, ignore_errors=True)
+        if forget and self._made:
+            shutil.rmtree(self._made[0], ignore_errors=True)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def _write_private(path: Path, text: str) -> None:
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(fd, "w") as file:
+            file.write(text)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
+
+
+def _prefix(root: Path) -> str:
+    return f"prl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-"
+
+
+def _temp_dirs() -> list[Path]:
+    return list(dict.fromkeys([Path(tempfile.gettempdir()), Path("/tmp")]))
+
+
+def make_socket_dir(root: Path) -> Path:
+    """A fresh folder 0700 whose sockets' paths are short enough, with its owner's name inside. Raises ConfigError."""
+    for parent in _temp_dirs():
+        if len(os.fsencode(parent / (_prefix(root) + "x" * 8))) + len(_LONGEST_SOCKET) <= MAX_SOCKET_PATH:
+            path = Path(tempfile.mkdtemp(prefix=_prefix(root), dir=parent))
+            owner = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+            (path / "owner.json").write_text(json.dumps(owner))
+            return path
+    raise ConfigError(f"temporary folder {tempfile.gettempdir()}", "a path under 70 bytes for sockets", "set TMPDIR to a short path")
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove socket folders that dead services left for this root; the folder of a live process is never touched."""
+    removed = []
+    for parent in _temp_dirs():
+        for path in parent.glob(_prefix(root) + "*"):
+            info = path.lstat()
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not _owner_lives(path):
+                shutil.rmtree(path, ignore_errors=True)
+                removed.append(path)
+    return removed
+
+
+def _owner_lives(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        owner = json.loads((path / "owner.json").read_text())
+        return bool(start_ticks(int(owner["pid"])) == owner["start_ticks"])
+    return False

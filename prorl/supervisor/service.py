@@ -1,0 +1,174 @@
+"""A running service: all processes of one node on one root, restarted when they die, ended in order.
+
+Start is parallel: every child dials until its upstream listens. Stop goes against the dataflow's thirst: INIT and RUN first (nothing
+new), then EVAL, the store (what was scored is committed), the gateway (its log is last to close), sandboxd. Children die with the
+supervisor (PDEATHSIG); what a killed supervisor leaves on disk is swept by the next one on the root.
+
+Not promised: that a child's death is free. RUN's death costs an attempt; see DESIGN section 4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Self
+
+from prorl.config import ServiceConfig
+from prorl.errors import ConfigError, UnavailableError
+from prorl.supervisor.child import Child, ChildSpec, exit_text
+from prorl.supervisor.restart import Restarts, on_death
+from prorl.supervisor.root import Root
+from prorl.types import Json
+
+READY_S = 60.0
+"""A start that takes longer has failed."""
+
+GRACE_S = 6.0
+"""Children promise to be gone 5 s after SIGTERM."""
+
+
+def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
+    """The processes of a service; workers are named as their sockets are."""
+    common = ("--config", config_file)
+    specs = [
+        ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
+        ChildSpec(name="sandboxd", module="prorl.sandbox.daemon", args=common, stop_rank=4),
+    ]
+    for stage, pool, rank in (("init", config.init, 0), ("run", config.run, 0), ("eval", config.eval, 1)):
+        for index in range(pool.workers):
+            worker = f"{stage}-{index}"
+            args = (*common, "--stage", stage, "--worker", worker)
+            specs.append(ChildSpec(name=worker, module="prorl.stages", args=args, stop_rank=rank))
+    specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
+    return tuple(specs)
+
+
+class Supervisor:
+    """`async with Supervisor(config) as supervisor:` is a service that listens; leaving the block ends it and removes its traces."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._root = Root(config.root)
+        self.config = config
+        self.children: dict[str, Child] = {}
+        self.ready: dict[str, Mapping[str, Json]] = {}
+        """What each child said when it listened."""
+        self.restarts = 0
+        self._commits = 0
+        self._watchers: list[asyncio.Task[None]] = []
+        self._failed: asyncio.Future[None] | None = None
+        self._stopping = False
+        self._up = False
+
+    @property
+    def url(self) -> str:
+        """Where HTTP clients go."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self.config.http_port}"
+
+    async def __aenter__(self) -> Self:
+        check_port(self.config.host, self.config.http_port)
+        self._failed = asyncio.get_running_loop().create_future()
+        self._root.acquire()
+        try:
+            await self._start()
+        except BaseException:
+            self.kill()
+            await self._end()
+            raise
+        self._up = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    async def _start(self) -> None:
+        settled = {"root": self._root.path, "socket_dir": self._root.socket_dir, "token": self._root.token()}
+        self.config = self.config.model_copy(update=settled)
+        self._root.write(self.config)
+        log_dir = self._root.path / "logs"
+        for spec in child_specs(self.config, str(self._root.service_file)):
+            child = self.children[spec.name] = Child(spec, log_dir)
+            await child.start()
+        await self._all_ready()
+        port = int(self.ready["gateway"].get("http_port", self.config.http_port))
+        self.config = self.config.model_copy(update={"http_port": port})
+        self._root.write(self.config)
+        self._watchers = [asyncio.create_task(self._watch(child), name=f"watch {name}") for name, child in self.children.items()]
+
+    async def _all_ready(self) -> None:
+        tasks = {asyncio.ensure_future(child.ready(READY_S)): name for name, child in self.children.items()}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            self.ready = {tasks[task]: task.result() for task in done}
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def note_commits(self, total: int) -> None:
+        """Tell how many commits the service has made: a child that dies between commits is not a crash loop."""
+        self._commits = max(self._commits, total)
+
+    async def failed(self) -> None:
+        """Wait until the service cannot go on; raises UnavailableError with the child's last words."""
+        assert self._failed is not None
+        await asyncio.shield(self._failed)
+
+    async def _watch(self, child: Child) -> None:
+        history = Restarts(commits=self._commits)
+        while True:
+            code = await child.exited()
+            if self._stopping:
+                return
+            history, wait_s = on_death(history, self._commits)
+            if wait_s is None:
+                self._give_up(child, code)
+                return
+            self.restarts += 1
+            await asyncio.sleep(wait_s)
+            await self._restart(child)
+            with contextlib.suppress(UnavailableError):
+                self.ready[child.spec.name] = await child.ready(READY_S)
+
+    async def _restart(self, child: Child) -> None:
+        (self.config.socket_dir / f"{child.spec.name}.sock").unlink(missing_ok=True)
+        await child.start()
+
+    def _give_up(self, child: Child, code: int) -> None:
+        assert self._failed is not None
+        if not self._failed.done():
+            text = f"{child.spec.name} {exit_text(code)} again and again with no commit in between{child.last_words()}"
+            self._failed.set_exception(UnavailableError(f"{text} (log: {child.log})"))
+            self._failed.exception()
+
+    def kill(self) -> None:
+        """End every child now, without asking; `__aexit__` then finds nothing to wait for."""
+        self._stopping = True
+        for child in self.children.values():
+            child.signal(signal.SIGKILL)
+
+    async def _end(self) -> None:
+        self._stopping = True
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for rank in sorted({child.spec.stop_rank for child in self.children.values()}):
+            members = [child for child in self.children.values() if child.spec.stop_rank == rank]
+            await asyncio.gather(*(child.stop(GRACE_S) for child in members))
+        self._root.release(forget=not self._up)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError when a wanted port is taken."""
+    if port == 0:
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"http_port {port} on {host}: {error.strerror}", "a free port", "choose another, or 0 for any") from None
