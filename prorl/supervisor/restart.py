@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 MAX_RESTARTS = 5
 """Of one child with no commit in between."""
 
-BACKOFF_S = (0.0, 0.1, 0.4, 1.0, 2.0)
+BACKOFF_S = (0.0, 0.1, 0.2, 0.5, 1.0)
 """Wait before each restart; a first death costs nothing."""
 
 

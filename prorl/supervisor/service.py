@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from prorl.config import ServiceConfig
@@ -46,10 +46,15 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
     return tuple(specs)
 
 
+Specs = Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]
+"""Resolved config and its file -> the processes to start."""
+
+
 class Supervisor:
     """`async with Supervisor(config) as supervisor:` is a service that listens; leaving the block ends it and removes its traces."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, specs: Specs = child_specs, grace_s: float = GRACE_S) -> None:
+        self._specs, self._grace_s = specs, grace_s
         self._root = Root(config.root)
         self.config = config
         self.children: dict[str, Child] = {}
@@ -89,7 +94,7 @@ class Supervisor:
         self.config = self.config.model_copy(update=settled)
         self._root.write(self.config)
         log_dir = self._root.path / "logs"
-        for spec in child_specs(self.config, str(self._root.service_file)):
+        for spec in self._specs(self.config, str(self._root.service_file)):
             child = self.children[spec.name] = Child(spec, log_dir)
             await child.start()
         await self._all_ready()
@@ -157,7 +162,7 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for rank in sorted({child.spec.stop_rank for child in self.children.values()}):
             members = [child for child in self.children.values() if child.spec.stop_rank == rank]
-            await asyncio.gather(*(child.stop(GRACE_S) for child in members))
+            await asyncio.gather(*(child.stop(self._grace_s) for child in members))
         self._root.release(forget=not self._up)
 
 

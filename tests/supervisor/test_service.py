@@ -1,0 +1,171 @@
+"""The supervisor over real processes: start, restart, give up, stop in order, leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prorl.config import ServiceConfig
+from prorl.errors import ConfigError, ConflictError, UnavailableError
+from prorl.supervisor.child import ChildSpec
+from prorl.supervisor.process import start_ticks
+from prorl.supervisor.root import Root, make_socket_dir, sweep
+from prorl.supervisor.service import Supervisor, child_specs
+
+HERE = Path(__file__).parent / "children"
+
+
+def family(where: Path, *modes: str) -> Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]:
+    """Children in reverse stop order; the first is the gateway."""
+    names = ["gateway", *(f"child-{index}" for index in range(1, len(modes)))]
+
+    def specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
+        assert Path(config_file).exists()
+        rank = len(modes)
+        pairs = list(zip(names, modes, strict=True))
+        return tuple(
+            ChildSpec(name=name, module="worker", args=(mode, str(where)), stop_rank=rank - index)
+            for index, (name, mode) in enumerate(pairs)
+        )
+
+    return specs
+
+
+@pytest.fixture(autouse=True)
+def _children_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+async def _gone(pid: int) -> None:
+    while start_ticks(pid) is not None:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    supervisor = Supervisor(ServiceConfig(root=root), family(tmp_path, "a", "b", "c"))
+    async with supervisor:
+        assert supervisor.url == "http://127.0.0.1:4711"
+        published = root / "service.json"
+        config = ServiceConfig.model_validate_json(published.read_text())
+        assert config.http_port == 4711
+        assert config.token == (root / "token").read_text().strip()
+        assert stat.S_IMODE(published.stat().st_mode) == 0o600
+        assert stat.S_IMODE((root / "token").stat().st_mode) == 0o600
+        assert stat.S_IMODE(config.socket_dir.stat().st_mode) == 0o700
+        assert len(config.worker_flight("eval-63")) < 100
+        pids = [child.pid for child in supervisor.children.values()]
+        assert all(os.getsid(pid) == pid for pid in pids)
+    assert (tmp_path / "order").read_text().split() == ["c", "b", "a"]
+    assert [start_ticks(pid) for pid in pids] == [None] * 3
+    assert not published.exists()
+    assert not config.socket_dir.exists()
+
+
+async def test_the_token_survives_a_restart_of_the_service(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(2):
+        async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a")) as supervisor:
+            tokens.append(supervisor.config.token)
+    assert tokens[0] == tokens[1]
+
+
+async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
+    async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "b")) as supervisor:
+        child = supervisor.children["child-1"]
+        before = child.pid
+        (supervisor.config.socket_dir / "child-1.sock").touch()
+        child.signal(signal.SIGKILL)
+        await _gone(before)
+        async with asyncio.timeout(10):
+            while not (child.alive and child.pid != before and child.lives == 2):
+                await asyncio.sleep(0.01)
+            await child.ready(10)
+        assert not (supervisor.config.socket_dir / "child-1.sock").exists()
+        assert (child.log.parent / "child-1.1.log").exists()
+        assert supervisor.restarts == 1
+        after = child.pid
+    assert start_ticks(after) is None
+
+
+async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
+    async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "crashes")) as supervisor:
+        async with asyncio.timeout(30):
+            with pytest.raises(UnavailableError, match=r"child-1 exited with code 3 again and again.*out of luck"):
+                await supervisor.failed()
+        assert supervisor.children["child-1"].lives == 6
+
+
+async def test_a_child_that_refuses_to_start_ends_the_service_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "root"
+    with pytest.raises(UnavailableError, match="gateway exited with code 1: port 80 is taken"):
+        async with Supervisor(ServiceConfig(root=root), family(tmp_path, "refuses", "b")):
+            pass
+    assert not (tmp_path / "deep").exists()
+    assert not list(Path("/tmp").glob(make_socket_prefix(root) + "*"))
+
+
+def make_socket_prefix(root: Path) -> str:
+    path = make_socket_dir(root)
+    (path / "owner.json").unlink()
+    path.rmdir()
+    return path.name[:13]
+
+
+async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "stubborn"), grace_s=0.2) as supervisor:
+        pid = supervisor.children["gateway"].pid
+    assert start_ticks(pid) is None
+
+
+async def test_two_services_never_share_a_root(tmp_path: Path) -> None:
+    config = ServiceConfig(root=tmp_path / "root")
+    async with Supervisor(config, family(tmp_path, "a")) as first:
+        with pytest.raises(ConflictError, match=f"in use by prorl pid {os.getpid()}"):
+            await Supervisor(config, family(tmp_path, "b")).__aenter__()
+        assert first.config.socket_dir.exists()
+        assert (tmp_path / "root" / "service.json").exists()
+
+
+async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"http_port {port} on 127.0.0.1: Address already in use"):
+            await Supervisor(ServiceConfig(root=tmp_path / "root", http_port=port), family(tmp_path, "a")).__aenter__()
+    assert not (tmp_path / "root").exists()
+
+
+def test_the_sweep_takes_dead_owners_folders_and_spares_the_living(tmp_path: Path) -> None:
+    living, dead, reused = (make_socket_dir(tmp_path) for _ in range(3))
+    other_root = make_socket_dir(tmp_path / "other")
+    (dead / "owner.json").write_text(json.dumps({"pid": 2**22 + 1, "start_ticks": 1}))
+    (reused / "owner.json").write_text(json.dumps({"pid": os.getpid(), "start_ticks": 1}))
+    (dead / "gateway.sock").touch()
+    assert set(sweep(tmp_path)) == {dead, reused}
+    assert living.exists()
+    assert other_root.exists()
+    for path in (living, other_root):
+        (path / "owner.json").unlink()
+        path.rmdir()
+
+
+def test_a_dead_owners_lock_does_not_block(tmp_path: Path) -> None:
+    for _ in range(2):
+        root = Root(tmp_path / "root")
+        root.acquire()
+        root.release()
+        root.release()
+
+
+def test_the_children_of_a_service_are_named_after_their_sockets() -> None:
+    config = ServiceConfig.model_validate({"run": {"workers": 2}})
+    names = [spec.name for spec in child_specs(config, "service.json")]
+    assert names == ["gateway", "sandboxd", "init-0", "run-0", "run-1", "eval-0", "store"]
