@@ -21,7 +21,10 @@ Up, from the store (requests)
                reason `fenced` (superseded, terminal) or `committed` (this very attempt is durable: ack it)
     commit     (run) payload {part, files: [{table, path, rows, bytes, sha256}], rollouts: [{rollout_id, attempt, reward, failure_class,
                failure_code, min_version, max_version, num_turns, num_tokens, num_sampled}], terminals: [rollout_id, ...],
-               group_events_upto} -> {commit_seq}. One log transaction; the same `part` again gives the same answer
+               group_events_upto, tasks_upto} -> {commit_seq} (dense from 1). One log transaction; the same `part` again gives the same
+               answer. `group_events_upto` (event_seq, dense from 0) and `tasks_upto` (group_id) are exclusive: every row below is in
+               this part or an earlier one; left out or 0 = nothing newer. Code `fenced`: payload {refused: [[run_id, rollout_id,
+               attempt, reason], ...]}; nothing was committed, leave those rows out and try again as another part
     published  (run) payload {commit_seq}: commits/<seq>.json is on disk
     propose    (run) payload {decisions: [{group_id, kept, reason, num_valid, mean_reward, min_version}]} -> {decisions: [...]}: what
                stands in the log, which is the first proposal
