@@ -1,0 +1,81 @@
+"""Group-relative advantages over distinct rollouts, broadcast to their sequences.
+
+A rollout whose harness rewrote its history has several sequences with one reward: it counts once in its group's mean and standard
+deviation, and all its sequences get its advantage. Advantages are computed when a batch is streamed and never stored.
+Sums are taken in float64; results are float32, [B].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from prorl.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from prorl.client.packed import PackedBatch
+    from prorl.types import Float32
+
+AdvantageFn = Callable[["PackedBatch"], "Float32"]
+"""Whole groups in, [B] float32 out."""
+
+Advantages = Literal["group", "centred"] | AdvantageFn | None
+
+
+def mean_centred(batch: PackedBatch) -> Float32:
+    """A_i = R_i - mean(R): Dr. GRPO (arXiv 2503.20783), which leaves out the division that favours easy and hard groups."""
+    rollouts = _rollouts(batch)
+    return _broadcast(rollouts, rollouts.rewards - rollouts.mean)
+
+
+def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
+    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO (arXiv 2402.03300 section 4.1.2), DAPO (arXiv 2503.14476 equation 9).
+
+    std is the sample standard deviation (n - 1). A group of one rollout has nothing to compare with: advantage 0.
+    """
+    rollouts = _rollouts(batch)
+    centred = rollouts.rewards - rollouts.mean
+    sizes = rollouts.sizes
+    variance = np.bincount(rollouts.group, centred**2, len(sizes)) / np.maximum(sizes - 1, 1)
+    return _broadcast(rollouts, centred / (np.sqrt(variance)[rollouts.group] + epsilon))
+
+
+def add_advantages(batch: PackedBatch, how: Advantages) -> PackedBatch:
+    """The batch with advantages: "group" is `mean_std`, "centred" is `mean_centred`, None leaves it as it is."""
+    if how is None:
+        return batch
+    if isinstance(how, str):
+        if how not in _BY_NAME:
+            raise UserError(f"advantages {how!r}", f"one of {', '.join(_BY_NAME)}, a function of a batch, or None")
+        how = _BY_NAME[how]
+    return batch.with_advantages(how(batch))
+
+
+_BY_NAME: dict[str, AdvantageFn] = {"group": mean_std, "centred": mean_centred}
+
+
+class _Rollouts(NamedTuple):
+    """Of distinct rollouts, R: reward, position of its group, that group's mean; per group: sizes. `rollout`: sequence -> R."""
+
+    rewards: NDArray[np.float64]
+    group: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    sizes: NDArray[np.int64]
+    rollout: NDArray[np.int64]
+
+
+def _rollouts(batch: PackedBatch) -> _Rollouts:
+    _, first, rollout = np.unique(batch.rollout_ids, return_index=True, return_inverse=True)
+    rewards = batch.rewards[first].astype(np.float64)
+    _, index = np.unique(batch.group_ids[first], return_inverse=True)
+    count = np.bincount(index)
+    mean = (np.bincount(index, rewards) / np.maximum(count, 1))[index]
+    return _Rollouts(rewards, index, mean, count, rollout)
+
+
+def _broadcast(rollouts: _Rollouts, per_rollout: NDArray[np.float64]) -> Float32:
+    return per_rollout[rollouts.rollout].astype(np.float32)

@@ -1,0 +1,230 @@
+"""`connect` and `Client`: what a trainer, a notebook and the CLI use to reach a service or a replay. Synchronous on purpose.
+
+    client = prorl.connect("http://127.0.0.1:8000")
+    client.create_run(run_id="mine", filter="dapo", delivery="stream")
+    client.submit("mine", tasks, n=8, last=True)
+    for batch in client.stream("mine", groups_per_batch=32):
+        loss = step(batch.torch())          # token_ids, cu_seqlens, logprobs, advantages: Arrow's memory as tensors
+        save_checkpoint(weights, batch.cursor)
+        client.commit(batch)
+
+Invariants: nothing that is repeated after a lost answer can happen twice (a submission carries idempotency keys, everything else is
+named); a stream goes on where its cursor says, over restarts of the service. Not promised: that a group comes only once to a
+trainer that does not keep its cursor, or that two processes may share one consumer name.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Self, TypeVar
+
+import orjson
+import stamina
+
+from prorl.client.advantages import Advantages, add_advantages
+from prorl.client.fetch import Fetched, FlightSource
+from prorl.client.http import Http
+from prorl.client.packed import PackedBatch
+from prorl.client.regroup import regroup
+from prorl.errors import ConfigError, UnavailableError, UserError
+from prorl.flight.ticket import Cursor, Ticket
+from prorl.types import Json, SamplingParams, Task
+
+ResultT = TypeVar("ResultT")
+
+GROUPS_PER_REQUEST = 1000
+
+RETRY_S = 60.0
+"""How long a stream looks for a service that went away."""
+
+
+def connect(url: str | Path, token: str | None = None) -> Client:
+    """A client of a service (`http://host:port`, or the local root directory it works on) or of a replay (`grpc://host:port`).
+
+    The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet. Raises ConfigError.
+    """
+    url = str(url)
+    token = os.environ.get("PRORL_TOKEN", "") if token is None else token
+    if url.startswith(("http://", "https://")):
+        return Client(http=Http(url, token), token=token)
+    if url.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
+        return Client(flight=url, token=token)
+    service = _service_file(Path(url))
+    token = token or str(service.get("token", ""))
+    return Client(http=Http(f"http://{service['host']}:{service['http_port']}", token), token=token)
+
+
+class Client:
+    """One service or one replay; a replay only streams, commits and says its status."""
+
+    def __init__(self, *, http: Http | None = None, flight: str = "", token: str = "") -> None:
+        self._http_or_none, self._location, self._token = http, flight, token
+        self._source: FlightSource | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def create_run(self, **config: Json) -> dict[str, Json]:
+        """Make a run of `prorl.config.RunConfig`'s settings. The same settings again give the run as it is; others: ConflictError."""
+        return dict(self._http.request("POST", "v1", "runs", body=config))
+
+    def submit(
+        self,
+        run: str,
+        tasks: Iterable[Task | Mapping[str, Json]],
+        n: int = 8,
+        *,
+        key: str = "",
+        sampling: SamplingParams | None = None,
+        extra: Mapping[str, Json] | None = None,
+        last: bool = False,
+    ) -> list[Json]:
+        """Ask for n sibling rollouts of each task; returns the service's answer per group, in order.
+
+        `key` names the submission: group i has the idempotency key `KEY/i`, so that the same call again, after a crash too, adds
+        nothing. Without one a random key makes each call a submission of its own (retries inside a call still add nothing).
+        `last` says that no more will come, so that the run can finish. Raises ConflictError for a used key with other content.
+        """
+        key = key or uuid.uuid4().hex
+        bodies = (_group_body(task, n, f"{key}/{i}", sampling, extra) for i, task in enumerate(tasks))
+        answers: list[Json] = []
+        chunk = list(islice(bodies, GROUPS_PER_REQUEST))
+        while chunk:
+            following = list(islice(bodies, GROUPS_PER_REQUEST))
+            answer = self._http.request("POST", "v1", "runs", run, "groups", body={"groups": chunk, "last": last and not following})
+            answers.extend(answer["groups"])
+            chunk = following
+        return answers
+
+    def run(self, run: str) -> dict[str, Json]:
+        """State and counters of a run. Raises NotFoundError."""
+        return dict(self._http.request("GET", "v1", "runs", run))
+
+    def cancel(self, run: str) -> dict[str, Json]:
+        """Cancel what is open in a run; what is stored stays."""
+        return dict(self._http.request("DELETE", "v1", "runs", run) or {})
+
+    def publish(self, run: str, version: int, path: str | Path) -> dict[str, Json]:
+        """Have the backends load the weights in `path` (a Hugging Face directory) as `version`, one above the last."""
+        body = {"version": version, "path": str(Path(path).absolute())}
+        return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
+
+    def status(self) -> dict[str, Json]:
+        """What the service, or the replay, says of itself."""
+        if self._http_or_none is None:
+            return self._flight.action("status", {})
+        return dict(self._http.request("GET", "v1", "status"))
+
+    def stream(
+        self,
+        run: str,
+        consumer: str = "primary",
+        cursor: str | None = None,
+        *,
+        groups_per_batch: int | None = None,
+        max_bytes: int = 64 << 20,
+        max_groups: int | None = None,
+        wait_s: float = 10.0,
+        advantages: Advantages = "group",
+        on_idle: Callable[[], None] | None = None,
+    ) -> Iterator[PackedBatch]:
+        """Kept groups in delivery order until the run's end, from `cursor` (None: where this consumer committed last).
+
+        Without `groups_per_batch` batches come as they lie in memory, at least one whole group each; with it each has that
+        many groups (one copy where they lay apart), the last one of a run perhaps fewer. `max_bytes` and `max_groups` bound one
+        fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or None. `on_idle` is called each time that
+        `wait_s` passed without a group. Raises ConflictError for a cursor of another run or ahead of the log.
+        """
+        if groups_per_batch is not None and groups_per_batch < 1:
+            raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")
+        ticket = Ticket(
+            run=run, consumer=consumer, cursor=cursor or "", max_bytes=max_bytes, max_groups=max_groups or 0, wait_s=wait_s
+        )  # fmt: skip
+        batches = (add_advantages(batch, advantages) for batch in self._batches(ticket, on_idle))
+        return batches if groups_per_batch is None else regroup(batches, groups_per_batch)
+
+    def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
+        """Everything before this cursor is trained and durable: call it when the checkpoint that holds the cursor is on disk."""
+        cursor = at if isinstance(at, str) else at.cursor
+        body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
+        self._retrying(lambda: self._flight.action("commit", body))
+
+    def _batches(self, ticket: Ticket, on_idle: Callable[[], None] | None) -> Iterator[PackedBatch]:
+        while True:
+            fetched = self._retrying(partial(self._fetch, ticket))
+            for batch in fetched.batches:
+                yield PackedBatch(batch, ticket.run)
+            if fetched.end:
+                return
+            if not fetched.batches and on_idle is not None:
+                on_idle()
+            ticket = replace(ticket, cursor=fetched.cursor)
+
+    def _fetch(self, ticket: Ticket) -> Fetched:
+        return self._flight.fetch(ticket)
+
+    def _retrying(self, call: Callable[[], ResultT]) -> ResultT:
+        for attempt in stamina.retry_context(on=UnavailableError, attempts=None, timeout=RETRY_S, wait_max=5.0):
+            with attempt:
+                try:
+                    return call()
+                except UnavailableError:
+                    self.close()
+                    raise
+        raise AssertionError("retry_context either returns or raises")
+
+    @property
+    def _http(self) -> Http:
+        if self._http_or_none is None:
+            raise UserError(f"{self._location} is a replay", "the service's http:// address for submitting and publishing")
+        return self._http_or_none
+
+    @property
+    def _flight(self) -> FlightSource:
+        if self._source is None:
+            self._source = FlightSource(self._location or self._store_location(), self._token)
+        return self._source
+
+    def _store_location(self) -> str:
+        locations = self.status().get("endpoints", {}).get("store", [])
+        if not locations:
+            raise UnavailableError(f"{self._http.url}: its store is not there yet")
+        return str(locations[0])
+
+
+def _group_body(
+    task: Task | Mapping[str, Json], n: int, key: str, sampling: SamplingParams | None, extra: Mapping[str, Json] | None
+) -> dict[str, Json]:
+    body: dict[str, Json] = {"task": asdict(task) if isinstance(task, Task) else dict(task), "n": n, "key": key}
+    if sampling is not None:
+        body["sampling"] = asdict(sampling)
+    if extra:
+        body["extra"] = dict(extra)
+    return body
+
+
+def _service_file(root: Path) -> dict[str, Json]:
+    try:
+        return dict(orjson.loads((root / "service.json").read_bytes()))
+    except FileNotFoundError:
+        expected = "http://HOST:PORT, grpc://HOST:PORT, or the root directory of a running service"
+        raise ConfigError(f"no service works on {root}", expected, "start one with `prorl serve`") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{root}/service.json: {error.strerror}", "a file that you can read", "pass the token and http:// address"
+        ) from None

@@ -1,0 +1,256 @@
+"""`PackedBatch`: whole groups of token sequences, packed end to end, as views over Arrow's own buffers.
+
+Nothing is padded, collated or copied: the values buffer of `token_ids` is the packed batch, and the list's int32 offsets are the
+`cu_seqlens` that variable-length attention takes. Shapes: B sequences, T tokens, C sampled tokens, S spans, G groups.
+
+Invariants: rows are in delivery order and a batch holds whole groups; a batch cut out of a larger one (`rows`, `groups`) has its offsets
+rebased to 0. The arrays and tensors share memory that belongs to Arrow, often a file mapped read-only: never write to them in
+place, clone first. This module does not import torch until `.torch()` is called, and does not promise that a batch survives a change
+of the file it is mapped from (the store never changes one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from prorl.flight.ticket import Cursor
+from prorl.schema import STREAM, check_schema, dense
+from prorl.types import SpanKind
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from prorl.types import Float32, Int32, UInt8
+
+    Int64 = NDArray[np.int64]
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """Whole groups as flat arrays. Made by `Client.stream`; `arrow` is the STREAM batch that everything here looks into.
+
+    >>> from prorl.schema import STREAM
+    >>> empty = PackedBatch(pa.RecordBatch.from_pylist([], schema=STREAM), run="demo")
+    >>> empty.num_sequences, empty.cu_seqlens.tolist(), empty.loss_mask().tolist()
+    (0, [0], [])
+    """
+
+    arrow: pa.RecordBatch
+    run: str
+    advantages: Float32 | None = None
+    """[B] one for each sequence; siblings of a rollout share it."""
+
+    def __post_init__(self) -> None:
+        check_schema(self.arrow.schema, STREAM, "a batch for trainers")
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return int(self.arrow.num_rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.cu_seqlens[-1])
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return len(self.group_starts) - 1
+
+    @cached_property
+    def token_ids(self) -> Int32:
+        """[T] prompt, tool output and everything sampled, in order."""
+        return self._values("token_ids", np.int32)
+
+    @cached_property
+    def cu_seqlens(self) -> Int32:
+        """[B+1] where each sequence starts in `token_ids`, then T."""
+        return self._offsets("token_ids")
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence, 0 without sequences."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    @cached_property
+    def logprobs(self) -> Float32:
+        """[C] of sampled tokens only, under the distribution they were sampled from."""
+        return self._values("logprobs", np.float32)
+
+    @cached_property
+    def logprob_offsets(self) -> Int32:
+        """[B+1] where each sequence's sampled tokens start in `logprobs`, then C."""
+        return self._offsets("logprobs")
+
+    @cached_property
+    def span_offsets(self) -> Int32:
+        """[B+1] where each sequence's spans start in the `span_*` arrays, then S."""
+        return self._offsets("span_end")
+
+    @cached_property
+    def span_end(self) -> Int32:
+        """[S] end of each span, counted from the start of its sequence."""
+        return self._values("span_end", np.int32)
+
+    @cached_property
+    def span_kind(self) -> UInt8:
+        """[S] 0 context, 1 trained, 2 sampled but not trained."""
+        return self._values("span_kind", np.uint8)
+
+    @cached_property
+    def span_version(self) -> Int32:
+        """[S] policy version that sampled it, -1 for context."""
+        return self._values("span_version", np.int32)
+
+    @cached_property
+    def span_turn(self) -> Int32:
+        """[S]."""
+        return self._values("span_turn", np.int32)
+
+    @cached_property
+    def span_temperature(self) -> Float32:
+        """[S]."""
+        return self._values("span_temperature", np.float32)
+
+    @cached_property
+    def rewards(self) -> Float32:
+        """[B] the rollout's reward, once per sequence."""
+        return _view(self.arrow.column("reward"), np.float32)
+
+    @cached_property
+    def group_ids(self) -> Int64:
+        """[B]."""
+        return _view(self.arrow.column("group_id"), np.int64)
+
+    @cached_property
+    def rollout_ids(self) -> Int64:
+        """[B]; sequences with equal ids are one rollout."""
+        return _view(self.arrow.column("rollout_id"), np.int64)
+
+    @cached_property
+    def delivery_seq(self) -> Int64:
+        """[B] of the sequence's group."""
+        return _view(self.arrow.column("delivery_seq"), np.int64)
+
+    @cached_property
+    def group_starts(self) -> Int64:
+        """[G+1] row where each group starts, then B."""
+        borders = np.flatnonzero(np.diff(self.delivery_seq)) + 1
+        ends = [self.num_sequences] if self.num_sequences else []
+        return np.concatenate([np.zeros(1, np.int64), borders, np.array(ends, np.int64)])
+
+    @property
+    def cursor(self) -> str:
+        """Where to go on after this batch: keep it in the checkpoint, then commit it. Empty for a batch without groups."""
+        return str(Cursor(self.run, int(self.delivery_seq[-1]) + 1)) if self.num_sequences else ""
+
+    @cached_property
+    def span_widths(self) -> Int64:
+        """[S] tokens of each span."""
+        starts = np.zeros(len(self.span_end), np.int64)
+        starts[1:] = self.span_end[:-1]
+        starts[self.span_offsets[:-1][np.diff(self.span_offsets) > 0]] = 0
+        return self.span_end - starts
+
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """[T] whether a token trains."""
+        return np.repeat(self.span_kind == SpanKind.TRAINED, self.span_widths)
+
+    def sampled_index(self) -> Int64:
+        """[C] position in `token_ids` of each sampled token, aligned with `logprobs`."""
+        return np.flatnonzero(np.repeat(self.span_kind != SpanKind.CONTEXT, self.span_widths))
+
+    def per_sampled(self, span_values: NDArray[Any]) -> NDArray[Any]:
+        """[C] a per-span array (`span_kind`, `span_temperature`, ...) spread over the sampled tokens."""
+        sampled = self.span_kind != SpanKind.CONTEXT
+        return np.repeat(span_values[sampled], self.span_widths[sampled])
+
+    def dense(self) -> pa.RecordBatch:
+        """With mask, logprobs, versions and temperatures of full length (`prorl.schema.dense`); copies."""
+        return dense(self.arrow)
+
+    def rows(self, start: int, stop: int) -> PackedBatch:
+        """Sequences start..stop over the same memory, offsets rebased. May cut a group: for micro-batches, not for cursors."""
+        advantages = None if self.advantages is None else self.advantages[start:stop]
+        return PackedBatch(self.arrow.slice(start, stop - start), self.run, advantages)
+
+    def groups(self, start: int, stop: int) -> PackedBatch:
+        """Groups start..stop over the same memory, offsets rebased."""
+        stop = min(stop, self.num_groups)
+        return self.rows(int(self.group_starts[start]), int(self.group_starts[stop]))
+
+    def with_advantages(self, advantages: Float32) -> PackedBatch:
+        """The same batch with these advantages, [B]."""
+        assert advantages.shape == (self.num_sequences,), (advantages.shape, self.num_sequences)
+        return replace(self, advantages=advantages.astype(np.float32, copy=False))
+
+    @classmethod
+    def concat(cls, batches: Sequence[PackedBatch]) -> PackedBatch:
+        """One batch of these, in order: one copy, none for a single one."""
+        if len(batches) == 1:
+            return batches[0]
+        arrow = pa.concat_batches([batch.arrow for batch in batches])
+        parts = [batch.advantages for batch in batches if batch.advantages is not None]
+        return cls(arrow, batches[0].run, np.concatenate(parts) if len(parts) == len(batches) else None)
+
+    def torch(self) -> TorchBatch:
+        """The same memory as tensors. Read-only: clone before writing in place."""
+        names = [name for name in TorchBatch.__slots__ if name not in ("max_seqlen", "advantages")]
+        arrays = {name: _tensor(getattr(self, name)) for name in names}
+        advantages = None if self.advantages is None else _tensor(self.advantages)
+        return TorchBatch(**arrays, advantages=advantages, max_seqlen=self.max_seqlen)
+
+    def _values(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+        return _view(self.arrow.column(name).flatten(), dtype)
+
+    def _offsets(self, name: str) -> Int32:
+        if not self.num_sequences:
+            return np.zeros(1, np.int32)
+        offsets: Int32 = self.arrow.column(name).offsets.to_numpy(zero_copy_only=True)
+        return offsets - offsets[0] if offsets[0] else offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TorchBatch:
+    """`PackedBatch`'s arrays as CPU tensors over the same memory; names and shapes are those of `PackedBatch`."""
+
+    token_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    logprobs: torch.Tensor
+    logprob_offsets: torch.Tensor
+    span_offsets: torch.Tensor
+    span_end: torch.Tensor
+    span_kind: torch.Tensor
+    span_version: torch.Tensor
+    span_turn: torch.Tensor
+    span_temperature: torch.Tensor
+    rewards: torch.Tensor
+    group_ids: torch.Tensor
+    advantages: torch.Tensor | None
+    max_seqlen: int
+
+
+def _view(array: pa.Array, dtype: type[ScalarT]) -> NDArray[ScalarT]:
+    view: NDArray[ScalarT] = array.to_numpy(zero_copy_only=True)
+    assert view.dtype == dtype, (view.dtype, dtype)
+    return view
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    import torch
+    import torch.utils.dlpack
+
+    # torch warns about every read-only numpy array; DLPack from Arrow says the same memory without a warning.
+    read_only = not array.flags.writeable
+    tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(pa.array(array)) if read_only else torch.from_numpy(array)
+    return tensor
