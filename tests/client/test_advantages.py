@@ -1,0 +1,72 @@
+"""Advantages against a plain float64 reference over distinct rollouts."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from prorl.bench.synthetic import Shape, delivered, group
+from prorl.client import PackedBatch
+from prorl.client.advantages import add_advantages, mean_centred, mean_std
+from prorl.errors import UserError
+
+
+def batch_of(num_groups: int, shape: Shape, seed: int = 0) -> PackedBatch:
+    return PackedBatch(delivered([group(i, shape, seed) for i in range(num_groups)]), "demo")
+
+
+def reference(batch: PackedBatch, of_group: Callable[[list[float]], Callable[[float], float]]) -> list[float]:
+    rewards: dict[int, dict[int, float]] = defaultdict(dict)
+    rows = list(zip(batch.group_ids.tolist(), batch.rollout_ids.tolist(), batch.rewards.tolist(), strict=True))
+    for group_id, rollout_id, reward in rows:
+        rewards[group_id][rollout_id] = reward
+    return [of_group(list(rewards[group_id].values()))(reward) for group_id, _, reward in rows]
+
+
+def centred(rewards: list[float]) -> Callable[[float], float]:
+    return lambda reward: reward - statistics.fmean(rewards)
+
+
+def normalised(rewards: list[float]) -> Callable[[float], float]:
+    return lambda reward: (reward - statistics.fmean(rewards)) / (statistics.stdev(rewards) + 1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_to_the_formulas_over_distinct_rollouts(seed: int) -> None:
+    batch = batch_of(6, Shape(n=5, rewritten_share=0.5), seed)
+    assert batch.num_sequences > 30, "some rollouts must have two sequences"
+    np.testing.assert_allclose(mean_centred(batch), reference(batch, centred), atol=1e-7)
+    np.testing.assert_allclose(mean_std(batch), reference(batch, normalised), atol=1e-6)
+
+
+def test_a_rewritten_rollout_counts_once() -> None:
+    shape = Shape(n=4, rewritten_share=0.5)
+    batch = next(b for b in (batch_of(1, shape, seed) for seed in range(20)) if b.num_sequences > 4)
+    per_rollout = dict(zip(batch.rollout_ids.tolist(), mean_centred(batch).tolist(), strict=True))
+    assert sum(per_rollout.values()) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_lone_or_equal_group_teaches_nothing() -> None:
+    assert mean_std(batch_of(2, Shape(n=1))).tolist() == [0.0, 0.0]
+    assert mean_centred(batch_of(2, Shape(n=1))).tolist() == [0.0, 0.0]
+
+
+def test_the_same_group_gets_the_same_bits_in_any_batch() -> None:
+    batch = batch_of(5, Shape(n=7, rewritten_share=0.3))
+    whole = mean_std(batch)
+    parts = [mean_std(batch.groups(i, i + 1)) for i in range(5)]
+    assert whole.tobytes() == np.concatenate(parts).tobytes()
+
+
+def test_names_functions_and_none() -> None:
+    batch = batch_of(2, Shape())
+    assert add_advantages(batch, None).advantages is None
+    ones = add_advantages(batch, lambda b: np.ones(b.num_sequences, np.float32)).advantages
+    assert ones is not None
+    assert ones.sum() == batch.num_sequences
+    with pytest.raises(UserError, match="one of group, centred"):
+        add_advantages(batch, "gae")  # type: ignore[arg-type]
