@@ -1,0 +1,199 @@
+"""SCORED rows -> rows of the tables. Nested lists are flattened without copying a token; offsets of slices are rebased.
+
+`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `problems` says which rows may not be
+committed; it is the last gate before a row trains. Nothing here decides a rollout's fate and nothing touches a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prorl.columns import validate_sequences
+from prorl.schema import MAX_SEGMENTS, MESSAGE, MESSAGES, ROLLOUTS, SCORED, SEQUENCE, SEQUENCES, TABLES, TURNS
+from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, RolloutState
+
+COMMITTED_CLASSES = frozenset({FailureClass.NONE, FailureClass.POLICY})
+"""Failure classes whose trajectories are kept and train; all others go to `partial/`."""
+
+
+def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
+    """Failure code of each SCORED row: EVAL's if it failed there, else RUN's."""
+    eval_codes, run_codes = batch.column("eval_failure_code").to_pylist(), batch.column("failure_code").to_pylist()
+    return [FailureCode(eval_code or run_code) for eval_code, run_code in zip(eval_codes, run_codes, strict=True)]
+
+
+def problems(batch: pa.RecordBatch) -> list[str]:
+    """One text per SCORED row: empty if it may be committed, else what is wrong with it."""
+    if nulls := _nulls(batch):
+        return [f"null in {nulls}"] * batch.num_rows
+    found = [""] * batch.num_rows
+    for i, (code, scored) in enumerate(zip(effective_codes(batch), batch.column("scored").to_pylist(), strict=True)):
+        if code is FailureCode.NONE and not scored:
+            found[i] = "neither scored nor failed"
+        if not np.isfinite(batch.column("reward")[i].as_py()):
+            found[i] = "the reward is not finite"
+    sequences, parents = _sequences(batch)
+    segments = sequences.column("segment").to_numpy()
+    firsts = np.searchsorted(parents, parents)
+    expected = np.arange(len(parents)) - firsts
+    for parent, segment, wanted, text in zip(parents, segments, expected, validate_sequences(sequences), strict=True):
+        if text or segment != wanted or segment >= MAX_SEGMENTS:
+            found[parent] = text or f"segment {segment} where {wanted} was expected"
+    return found
+
+
+def _nulls(batch: pa.RecordBatch) -> str:
+    """Names of columns and struct children that hold nulls; Arrow's own validation lets them through."""
+
+    def walk(name: str, array: pa.Array) -> Iterable[str]:
+        if array.null_count:
+            yield name
+        elif pa.types.is_list(array.type) and pa.types.is_nested(array.type.value_type):
+            yield from walk(name, array.flatten())
+        elif pa.types.is_struct(array.type):
+            for child, values in zip(array.type, array.flatten(), strict=True):
+                yield from walk(f"{name}.{child.name}", values)
+
+    return ", ".join(name for column, array in zip(batch.schema.names, batch.columns, strict=True) for name in walk(column, array))
+
+
+def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+    """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem, in the order of the batch."""
+    sequences, parents = _sequences(batch)
+    return {
+        "sequences": sequences,
+        "rollouts": _rollouts(batch, sequences, parents),
+        "turns": _turns(batch),
+        "messages": _messages(batch),
+    }
+
+
+def _parents(column: pa.ListArray) -> np.ndarray[Any, Any]:
+    """For each element of a list column, the row that it belongs to (slices included)."""
+    return np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
+
+
+def _sequences(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
+    parents = _parents(batch.column("sequences"))
+    structs = batch.column("sequences").flatten()
+    fields = {f.name: values for f, values in zip(SEQUENCE, structs.flatten(), strict=True)}
+    for name in ("rollout_id", "group_id", "sample_index", "attempt", "reward"):
+        fields[name] = batch.column(name).take(pa.array(parents))
+    fields["sequence_id"] = pa.array(fields["rollout_id"].to_numpy() * MAX_SEGMENTS + fields["segment"].to_numpy())
+    return _batch(fields, SEQUENCES), parents
+
+
+def _batch(columns: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _sums(values: np.ndarray[Any, Any], parents: np.ndarray[Any, Any], rows: int) -> pa.Array:
+    return pa.array(np.bincount(parents, weights=values, minlength=rows).astype(np.int32))
+
+
+def _rollouts(batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]) -> pa.RecordBatch:
+    rows = batch.num_rows
+    columns = {name: batch.column(name) for name in ROLLOUTS.names if name in SCORED.names}
+    codes = effective_codes(batch)
+    turns = batch.column("turns")
+    calls = turns.flatten().field("tool_calls").to_numpy()
+    sampled = _lengths(sequences.column("logprobs"))
+    low, high = _versions(batch, sequences, parents)
+    columns |= {
+        "status": pa.array([RolloutState.COMPLETED.value] * rows),
+        "failure_class": pa.array([FAILURE_CLASS[code].value for code in codes]),
+        "failure_code": pa.array([code.value for code in codes]),
+        "failure_message": pc.if_else(
+            pc.equal(batch.column("eval_failure_code"), ""), batch.column("failure_message"), batch.column("eval_failure_message")
+        ),
+        "num_sequences": pa.array(np.diff(batch.column("sequences").offsets.to_numpy()).astype(np.int32)),
+        "num_turns": pa.array(np.diff(turns.offsets.to_numpy()).astype(np.int32)),
+        "num_tokens": _sums(_lengths(sequences.column("token_ids")), parents, rows),
+        "num_sampled": _sums(sampled, parents, rows),
+        "num_tool_calls": _sums(calls, _parents(turns), rows),
+        "valid": pa.array(np.bincount(parents, weights=sampled, minlength=rows) > 0),
+        "min_version": pa.array(low),
+        "max_version": pa.array(high),
+        "committed_at": pa.array([datetime.now(UTC)] * rows, ROLLOUTS.field("committed_at").type),
+    }
+    return _batch(columns, ROLLOUTS)
+
+
+def _lengths(lists: pa.ListArray) -> np.ndarray[Any, Any]:
+    return np.diff(lists.offsets.to_numpy())
+
+
+def _versions(batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Lowest and highest version that sampled a token of each row; the lease's own where nothing was sampled."""
+    spans = sequences.column("span_version")
+    owners = parents[_parents(spans)] if len(parents) else np.zeros(0, np.int64)
+    versions = spans.flatten().to_numpy()
+    leased = batch.column("min_version").to_numpy()
+    low, high = np.full(batch.num_rows, np.iinfo(np.int32).max, np.int32), np.full(batch.num_rows, -1, np.int32)
+    np.minimum.at(low, owners[versions >= 0], versions[versions >= 0])
+    np.maximum.at(high, owners[versions >= 0], versions[versions >= 0])
+    return np.where(high < 0, leased, low).astype(np.int32), np.where(high < 0, leased, high).astype(np.int32)
+
+
+def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    parents = pa.array(_parents(batch.column("turns")))
+    structs = batch.column("turns").flatten()
+    keys = [batch.column(name).take(parents) for name in ("rollout_id", "attempt")]
+    return pa.RecordBatch.from_arrays([*keys, *structs.flatten()], schema=TURNS)
+
+
+def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The messages, and after each rollout's last one the grader's log as a message of role `grader`."""
+    said, graded = batch.column("messages").flatten(), _grader_messages(batch)
+    owners = np.concatenate([_parents(batch.column("messages")), np.flatnonzero(pc.not_equal(batch.column("grader_log"), ""))])
+    order = np.argsort(owners, kind="stable")
+    sorted_owners = owners[order]
+    index = np.arange(len(owners)) - np.searchsorted(sorted_owners, sorted_owners)
+    keys = [batch.column(name).take(pa.array(sorted_owners)) for name in ("rollout_id", "attempt")]
+    values = [pa.concat_arrays(pair).take(pa.array(order)) for pair in zip(said.flatten(), graded.flatten(), strict=True)]
+    return pa.RecordBatch.from_arrays([*keys, pa.array(index.astype(np.int32)), *values], schema=MESSAGES)
+
+
+def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
+    logs = batch.column("grader_log")
+    turns = np.maximum(np.diff(batch.column("turns").offsets.to_numpy()) - 1, 0).astype(np.int32)
+    rows = batch.num_rows
+    constants = {"role": pa.repeat("grader", rows), "tool_calls": pa.repeat("[]", rows), "name": pa.repeat("", rows)}
+    columns = {**constants, "content": logs, "turn": pa.array(turns)}
+    structs = pa.StructArray.from_arrays([columns[f.name] for f in MESSAGE], fields=list(MESSAGE))
+    return structs.filter(pc.not_equal(logs, ""))
+
+
+TERMINAL_KEYS = (
+    "attempt", "status", "failure_class", "failure_code", "failure_message", "sample_index", "rollout_key",
+    "task_id", "data_source", "env", "agent", "queue_s", "extra",
+)  # fmt: skip
+"""What a `terminal` command carries beside rollout and group."""
+
+
+def terminal_rows(terminals: Iterable[Mapping[str, Json]]) -> pa.Table:
+    """`rollouts` rows of rollouts that ended without a trajectory; each mapping holds rollout_id, group_id and TERMINAL_KEYS."""
+    now = datetime.now(UTC)
+    blank: dict[str, Json] = {
+        "valid": False, "stop_reason": "", "reward": None, "reward_parts": [], "artefact": b"", "artefact_digest": "",
+        "num_sequences": 0, "num_turns": 0, "num_tokens": 0, "num_sampled": 0, "num_tool_calls": 0, "min_version": -1,
+        "max_version": -1, "init_s": 0.0, "run_s": 0.0, "llm_s": 0.0, "tool_s": 0.0, "eval_s": 0.0, "committed_at": now,
+    }  # fmt: skip
+    return pa.Table.from_pylist([{**blank, **terminal} for terminal in terminals], schema=ROLLOUTS)
+
+
+def event_rows(table: str, rows: Iterable[Mapping[str, Json]]) -> pa.Table:
+    """`groups` or `tasks` rows from the JSON that the gateway sends; `at` is ISO text or microseconds since the epoch."""
+    schema = TABLES[table]
+    values = [{name: _moment(value) if name == "at" else value for name, value in row.items()} for row in rows]
+    return pa.Table.from_pylist(values, schema=schema)
+
+
+def _moment(value: Json) -> datetime:
+    return datetime.fromisoformat(value) if isinstance(value, str) else datetime.fromtimestamp(value / 1e6, UTC)

@@ -1,0 +1,167 @@
+"""The group filter: which complete groups are worth training on, decided by SQL that everyone can read and replace.
+
+What the SQL sees: a table `rollouts` with one row per *valid* member (completed, class "" or `policy`) of the groups to decide:
+
+    group_id int64, task_id text, num_members int32 (n, masked ones included), rollout_id int64, sample_index int32,
+    attempt int32, failure_class text ('' or 'policy'), reward float
+
+What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group that it leaves out is dropped as
+`unselected`. Under a filter other than `none`, a group with fewer than 2 valid members never reaches the SQL: dropped as `incomplete`.
+(Under `none`, a group without a valid member is `incomplete` too: there is nothing to serve.)
+
+The SQL runs in a `LockedDuckDB`, many groups a query, and is stopped after 5 s. A query that fails is tried again group by group; a
+group that still fails is dropped as `filter_error: ...`, since a group must never stay undecided. Decisions here are proposals: the
+control log's first one stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from prorl.errors import ConfigError
+from prorl.storage.sql import LockedDuckDB
+from prorl.types import FailureClass, GroupDecision, GroupMember, Json, RolloutState
+
+NONE_SQL = """
+select group_id, true as kept, 'unfiltered' as reason
+from rollouts
+group by group_id
+"""
+
+DAPO_SQL = """
+select group_id,
+       min(reward) <> max(reward) as kept,
+       if(kept, 'informative', 'all_equal') as reason
+from rollouts
+group by group_id
+"""
+"""DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal has no advantage and teaches nothing."""
+
+BUILT_IN = {"none": NONE_SQL, "dapo": DAPO_SQL}
+
+TIMEOUT_S = 5.0
+
+MEMBERS = pa.schema(
+    [
+        ("group_id", pa.int64()), ("task_id", pa.utf8()), ("num_members", pa.int32()), ("rollout_id", pa.int64()),
+        ("sample_index", pa.int32()), ("attempt", pa.int32()), ("failure_class", pa.utf8()), ("reward", pa.float32()),
+    ]
+)  # fmt: skip
+"""The `rollouts` table that a filter reads."""
+
+_OUTPUT = {"group_id": ("BIGINT", "INTEGER"), "kept": ("BOOLEAN",), "reason": ("VARCHAR",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteGroup:
+    """A group whose members are all terminal."""
+
+    group_id: int
+    task_id: str
+    members: tuple[GroupMember, ...]
+
+    @property
+    def valid(self) -> tuple[GroupMember, ...]:
+        """Members that may train; the others are masked."""
+        return tuple(member for member in self.members if is_valid(member))
+
+    @classmethod
+    def of(cls, group_id: int, payload: Json) -> CompleteGroup:
+        """From a `group_complete` command's payload."""
+        members = tuple(
+            GroupMember(rollout_id, sample_index, attempt, RolloutState(state), FailureClass(failure_class), reward)
+            for rollout_id, sample_index, attempt, state, failure_class, reward in payload["members"]
+        )
+        return cls(group_id=group_id, task_id=payload.get("task_id", ""), members=members)
+
+
+def is_valid(member: GroupMember) -> bool:
+    """Whether a member's reward counts: completed, and not by our own fault."""
+    return (
+        member.state is RolloutState.COMPLETED
+        and member.failure_class in (FailureClass.NONE, FailureClass.POLICY)
+        and member.reward is not None
+    )
+
+
+def filter_sql(name: str) -> str:
+    """SQL of a built-in filter, or the text itself."""
+    return BUILT_IN.get(name, name)
+
+
+class GroupFilter:
+    """A run's filter, compiled. `decide` blocks for milliseconds (at most `TIMEOUT_S` a query): call it off the event loop."""
+
+    def __init__(self, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """Compile. Raises ConfigError when `name` is neither built in nor SQL that binds."""
+        self._sql, self._timeout_s = filter_sql(name), timeout_s
+        self._min_valid = 1 if name == "none" else 2
+        self._database = LockedDuckDB(error=ConfigError, what="filter")
+        try:
+            self._database.register("rollouts", MEMBERS.empty_table())
+            _check_output(self._database.bind(self._sql))
+        except ConfigError:
+            self._database.close()
+            raise
+
+    def decide(self, groups: Sequence[CompleteGroup]) -> list[GroupDecision]:
+        """One decision per group, in the order given."""
+        asked = [group for group in groups if len(group.valid) >= self._min_valid]
+        found = self._ask_all(asked)
+        return [found.get(group.group_id) or self._absent(group) for group in groups]
+
+    def _absent(self, group: CompleteGroup) -> GroupDecision:
+        enough = len(group.valid) >= self._min_valid
+        return GroupDecision(group.group_id, kept=False, reason="unselected" if enough else "incomplete")
+
+    def _ask_all(self, groups: Sequence[CompleteGroup]) -> dict[int, GroupDecision]:
+        if not groups:
+            return {}
+        try:
+            return self._ask(groups)
+        except ConfigError as error:
+            if len(groups) == 1:
+                group_id = groups[0].group_id
+                return {group_id: GroupDecision(group_id, kept=False, reason=f"filter_error: {error.given}"[:200])}
+        return {group_id: decision for group in groups for group_id, decision in self._ask_all([group]).items()}
+
+    def _ask(self, groups: Sequence[CompleteGroup]) -> dict[int, GroupDecision]:
+        self._database.register("rollouts", _table(groups))
+        answer = self._database.query(self._sql, self._timeout_s)
+        columns = [answer.column(name).to_pylist() for name in _OUTPUT]
+        decisions = [GroupDecision(group_id, kept, str(reason)) for group_id, kept, reason in zip(*columns, strict=True)]
+        wanted = {group.group_id for group in groups}
+        found = {decision.group_id: decision for decision in decisions}
+        if len(found) != len(decisions) or not wanted.issuperset(found) or any(d.kept is None for d in decisions):
+            raise ConfigError("filter gave a group twice, an unknown group, or a NULL", "one row per group: group_id, kept, reason")
+        return found
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._database.close()
+
+
+def check_filter(name: str) -> None:
+    """Raise ConfigError unless `name` is a filter: `none`, `dapo`, or SQL that binds and gives the right columns."""
+    GroupFilter(name).close()
+
+
+def _check_output(found: Mapping[str, str]) -> None:
+    for name, types in _OUTPUT.items():
+        if found.get(name) not in types:
+            raise ConfigError(
+                f"filter gives {', '.join(f'{name} {dtype}' for name, dtype in found.items())}",
+                "group_id BIGINT, kept BOOLEAN, reason VARCHAR",
+            )
+
+
+def _table(groups: Sequence[CompleteGroup]) -> pa.Table:
+    rows = [
+        (g.group_id, g.task_id, len(g.members), m.rollout_id, m.sample_index, m.attempt, m.failure_class.value, m.reward)
+        for g in groups
+        for m in g.valid
+    ]
+    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MEMBERS, strict=True)], schema=MEMBERS)

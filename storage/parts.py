@@ -1,0 +1,151 @@
+"""One table of one part as Parquet bytes and back: the settings, the row groups, the hashes.
+
+Settings and their reasons (measured: research/dataplane.md 4.4): zstd level 1 is the knee of the curve; token ids and logprobs are
+byte-stream-split and never dictionary-encoded; row groups of `sequences` hold 8-64 rows and end where a group ends, so that one group
+is read without its neighbours; page checksums on both sides, since Parquet reads a flipped byte as data without them.
+A part is built in memory (the writer bounds it by its flush size), so that its hash and its file come from the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prorl.errors import StorageError
+from prorl.schema import SCORED, SEQUENCES, TABLES, check_schema, check_version
+from prorl.storage.layout import PartFile, RunDir
+
+MIN_GROUP_ROWS = 8
+MAX_GROUP_ROWS = 64
+
+_SPLIT = {"token_ids.list.element": "BYTE_STREAM_SPLIT", "logprobs.list.element": "BYTE_STREAM_SPLIT"}
+_NESTED_SPLIT = {f"sequences.list.element.{column}": encoding for column, encoding in _SPLIT.items()}
+
+_SCALARS = {name: [f.name for f in schema if not pa.types.is_nested(f.type)] for name, schema in TABLES.items()}
+_TEXT = {name: [f.name for f in schema if pa.types.is_string(f.type)] for name, schema in TABLES.items()}
+
+
+def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
+    """Parquet bytes of one table of a part."""
+    check_schema(rows.schema, TABLES[table], f"{table} of {part}")
+    sequences = table == "sequences"
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        _footer(TABLES[table], run_id, part),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False if sequences else _TEXT[table],
+        column_encoding=_SPLIT if sequences else None,
+        write_statistics=_SCALARS[table],
+        write_page_checksum=True,
+    ) as writer:
+        for start, stop in row_groups(rows) if sequences else [(0, rows.num_rows)]:
+            if stop > start:
+                writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
+    return sink.getvalue()
+
+
+def encode_partial(row: pa.RecordBatch, run_id: str) -> pa.Buffer:
+    """Parquet bytes of an attempt that did not commit, in SCORED's shape."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        _footer(SCORED, run_id, ""),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=False,
+        column_encoding=_NESTED_SPLIT,
+        write_page_checksum=True,
+    ) as writer:
+        writer.write_batch(row)
+    return sink.getvalue()
+
+
+def _footer(schema: pa.Schema, run_id: str, part: str) -> pa.Schema:
+    return schema.with_metadata({**schema.metadata, b"prorl.run_id": run_id.encode(), b"prorl.part": part.encode()})
+
+
+def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
+    """Where to cut `sequences` rows that are sorted by group: at borders of groups, 8-64 rows each where that is possible.
+
+    A group of more than 64 rows is cut inside; the last row group may be short.
+    """
+    ids = rows.column("group_id").to_numpy()
+    borders = [*(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
+    cuts, start = [], 0
+    for border, following in zip(borders, [*borders[1:], None], strict=True):
+        while border - start > MAX_GROUP_ROWS:
+            cuts.append((start, start + MAX_GROUP_ROWS))
+            start += MAX_GROUP_ROWS
+        if following is None or border - start >= MIN_GROUP_ROWS or following - start > MAX_GROUP_ROWS:
+            cuts.append((start, border))
+            start = border
+    return cuts
+
+
+def part_file(table: str, part: str, rows: int, content: pa.Buffer) -> PartFile:
+    """How a commit names it."""
+    digest = hashlib.sha256(content).hexdigest()
+    return PartFile(table=table, path=f"{table}/{part}.parquet", rows=rows, bytes=content.size, sha256=digest)
+
+
+def empties(run_id: str) -> Mapping[str, pa.Buffer]:
+    """An empty part per table."""
+    return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
+
+
+class PartReader:
+    """One open part; page checksums are verified. Raises StorageError for a damaged file, SchemaError for another version."""
+
+    def __init__(self, run: RunDir, file: PartFile) -> None:
+        self._where, self._table = run.path(file.path), file.table
+        self._file = run.fs.open(self._where, "rb")
+        try:
+            self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True, pre_buffer=False)
+            check_version((self._parquet.schema_arrow.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, self._where)
+        except (pa.ArrowException, OSError) as error:
+            self._file.close()
+            raise StorageError(f"{self._where}: {error}") from None
+
+    @property
+    def num_row_groups(self) -> int:
+        """How many row groups it has."""
+        return int(self._parquet.num_row_groups)
+
+    def read(self, row_groups: list[int] | None = None, columns: list[str] | None = None) -> pa.Table:
+        """Rows in the table's schema (all row groups, all columns unless named)."""
+        wanted = list(range(self.num_row_groups)) if row_groups is None else row_groups
+        try:
+            rows = self._parquet.read_row_groups(wanted, columns=columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise StorageError(f"{self._where}: {error}") from None
+        return rows.replace_schema_metadata(TABLES[self._table].metadata)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._parquet.close()
+        self._file.close()
+
+    def __enter__(self) -> PartReader:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def read_part(run: RunDir, file: PartFile, columns: list[str] | None = None) -> pa.Table:
+    """All rows of one file."""
+    with PartReader(run, file) as part:
+        return part.read(columns=columns)
+
+
+SEQUENCE_KEYS = [
+    name for name in SEQUENCES.names if name in ("sequence_id", "rollout_id", "group_id", "sample_index", "attempt", "segment")
+]
+"""Columns of `sequences` that cost next to nothing to read."""

@@ -1,0 +1,82 @@
+"""A DuckDB that only reads what it was given: no files, no network, no settings, one SELECT at a time, stopped at a deadline.
+
+Users' SQL (a run's filter, `prorl sql`) runs inside our processes, so everything that is not a query over registered tables must
+fail: external access is off, Python variables are not tables, the configuration is locked, and a text that is not exactly one
+SELECT is refused before it is bound (DuckDB would run the statements before the last one while binding it).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from prorl.errors import UserError
+
+_SETTINGS = (
+    "set temp_directory = ''",
+    "set autoinstall_known_extensions = false",
+    "set autoload_known_extensions = false",
+    "set python_enable_replacements = false",
+    "set enable_external_access = false",
+    "set lock_configuration = true",
+)
+
+
+class LockedDuckDB:
+    """An in-memory DuckDB over registered Arrow data. One query at a time; not thread-safe."""
+
+    def __init__(self, *, threads: int = 1, memory: str = "512MB", error: type[UserError] = UserError, what: str = "SQL") -> None:
+        self._error, self._what = error, what
+        self._connection = duckdb.connect(":memory:", config={"threads": str(threads), "memory_limit": memory})
+        for setting in _SETTINGS:
+            self._connection.execute(setting)
+
+    def register(self, name: str, source: Any) -> None:
+        """Make an Arrow table, batch or dataset readable as `name`; replaces an earlier one."""
+        self._connection.register(name, source)
+
+    def bind(self, sql: str) -> Mapping[str, str]:
+        """Columns and types that a SELECT would give, without running it. Raises `error` when it does not bind."""
+        try:
+            relation = self._connection.sql(self._one_select(sql))
+            return dict(zip(relation.columns, (str(dtype) for dtype in relation.types), strict=True))
+        except duckdb.Error as error:
+            raise self._refuse(error) from None
+
+    def query(self, sql: str, timeout_s: float | None = None) -> pa.Table:
+        """Run one SELECT. Raises `error` for anything else, for SQL that fails and for SQL that is still running at `timeout_s`."""
+        statement = self._one_select(sql)
+        timer = threading.Timer(timeout_s, self._connection.interrupt) if timeout_s is not None else None
+        if timer:
+            timer.start()
+        try:
+            return self._connection.sql(statement).to_arrow_table()
+        except duckdb.InterruptException:
+            raise self._error(f"{self._what} was stopped after {timeout_s:g} s", "a query that ends sooner") from None
+        except duckdb.Error as error:
+            raise self._refuse(error) from None
+        finally:
+            if timer:
+                timer.cancel()
+                timer.join()
+
+    def _one_select(self, sql: str) -> str:
+        try:
+            statements = self._connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise self._refuse(error) from None
+        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+            kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+            raise self._error(f"{self._what} holds {kinds}", "exactly one SELECT")
+        return str(statements[0].query)
+
+    def _refuse(self, error: duckdb.Error) -> UserError:
+        return self._error(f"{self._what}: {str(error).splitlines()[0]}", "one SELECT that binds")
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._connection.close()
