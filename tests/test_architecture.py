@@ -42,7 +42,7 @@ def test_queues_are_bounded(path: Path) -> None:
 
 
 def test_broad_catches_live_in_boundary_only() -> None:
-    """The tool server inside a sandbox is apart: it has no prorl to import, and what it catches is the agent's own error."""
+    """What runs inside a sandbox is apart: it has no prorl to import, and what it catches is the agent's own error."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in FILES
@@ -50,6 +50,7 @@ def test_broad_catches_live_in_boundary_only() -> None:
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
         if path.name != "errors.py"
         and path.parent.name != "server"
+        and path.name != "judge.py"
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
     assert not found, f"use prorl.errors.boundary: {found}"

@@ -1,0 +1,121 @@
+"""The env `arith`: arithmetic in words with a real `python` tool, for small policies: short messages, short tool output.
+
+`task.data`: `expression` (the right Python expression), `answer` (its value as text); `prorl.tasks.generated` makes such tasks.
+RUN needs a sandbox for the tool; EVAL needs none: the reward is 1 for the exact answer, else 0.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from prorl.errors import TaskError
+from prorl.limits import Deadline
+from prorl.protocols import Reference, Sandbox
+from prorl.types import Message, RewardPart, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
+
+SYSTEM = "Answer with a number."
+PYTHON = ToolSpec(
+    "python",
+    "Evaluates Python code.",
+    {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+)
+_OUTPUT_CHARS = 40
+_USAGE = 2  # exit code of a call with bad arguments
+
+
+class Solution(NamedTuple):
+    """A known way through a task (`prorl.protocols.Reference`)."""
+
+    calls: tuple[ToolCall, ...]
+    answer: str
+
+
+class ArithEnv:
+    """Implements `prorl.protocols.Env`."""
+
+    name = "arith"
+
+    def check(self, task: Task) -> None:
+        """Raise TaskError if `task.data` lacks the expression or the answer."""
+        need_text(task, "expression", "answer")
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        """One for the tool in RUN, none in EVAL."""
+        return SandboxSpec() if stage is Stage.RUN else None
+
+    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
+        """`python`."""
+        return (PYTHON,)
+
+    def messages(self, task: Task) -> tuple[Message, ...]:
+        """A system message of four words and the question."""
+        return (Message(role="system", content=SYSTEM), Message(role="user", content=task.prompt))
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Nothing: the task has no files."""
+
+    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+        """Run `python` in the sandbox; only the value's last line comes back."""
+        if call.name != PYTHON.name:
+            return ToolResult(output=f"error: no tool {call.name[:_OUTPUT_CHARS]}", exit_code=_USAGE)
+        return await call_python(sandbox, call, timeout_s)
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """The final answer's text."""
+        return final.strip().encode()
+
+    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+        """1 for the exact answer."""
+        return exact(task, artefact)
+
+    def reference(self, task: Task) -> Reference:
+        """One call of `python` with the right expression."""
+        return Solution((ToolCall(PYTHON.name, {"code": task.data["expression"]}),), task.data["answer"])
+
+
+async def call_python(sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+    """Run the code of a `python` call; output cut to what a policy with a short context can read.
+
+    A value gives its last line, an exception `error: ` and its name. Raises SandboxError.
+    """
+    code = call.arguments.get("code")
+    if not isinstance(code, str):
+        return ToolResult(output="error: python needs code", exit_code=_USAGE)
+    assert sandbox is not None, "RUN of these envs has a sandbox"
+    result = await sandbox.call(PYTHON.name, {"code": code}, timeout_s)
+    return ToolResult(
+        output=short_output(result),
+        exit_code=result.exit_code,
+        duration_s=result.duration_s,
+        truncated=result.truncated,
+        timed_out=result.timed_out,
+    )
+
+
+def short_output(result: ToolResult) -> str:
+    """Last line of what was printed; for an exception its name.
+
+    >>> short_output(ToolResult(output="42\\n")), short_output(ToolResult(output="Traceback ...\\nNameError: x", exit_code=1))
+    ('42', 'error: NameError')
+    """
+    if result.timed_out:
+        return "error: timeout"
+    last = (result.output.strip().splitlines() or [""])[-1].strip()
+    if result.exit_code:
+        return f"error: {last.partition(':')[0]}"[:_OUTPUT_CHARS]
+    return last[:_OUTPUT_CHARS]
+
+
+def exact(task: Task, artefact: bytes) -> Score:
+    """1 if the artefact is the task's answer, character for character."""
+    given = artefact.decode("utf-8", "replace")
+    right = given == task.data["answer"]
+    log = "" if right else f"expected {task.data['answer']}, given {given[:_OUTPUT_CHARS]}"
+    return Score(parts=(RewardPart(name="exact", value=float(right)),), log=log)
+
+
+def need_text(task: Task, *names: str) -> None:
+    """Raise TaskError unless `task.data` holds these as text."""
+    for name in names:
+        if not isinstance(task.data.get(name), str):
+            raise TaskError(f"task {task.task_id}: data.{name} = {task.data.get(name)!r}", "text", "see prorl.tasks.generated")

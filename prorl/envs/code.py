@@ -1,0 +1,141 @@
+"""Programming tasks in HumanEval's shape: complete a function; hidden tests decide (Chen et al. 2021).
+
+Reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines `check(candidate)`) and, for the oracle,
+`data.canonical_solution`; `data.timeout_s` bounds the tests. Invariants: tests never enter the RUN sandbox; only the program's text
+crosses into a fresh EVAL sandbox; the verdict is the judge's exit status and a nonce that the program never sees
+(`prorl/envs/judge.py`), so that exiting or printing passes nothing. What a program can cause scores 0; a judge that cannot start or
+tests that do not load raise GraderError.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from functools import cache
+from importlib.resources import files
+
+import orjson
+
+from prorl.envs.tools import BASH, FILES, PYTHON, Solution, run_call, text_field
+from prorl.errors import GraderError, NotFoundError, TaskError
+from prorl.limits import Deadline
+from prorl.protocols import Sandbox
+from prorl.types import FailureCode, Message, RewardPart, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
+
+SOLUTION_FILE = "solution.py"
+MAX_PROGRAM_BYTES = 200 << 10
+TESTS_S = 30.0
+"""Limit of all tests together when the task names none."""
+MAX_LOG_CHARS = 4000
+
+_FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SYSTEM = (
+    "Write the Python function that the user asks for. You have a workspace with bash, python and files; try your program out. "
+    f"Finish with the whole program in one ```python block, or leave it in {SOLUTION_FILE} and say so."
+)
+
+
+class CodeEnv:
+    """Implements `prorl.protocols.Env`."""
+
+    name = "code"
+
+    def check(self, task: Task) -> None:
+        """The fields are there and the tests compile."""
+        entry_point = text_field(task, "entry_point")
+        if not entry_point.isidentifier():
+            raise TaskError(f"task {task.task_id!r}: data.entry_point is {entry_point!r}", "the name of a function")
+        try:
+            compile(_head(task), "head.py", "exec")
+            compile(text_field(task, "test"), "test.py", "exec")
+        except (SyntaxError, ValueError) as cause:
+            raise TaskError(f"task {task.task_id!r}: its tests do not compile: {cause}", "Python source") from cause
+        if "def check" not in text_field(task, "test"):
+            raise TaskError(f"task {task.task_id!r}: data.test defines no check", "a function `check(candidate)`")
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        """All tools in RUN; none in EVAL, where the judge is started directly."""
+        return SandboxSpec() if stage is Stage.RUN else SandboxSpec(tools=())
+
+    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
+        """bash, python, files."""
+        return (BASH, PYTHON, FILES)
+
+    def messages(self, task: Task) -> tuple[Message, ...]:
+        """How to answer, and the source up to the body."""
+        return (Message(role="system", content=_SYSTEM), Message(role="user", content=f"```python\n{task.prompt.strip()}\n```"))
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Nothing: the workspace starts empty."""
+
+    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+        """Run a tool."""
+        return await run_call(self.tools(task), sandbox, call, timeout_s)
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """The program: the last fenced block of the final message, else the file, else nothing."""
+        blocks = _FENCE.findall(final)
+        if blocks or sandbox is None:
+            return blocks[-1].encode("utf-8", "replace")[:MAX_PROGRAM_BYTES] if blocks else b""
+        try:
+            return await sandbox.get(SOLUTION_FILE, MAX_PROGRAM_BYTES)
+        except (NotFoundError, OSError):
+            return b""
+
+    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+        """1 when every test passes, else 0. Raises GraderError or SandboxError."""
+        if not artefact.strip():
+            return _score(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
+        if sandbox is None:
+            raise GraderError(FailureCode.GRADER_ERROR, "the code env needs an EVAL sandbox")
+        nonce = secrets.token_hex(16)
+        wanted_s = float(task.data.get("timeout_s", TESTS_S))
+        limit_s = min(wanted_s, deadline.remaining_s)
+        result = await sandbox.exec(["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce))
+        return _verdict(result, nonce, cut_short=limit_s < wanted_s)
+
+    def reference(self, task: Task) -> Solution:
+        """Write the program to the file, run it, say where it is."""
+        self.check(task)
+        program = f"{text_field(task, 'prompt')}{text_field(task, 'canonical_solution')}"
+        write = ToolCall("files", {"command": "create", "path": SOLUTION_FILE, "file_text": program})
+        test = f"python3 -c 'import solution; print(callable(solution.{task.data['entry_point']}))'"
+        return Solution((write, ToolCall("bash", {"command": test})), f"The program is in {SOLUTION_FILE}.")
+
+
+def _head(task: Task) -> str:
+    """What precedes the function in the prompt: imports and helpers that the tests may use too."""
+    prompt, entry_point = text_field(task, "prompt"), text_field(task, "entry_point")
+    found = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", prompt, re.MULTILINE)
+    return prompt[: found.start()] if found else ""
+
+
+def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
+    """A program that defines the function follows the prompt's head; any other text is taken as the rest of its body."""
+    text, entry_point = artefact.decode("utf-8", "replace"), task.data["entry_point"]
+    is_whole = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", text, re.MULTILINE) is not None
+    program = f"{_head(task)}\n{text}" if is_whole else f"{task.data['prompt']}{text}"
+    job = {"program": program, "head": _head(task), "test": task.data["test"], "entry_point": entry_point, "nonce": nonce}
+    return orjson.dumps(job)
+
+
+def _verdict(result: ToolResult, nonce: str, *, cut_short: bool) -> Score:
+    log = result.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
+    if result.timed_out:
+        if cut_short:
+            raise GraderError(FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests")
+        return _score(0.0, f"the tests did not end in time\n{log}")
+    words = result.output.rstrip().rsplit("\n", 1)[-1].split()
+    verdict = words[1] if len(words) == 2 and words[0] == nonce else ""
+    if verdict == "error" or f"{nonce} start" not in result.output:
+        raise GraderError(FailureCode.GRADER_ERROR, f"the tests could not run (exit status {result.exit_code}): {log}")
+    return _score(float(verdict == "pass" and result.exit_code == 0), log)
+
+
+def _score(value: float, log: str) -> Score:
+    return Score(parts=(RewardPart(name="tests", value=value),), log=log)
+
+
+@cache
+def _judge_source() -> str:
+    return files("prorl.envs").joinpath("judge.py").read_text()

@@ -1,0 +1,111 @@
+"""What envs share: the tools' signatures as the policy sees them, the check of a call against them, a reference solution.
+
+A call that does not fit its signature is told to the policy as a result with exit code 2; it never reaches the sandbox.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from prorl.errors import TaskError
+from prorl.protocols import Sandbox
+from prorl.types import Json, Task, ToolCall, ToolResult, ToolSpec
+
+BAD_CALL = 2
+"""Exit code of a call that was not run."""
+
+
+def _spec(name: str, description: str, required: Sequence[str], **properties: Mapping[str, Json]) -> ToolSpec:
+    return ToolSpec(name, description, {"type": "object", "properties": properties, "required": list(required)})
+
+
+BASH = _spec(
+    "bash",
+    "Run a command in a persistent bash shell in your workspace. Gives its output and exit status.",
+    ["command"],
+    command={"type": "string", "description": "What to run."},
+)
+PYTHON = _spec(
+    "python",
+    "Run Python code in a persistent interpreter. Gives what it prints and the value of its last expression.",
+    ["code"],
+    code={"type": "string", "description": "What to run."},
+)
+FILES = _spec(
+    "files",
+    "View and edit files in your workspace.",
+    ["command", "path"],
+    command={"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
+    path={"type": "string"},
+    file_text={"type": "string", "description": "create: the whole content."},
+    old_str={"type": "string", "description": "str_replace: what to replace; must occur exactly once."},
+    new_str={"type": "string", "description": "str_replace, insert: what to write."},
+    insert_line={"type": "integer", "description": "insert: after this line; 0 is the start."},
+    view_range={"type": "array", "items": {"type": "integer"}, "description": "view: first and last line."},
+)
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
+class Solution(NamedTuple):
+    """A known way through a task; implements `prorl.protocols.Reference`."""
+
+    calls: tuple[ToolCall, ...]
+    answer: str
+
+
+async def run_call(tools: Sequence[ToolSpec], sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+    """Run a call that fits one of `tools` in the sandbox; any other is a result with exit code 2."""
+    problem = call_problem(tools, call)
+    if not problem and sandbox is None:
+        problem = "this task has no sandbox"
+    if problem or sandbox is None:
+        return ToolResult(output=problem, exit_code=BAD_CALL)
+    return await sandbox.call(call.name, call.arguments, timeout_s)
+
+
+def call_problem(tools: Sequence[ToolSpec], call: ToolCall) -> str:
+    """Why a call does not fit, in words for the policy; empty when it fits."""
+    if call.error:
+        return call.error
+    spec = next((tool for tool in tools if tool.name == call.name), None)
+    if spec is None:
+        names = [tool.name for tool in tools]
+        near = difflib.get_close_matches(call.name, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(names) or 'none'}"
+        return f"there is no tool {call.name!r}; {hint}"
+    return _argument_problem(spec, call.arguments)
+
+
+def _argument_problem(spec: ToolSpec, arguments: Mapping[str, Json]) -> str:
+    properties: Mapping[str, Mapping[str, Json]] = spec.parameters.get("properties", {})
+    if missing := [name for name in spec.parameters.get("required", ()) if name not in arguments]:
+        return f"{spec.name} lacks {', '.join(missing)}"
+    for name, value in arguments.items():
+        if name not in properties:
+            return f"{spec.name} takes {', '.join(properties) or 'no arguments'}, not {name!r}"
+        wanted = properties[name].get("type", "")
+        is_stray_bool = isinstance(value, bool) and wanted in ("integer", "number")
+        if is_stray_bool or not isinstance(value, _TYPES.get(wanted, object)):
+            return f"{spec.name}: {name} is {type(value).__name__}, not {wanted}"
+        if "enum" in properties[name] and value not in properties[name]["enum"]:
+            return f"{spec.name}: {name} is one of {', '.join(map(str, properties[name]['enum']))}, not {value!r}"
+    return ""
+
+
+def text_field(task: Task, name: str) -> str:
+    """A string that the task's data must hold. Raises TaskError."""
+    value = task.data.get(name)
+    if not isinstance(value, str) or not value.strip():
+        found = f"{type(value).__name__}" if name in task.data else f"only {', '.join(task.data) or 'nothing'}"
+        raise TaskError(f"task {task.task_id!r}: data.{name}: found {found}", "a string", f"an env {task.env!r} task needs it")
+    return value

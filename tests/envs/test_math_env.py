@@ -1,0 +1,114 @@
+"""The math env: what is right, wrong or a grader's failure, and its own oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prorl.envs import get_env, verify
+from prorl.envs.math import MathEnv
+from prorl.errors import GraderError, TaskError
+from prorl.limits import Deadline
+from prorl.tasks import load_tasks
+from prorl.types import Json, Stage, Task, ToolCall
+from tests.envs.local_sandbox import LocalSandbox
+
+DATA = Path(__file__).parents[2] / "../shared/data/gsm8k/train-2000.jsonl"
+ENV = MathEnv()
+
+
+def _task(answer: Json, **data: Json) -> Task:
+    return Task(task_id="t", env="math", prompt="?", data={"answer": answer, **data})
+
+
+async def _reward(answer: Json, text: str) -> float:
+    return (await ENV.score(_task(answer), text.encode(), None, Deadline(60.0))).reward
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reward"),
+    [
+        ("42", "#### 42", 1),
+        ("42", "#### 42.0", 1),
+        ("42", "#### 42 dollars", 1),
+        ("1234", "so\n#### $1,234", 1),
+        (0.5, r"\boxed{\frac{1}{2}}", 1),
+        ("42", "It is 42.", 1),
+        ("42", "#### 43", 0),
+        ("42", "42 is my guess\n#### unknown", 0),
+        ("42", "", 0),
+        ("42", "I give up.", 0),
+        ("42", "#### " + "42 " * 2000, 0),
+        ("East", r"\boxed{\text{east}}", 1),
+    ],
+)
+async def test_reward(answer: Json, text: str, reward: float) -> None:
+    assert await _reward(answer, text) == reward
+
+
+async def test_mathematics_decides_what_text_and_numbers_cannot() -> None:
+    if not verify.installed():
+        pytest.skip("math-verify is not installed (extra `math`)")
+    assert await _reward("x^2+2x+1", r"\boxed{(x+1)^2}") == 1
+    assert await _reward("x^2+2x+1", r"\boxed{(x+2)^2}") == 0
+
+
+async def test_a_failing_grader_masks_and_never_scores() -> None:
+    if not verify.installed():
+        pytest.skip("math-verify is not installed (extra `math`)")
+    with pytest.raises(GraderError, match="Timeout"):
+        await ENV.score(_task("x^2"), rb"\boxed{x^{2}}", None, Deadline(0.001))
+    with pytest.raises(GraderError, match="does not parse"):
+        await verify.verify("\\", "1", 60.0)
+
+
+@pytest.mark.parametrize("answer", [None, "", True, ["42"], "9" * 1001])
+def test_a_task_without_a_usable_answer_is_refused(answer: Json) -> None:
+    with pytest.raises(TaskError, match=r"data\.answer"):
+        ENV.check(_task(answer))
+
+
+async def test_calls_that_do_not_fit_are_told_and_not_run(tmp_path: Path) -> None:
+    sandbox = LocalSandbox(tmp_path)
+    for call, words in [
+        (ToolCall("pyton", {}), "did you mean 'python'"),
+        (ToolCall("python", {}), "lacks code"),
+        (ToolCall("python", {"code": 1}), "code is int, not string"),
+        (ToolCall("python", {"code": "1", "x": 1}), "not 'x'"),
+        (ToolCall("", {}, "not JSON"), "not JSON"),
+    ]:
+        result = await ENV.call(_task("1"), sandbox, call, 5.0)
+        assert result.exit_code == 2
+        assert words in result.output
+    assert sandbox.calls == []
+
+
+def test_sandboxes_are_for_run_alone() -> None:
+    assert ENV.sandbox(_task("1"), Stage.RUN) is not None
+    assert ENV.sandbox(_task("1"), Stage.EVAL) is None
+
+
+async def test_the_oracle_solves_what_it_is_given(tmp_path: Path) -> None:
+    task = _task("24", solution="48/2 = <<48/2=24>>24 and << 05*1=5>>\n#### 24")
+    reference = ENV.reference(task)
+    assert reference.calls[0].arguments["code"] == "print(48/2)"
+    assert (await ENV.call(task, LocalSandbox(tmp_path), reference.calls[0], 10.0)).output == "24.0\n"
+    assert (await ENV.score(task, reference.answer.encode(), None, Deadline(10.0))).reward == 1
+    assert ENV.reference(_task(7)).calls[0].arguments["code"] == "print('7')"
+
+
+async def test_all_gsm8k_references_are_right() -> None:
+    if not DATA.exists():
+        pytest.skip("the GSM8K file is not beside this checkout")
+    for task in load_tasks(DATA):
+        ENV.check(task)
+        reference = ENV.reference(task)
+        compile(reference.calls[0].arguments["code"], "call", "exec")
+        assert (await ENV.score(task, reference.answer.encode(), None, Deadline(10.0))).reward == 1
+
+
+def test_get_env_knows_its_names() -> None:
+    assert [get_env(name).name for name in ("math", "code", "noop")] == ["math", "code", "noop"]
+    with pytest.raises(TaskError, match="did you mean 'math'"):
+        get_env("maths")
