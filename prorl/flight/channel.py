@@ -1,0 +1,286 @@
+"""`Channel` over one Arrow Flight `DoExchange`: both ends.
+
+pyarrow's streams block, so each end has two threads without state: a reader that hands batches to the loop, and a writer that takes
+what the loop queued, joined into few batches. On the serving side the reader is the RPC's own thread. Everything that decides runs
+on the owner's loop.
+
+How a stream ends. The dialler half-closes; a server that wants to end says `GOODBYE` and the dialler half-closes at once. The RPC
+thread returns when the dialler is done, the handler is done and the writer thread is gone (gRPC frees the stream at that moment). A
+peer that was killed breaks the stream: the reader notices at once, `receive` gives None, both threads leave.
+
+Not promised: noticing a peer that is frozen but alive on a Unix socket (heartbeats of the control protocol do), delivery of what
+was sent before the peer died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from prorl.errors import ProrlError, SchemaError, UnavailableError
+from prorl.flight.queues import Inbox, Sender, call_threadsafe
+from prorl.flight.wire import (
+    GOODBYE,
+    IDLE,
+    IDLE_S,
+    REFUSALS,
+    STREAM_ENDS,
+    STREAM_ERRORS,
+    Opening,
+    call_options,
+    check_peer_schema,
+    from_flight,
+    open_client,
+)
+from prorl.types import Json
+
+CLOSE_S = 2.0
+"""How long `close` waits for the other end before it cuts the stream."""
+
+log = logging.getLogger("prorl.flight")
+
+
+def _read(reader: fl.FlightStreamReader, inbox: Inbox) -> bool:
+    """Hand batches over until the stream ends; True when the server said goodbye."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except STREAM_ENDS:
+            return False
+        if chunk.data is not None:
+            inbox.put_threadsafe(chunk.data)
+        elif chunk.app_metadata is not None and chunk.app_metadata.to_pybytes() == GOODBYE:
+            return True
+
+
+def _write(writer: fl.FlightStreamWriter, sender: Sender, idle: bool) -> bool:
+    """Write what is queued until it ends; False when the stream broke. `idle`: keep the connection's pings welcome."""
+    while True:
+        batches, ended = sender.take(IDLE_S)
+        try:
+            for batch in batches:
+                writer.write_batch(batch)
+            if idle and not batches and not ended:
+                writer.write_metadata(IDLE)
+        except STREAM_ERRORS:
+            return False
+        if ended:
+            return True
+
+
+class _End:
+    """What both ends share: the loop's side of a stream."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, peer: Mapping[str, Json]) -> None:
+        self._loop = loop
+        self._peer = peer
+        self._inbox = Inbox(loop)
+        self._sender = Sender()
+        self._closing = False
+        self._gone = asyncio.Event()
+
+    @property
+    def peer(self) -> Mapping[str, Json]:
+        """The dialler's hello."""
+        return self._peer
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch; drops silently after the end."""
+        if self._closing or self._gone.is_set():
+            return
+        if not self._sender.put(batch):
+            log.warning("a peer stopped reading; its stream is cut", extra={"peer": dict(self._peer)})
+            self._closing = True
+            self._cut()
+
+    async def receive(self) -> pa.RecordBatch | None:
+        """Next batch, or None when the stream has ended."""
+        return await self._inbox.receive()
+
+    def _cut(self) -> None:
+        """End the stream without regard for what is queued."""
+        raise NotImplementedError
+
+
+class DialledChannel(_End):
+    """The dialler's end: owns a client with a connection of its own."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        hello: Mapping[str, Json],
+        client: fl.FlightClient,
+        streams: tuple[fl.FlightStreamWriter, fl.FlightStreamReader],
+    ) -> None:
+        super().__init__(loop, hello)
+        self._client = client
+        self._writer, self._reader = streams
+        self._writing = threading.Thread(target=self._run_writer, name="flight-writer", daemon=True)
+        self._reading = threading.Thread(target=self._run_reader, name="flight-reader", daemon=True)
+
+    def start(self) -> None:
+        """Start the two threads."""
+        self._writing.start()
+        self._reading.start()
+
+    def _run_writer(self) -> None:
+        if _write(self._writer, self._sender, idle=False):
+            try:
+                self._writer.done_writing()
+            except STREAM_ERRORS:
+                return
+
+    def _run_reader(self) -> None:
+        goodbye = _read(self._reader, self._inbox)
+        self._inbox.end_threadsafe()
+        self._sender.end()
+        self._writing.join()
+        if goodbye:
+            _read(self._reader, self._inbox)
+        _close_quietly(self._writer, self._client)
+        call_threadsafe(self._loop, self._gone.set)
+
+    def _cut(self) -> None:
+        self._reader.cancel()
+
+    @property
+    def gone(self) -> bool:
+        """Whether stream, connection and threads are all gone."""
+        return self._gone.is_set()
+
+    def end(self) -> None:
+        """Start to end the stream after what is queued; idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._sender.end()
+
+    async def close(self) -> None:
+        """Send what is queued, end the stream, wait for its threads; idempotent."""
+        self.end()
+        try:
+            await asyncio.wait_for(self._gone.wait(), CLOSE_S)
+        except TimeoutError:
+            self._cut()
+            await self._gone.wait()
+
+
+class ServedChannel(_End):
+    """The serving end: lives inside an RPC thread that `serve` occupies."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hello: Mapping[str, Json]) -> None:
+        super().__init__(loop, hello)
+        self.accepted: Future[None] = Future()
+        """Done when the handler first sends or receives (accepted) or fails before that (refused)."""
+        self.handled: Future[None] = Future()
+        """Done when the handler has returned or raised."""
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch; accepts the stream."""
+        self.accept()
+        super().send(batch)
+
+    async def receive(self) -> pa.RecordBatch | None:
+        """Next batch, or None when the stream has ended; accepts the stream."""
+        self.accept()
+        return await super().receive()
+
+    def accept(self) -> None:
+        """Let the dialler's `dial` return."""
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def finish(self, error: ProrlError | None) -> None:
+        """The handler is done: refuse the stream if it never accepted, else end it."""
+        if not self.accepted.done():
+            if error is None:
+                self.accepted.set_result(None)
+            else:
+                self.accepted.set_exception(error)
+        self._closing = True
+        self._sender.end()
+        self.handled.set_result(None)
+
+    def wait_accepted(self, timeout_s: float) -> None:
+        """Block the RPC thread until the handler accepts; raises what it refused with."""
+        try:
+            self.accepted.result(timeout_s)
+        except FutureTimeout:
+            self.abandon()
+            raise UnavailableError("the stream was not accepted in time") from None
+
+    def abandon(self) -> None:
+        """The stream will not be served: its handler receives None."""
+        self._inbox.end_threadsafe()
+
+    def serve(self, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter) -> None:
+        """Occupy the RPC thread until dialler, handler and writer thread are done."""
+        writing = threading.Thread(target=self._run_writer, args=(writer,), name="flight-writer", daemon=True)
+        writing.start()
+        _read(reader, self._inbox)
+        self._inbox.end_threadsafe()
+        self.handled.result()
+        writing.join()
+        call_threadsafe(self._loop, self._gone.set)
+
+    def _run_writer(self, writer: fl.MetadataRecordBatchWriter) -> None:
+        if _write(writer, self._sender, idle=True):
+            try:
+                writer.write_metadata(GOODBYE)
+            except STREAM_ERRORS:
+                return
+
+    def _cut(self) -> None:
+        self._inbox.end()
+        self._sender.end()
+
+    async def close(self) -> None:
+        """Say goodbye after what is queued; the RPC ends once the dialler half-closed and the handler returned; idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._sender.end()
+            self._inbox.end()
+
+
+def dial_blocking(
+    loop: asyncio.AbstractEventLoop, location: str, opening: Opening, schemas: tuple[pa.Schema, pa.Schema], token: str, timeout_s: float
+) -> DialledChannel:
+    """Open a stream: blocks until the other end accepts it. Raises the prorl error that it refused with.
+
+    The stream has no deadline, so a timer cuts it when the other end neither accepts nor refuses in time.
+    """
+    sends, receives = schemas
+    where = f"{location} {opening.path}"
+    client = open_client(location)
+    try:
+        writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(opening.encode()), call_options(token))
+    except STREAM_ERRORS as error:
+        client.close()
+        raise from_flight(error, where) from None
+    timer = threading.Timer(timeout_s, reader.cancel)
+    timer.start()
+    try:
+        writer.begin(sends)
+        check_peer_schema(reader.schema, receives, where)
+    except REFUSALS as error:
+        reader.cancel()
+        _close_quietly(writer, client)
+        raise error if isinstance(error, SchemaError) else from_flight(error, where) from None
+    finally:
+        timer.cancel()
+    return DialledChannel(loop, opening.hello, client, (writer, reader))
+
+
+def _close_quietly(writer: fl.FlightStreamWriter, client: fl.FlightClient) -> None:
+    """Free a stream whose end is already known."""
+    for part in (writer, client):
+        try:
+            part.close()
+        except STREAM_ERRORS:
+            continue

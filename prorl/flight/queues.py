@@ -1,0 +1,155 @@
+"""The two hand-over points between an event loop and a stream's threads. Neither holds a decision.
+
+`Inbox` takes batches from a reader thread (or the other local end) and gives them to one receiver on the loop; many arrivals cost
+one wake-up. `Sender` takes batches from the loop and gives a writer thread all that is queued, joined into few batches.
+
+The inbox is bounded by the credit that its owner granted. The sender is bounded by `MAX_QUEUED_BYTES`: a peer that reads nothing
+breaks its own stream instead of filling our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from prorl.schema import MAX_BATCH_BYTES
+
+MAX_QUEUED_BYTES = 512 << 20
+
+JOIN_BYTES = 256 << 10
+"""Batches above this size travel alone: copying them costs more than a message."""
+
+
+class Inbox:
+    """Batches on their way to the one coroutine that receives them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._batches: deque[pa.RecordBatch] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._scheduled = False
+        self._ended = False
+
+    def put_threadsafe(self, batch: pa.RecordBatch) -> None:
+        """Add a batch, from any thread."""
+        self._batches.append(batch)
+        self._poke()
+
+    def end_threadsafe(self) -> None:
+        """No more will come, from any thread."""
+        self._ended = True
+        self._poke()
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Add a batch, from the loop."""
+        self._batches.append(batch)
+        self._wake()
+
+    def end(self) -> None:
+        """No more will come, from the loop."""
+        self._ended = True
+        self._wake()
+
+    def _poke(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            call_threadsafe(self._loop, self._wake)
+
+    def _wake(self) -> None:
+        self._scheduled = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> pa.RecordBatch | None:
+        """Next batch, or None when it has ended and is empty."""
+        while not self._batches:
+            if self._ended:
+                return None
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._batches.popleft()
+
+
+class Sized(NamedTuple):
+    """A batch and its bytes, counted once."""
+
+    batch: pa.RecordBatch
+    num_bytes: int
+
+
+class Sender:
+    """Batches on their way to a writer thread. `put` belongs to the loop, `take` to the thread, `end` to anyone."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Sized | None] = SimpleQueue()
+        self._put_bytes = 0
+        self._taken_bytes = 0
+
+    def put(self, batch: pa.RecordBatch) -> bool:
+        """Queue a batch; False when the peer is so far behind that the stream must break."""
+        num_bytes = batch.nbytes
+        self._put_bytes += num_bytes
+        if self._put_bytes - self._taken_bytes > MAX_QUEUED_BYTES:
+            return False
+        self._queue.put(Sized(batch, num_bytes))
+        return True
+
+    def end(self) -> None:
+        """Let the thread finish what is queued and stop."""
+        self._queue.put(None)
+
+    def take(self, timeout_s: float) -> tuple[list[pa.RecordBatch], bool]:
+        """All that is queued, joined, and whether it is the end. Empty after `timeout_s` with nothing queued."""
+        found: list[Sized] = []
+        ended = True
+        try:
+            while (sized := self._queue.get(timeout=timeout_s) if not found else self._queue.get_nowait()) is not None:
+                found.append(sized)
+        except Empty:
+            ended = False
+        self._taken_bytes += sum(sized.num_bytes for sized in found)
+        return join(found), ended
+
+
+def join(batches: list[Sized]) -> list[pa.RecordBatch]:
+    """Concatenate small neighbours up to `MAX_BATCH_BYTES`; order stays.
+
+    >>> one = Sized(pa.record_batch({"a": [1]}), 8)
+    >>> [batch.num_rows for batch in join([one, one, one])]
+    [3]
+    """
+    if len(batches) < 2:
+        return [sized.batch for sized in batches]
+    joined: list[pa.RecordBatch] = []
+    run: list[pa.RecordBatch] = []
+    run_bytes = 0
+    for batch, num_bytes in batches:
+        if run and (num_bytes > JOIN_BYTES or run_bytes + num_bytes > MAX_BATCH_BYTES):
+            joined.append(_concat(run))
+            run, run_bytes = [], 0
+        if num_bytes > JOIN_BYTES:
+            joined.append(batch)
+        else:
+            run.append(batch)
+            run_bytes += num_bytes
+    if run:
+        joined.append(_concat(run))
+    return joined
+
+
+def _concat(run: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return run[0] if len(run) == 1 else pa.concat_batches(run)
+
+
+def call_threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Run `call` on the loop, or not at all when the loop is gone (its process is leaving)."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise

@@ -1,0 +1,269 @@
+"""`FlightNetwork`: listens and dials over Arrow Flight, with a bearer token on every call.
+
+One `FlightServerBase` per location. Its RPC threads own nothing: they hand streams and reads to the loop of the process and wait for
+the answer. `FlightReads` lets the store answer `get_flight_info`, `do_get` and `do_action` from coroutines; a `do_get` answers with a
+`pa.Table` (or an IPC reader), which pyarrow streams in C++ without the GIL, never with a Python iterator.
+
+Shutdown: `close` ends every channel, cancels what handlers still do, and waits `CLOSE_S` for the RPC threads; a stream whose peer is
+stalled is left to the end of the process (`os._exit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import CancelledError as FutureCancelled
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from prorl.errors import NotFoundError, ProrlError, UnavailableError
+from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
+from prorl.flight.queues import call_threadsafe
+from prorl.flight.wire import STREAM_ERRORS, Opening, check_hello, check_location, check_peer_schema, guard_fork, to_flight, with_version
+from prorl.protocols import Accept, Channel
+from prorl.types import Json
+
+ACCEPT_S = 10.0
+"""How long a handler may take to accept or refuse a stream."""
+
+DIAL_S = 15.0
+"""How long a dialler waits for that; longer, so that the refusal's text arrives."""
+
+POLL_S = 0.2
+"""How often a waiting read looks whether its client is still there (Flight has no event for it)."""
+
+Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
+
+AnswerT = TypeVar("AnswerT")
+
+log = logging.getLogger("prorl.flight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightReads:
+    """What a listener answers beside channels; the coroutines run on the loop, and are cancelled when their client goes."""
+
+    get: Callable[[bytes], Awaitable[pa.Table | pa.RecordBatchReader]]
+    """Ticket -> data for `do_get`. A Table should hold batches below `MAX_BATCH_BYTES`."""
+    info: Callable[[bytes], Awaitable[fl.FlightInfo]] | None = None
+    """Descriptor command -> `get_flight_info`."""
+    actions: Mapping[str, Callable[[bytes], Awaitable[bytes]]] = field(default_factory=dict)
+    """Action type -> handler, body -> one result."""
+
+
+class _Bearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses every call without the token."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._expected = f"Bearer {token}".encode()
+
+    def start_call(self, info: fl.CallInfo, headers: Mapping[str, list[str | bytes]]) -> None:
+        given = (headers.get("authorization") or [""])[0]
+        given = given.encode() if isinstance(given, str) else given
+        if not hmac.compare_digest(given, self._expected):
+            raise fl.FlightUnauthenticatedError("bearer token missing or wrong")
+
+
+class _Server(fl.FlightServerBase):  # type: ignore[misc]
+    """The RPC threads' side: every method hands over to the loop and waits."""
+
+    def __init__(self, network: FlightNetwork, location: str, routes: Routes, reads: FlightReads | None, token: str) -> None:
+        super().__init__(location, middleware={"bearer": _Bearer(token)} if token else None)
+        self._network, self._routes, self._reads = network, routes, reads
+
+    def do_exchange(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any) -> None:
+        try:
+            opening = Opening.decode(descriptor.command)
+            accept, receives, sends = self._route(opening)
+            check_peer_schema(reader.schema, receives, opening.path)
+            stream = self._network.begin_stream(opening, accept)
+            stream.wait_accepted(ACCEPT_S)
+        except ProrlError as error:
+            raise to_flight(error) from None
+        try:
+            writer.begin(sends)
+        except STREAM_ERRORS:
+            stream.abandon()
+            raise fl.FlightCancelledError("the dialler went away") from None
+        stream.serve(reader, writer)
+
+    def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
+        check_hello(opening.hello, f"{opening.hello.get('worker', 'the dialler')} of {opening.path}")
+        if opening.path not in self._routes:
+            raise NotFoundError(f"no route {opening.path}; served: {', '.join(sorted(self._routes))}")
+        return self._routes[opening.path]
+
+    def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
+        if self._reads is None or self._reads.info is None:
+            raise to_flight(NotFoundError("this endpoint describes nothing"))
+        return self._network.answer(context, self._reads.info, bytes(descriptor.command or b""))
+
+    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
+        if self._reads is None:
+            raise to_flight(NotFoundError("this endpoint serves no data"))
+        return fl.RecordBatchStream(self._network.answer(context, self._reads.get, bytes(ticket.ticket)))
+
+    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
+        handler = self._reads.actions.get(action.type) if self._reads is not None else None
+        if handler is None:
+            raise to_flight(NotFoundError(f"no action {action.type}"))
+        return [self._network.answer(context, handler, action.body.to_pybytes())]
+
+    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
+        return [(name, "") for name in (self._reads.actions if self._reads is not None else {})]
+
+
+class FlightNetwork:
+    """Implements `prorl.protocols.Network` between processes. Made, used and closed on one event loop.
+
+    >>> import asyncio
+    >>> async def main() -> str:
+    ...     async with FlightNetwork(token="secret") as network:
+    ...         return (await network.listen("grpc://127.0.0.1:0", {})).rpartition(":")[0]
+    >>> asyncio.run(main())
+    'grpc://127.0.0.1'
+    """
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token
+        self._servers: list[_Server] = []
+        self._streams: dict[ServedChannel, asyncio.Future[None]] = {}
+        self._dialled: set[DialledChannel] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> FlightNetwork:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def listen(self, name: str, routes: Routes, reads: FlightReads | None = None) -> str:
+        """Serve routes (and reads) at `grpc+unix:///path` or `grpc://host:port`; port 0 = any. Returns the location to dial.
+
+        Raises ConfigError for a location of another form, UnavailableError when it is taken.
+        """
+        check_location(name)
+        guard_fork()
+        self._loop = asyncio.get_running_loop()
+        try:
+            server = _Server(self, name, routes, reads, self._token)
+        except STREAM_ERRORS as error:
+            raise UnavailableError(f"cannot listen at {name}: {str(error).splitlines()[0]}") from None
+        self._servers.append(server)
+        return name if name.startswith("grpc+unix") else f"{name.rpartition(':')[0]}:{server.port}"
+
+    async def dial(self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema) -> Channel:
+        """Open a channel once the other end accepts it.
+
+        Raises UnavailableError when nobody answers, SchemaError when versions or columns differ, ConfigError for a refused token,
+        else the prorl error that the other end's handler refused with.
+        """
+        loop = asyncio.get_running_loop()
+        opening = Opening(path, with_version(hello))
+        dialling = asyncio.to_thread(dial_blocking, loop, location, opening, (sends, receives), self._token, DIAL_S)
+        channel = await self._settle(asyncio.ensure_future(dialling))
+        self._dialled = {end for end in self._dialled if not end.gone} | {channel}
+        return channel
+
+    async def _settle(self, dialling: asyncio.Future[DialledChannel]) -> DialledChannel:
+        """Wait for a dial; if we are cancelled meanwhile, close what it opened."""
+        try:
+            channel = await asyncio.shield(dialling)
+        except asyncio.CancelledError:
+            dialling.add_done_callback(_discard)
+            raise
+        channel.start()
+        return channel
+
+    async def close(self) -> None:
+        """Stop listening, end every channel, wait for the threads of peers that answer; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for stream, handler in self._streams.items():
+            await stream.close()
+            handler.cancel()
+        await asyncio.gather(*(end.close() for end in self._dialled))
+        await asyncio.gather(*self._streams.values(), return_exceptions=True)
+        for server in self._servers:
+            await _shut_down(server)
+
+    def begin_stream(self, opening: Opening, accept: Accept) -> ServedChannel:
+        """Start a handler on the loop; called by an RPC thread."""
+        assert self._loop is not None
+        stream = ServedChannel(self._loop, opening.hello)
+        call_threadsafe(self._loop, lambda: self._handle(stream, accept))
+        return stream
+
+    def _handle(self, stream: ServedChannel, accept: Accept) -> None:
+        if self._closed:
+            stream.finish(UnavailableError("shutting down"))
+            return
+        handler = asyncio.ensure_future(accept(stream))
+        self._streams[stream] = handler
+        handler.add_done_callback(lambda done: self._handled(stream, done))
+
+    def _handled(self, stream: ServedChannel, handler: asyncio.Future[None]) -> None:
+        del self._streams[stream]
+        error = UnavailableError("shutting down") if handler.cancelled() else _presentable(handler.exception())
+        if error is not None and stream.accepted.done():
+            log.warning("a stream ended: %s", error, extra={"peer": dict(stream.peer)})
+        stream.finish(error)
+
+    def answer(self, context: fl.ServerCallContext, handler: Callable[[bytes], Awaitable[AnswerT]], argument: bytes) -> AnswerT:
+        """Run a read on the loop and wait for it in an RPC thread; raises Flight errors."""
+        if self._loop is None or self._closed:
+            raise to_flight(UnavailableError("shutting down"))
+        future = asyncio.run_coroutine_threadsafe(_call(handler, argument), self._loop)
+        while True:
+            try:
+                error = future.exception(POLL_S)
+            except FutureTimeout:
+                if context.is_cancelled() or self._closed:
+                    future.cancel()
+            except FutureCancelled:
+                raise fl.FlightCancelledError("cancelled") from None
+            else:
+                break
+        refusal = _presentable(error)
+        if refusal is not None:
+            raise to_flight(refusal) from None
+        return future.result()
+
+
+async def _call(handler: Callable[[bytes], Awaitable[AnswerT]], argument: bytes) -> AnswerT:
+    return await handler(argument)
+
+
+def _presentable(error: BaseException | None) -> ProrlError | None:
+    """Our errors as they are; for any other an id that finds it in the log."""
+    if error is None or isinstance(error, ProrlError):
+        return error
+    error_id = uuid.uuid4().hex[:8]
+    log.error("internal error %s", error_id, exc_info=error)
+    return UnavailableError(f"internal error {error_id}; the log of that process has it")
+
+
+def _discard(dialling: asyncio.Future[DialledChannel]) -> None:
+    """Close a channel that nobody waits for any more."""
+    if not dialling.cancelled() and dialling.exception() is None:
+        channel = dialling.result()
+        channel.start()
+        channel.end()
+
+
+async def _shut_down(server: _Server) -> None:
+    """`shutdown` waits for open streams without limit, so it gets a thread and a deadline."""
+    stopping = threading.Thread(target=server.shutdown, name="flight-shutdown", daemon=True)
+    stopping.start()
+    await asyncio.to_thread(stopping.join, CLOSE_S)

@@ -1,0 +1,160 @@
+"""What every Flight call of prorl has in common: client options, the bearer token, error mapping, the fork guard, the opening words.
+
+Errors cross the wire as a Flight error whose `extra_info` is JSON {"error": class name, "text": message}; server tracebacks never do.
+A class of `prorl.errors` arrives as that class; anything else as `UnavailableError`.
+
+gRPC's keepalive pings need both `keepalive_*` and `ping_timeout_ms` to notice a frozen peer, and a server that sends nothing for
+minutes answers them with GOAWAY "too many pings": our servers therefore write a tiny `IDLE` message when they have nothing to say.
+Unix sockets get no pings, since the kernel reports a dead peer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from prorl import errors
+from prorl.errors import ConfigError, ProrlError, SchemaError, UnavailableError, UserError
+from prorl.schema import SCHEMA_VERSION, check_schema, check_version
+from prorl.types import Json
+
+IDLE = b"idle"
+"""Metadata-only message of a server that has had nothing to send for `IDLE_S`."""
+
+GOODBYE = b"goodbye"
+"""Metadata-only message of a server that wants to end the stream: only the client can, by half-closing."""
+
+IDLE_S = 10.0
+
+UNIX_PATH_BYTES = 107
+"""Longest Unix socket path that the kernel takes."""
+
+STREAM_ERRORS: tuple[type[BaseException], ...] = (fl.FlightError, pa.ArrowException, OSError)
+"""What a Flight stream raises when it breaks."""
+
+STREAM_ENDS: tuple[type[BaseException], ...] = (StopIteration, *STREAM_ERRORS)
+"""What a reader raises when nothing more will come."""
+
+REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
+"""What can go wrong while a stream opens."""
+
+_forked = False
+_guarded = False
+
+
+class Opening(NamedTuple):
+    """What a dialler says first, in the descriptor's command."""
+
+    path: str
+    hello: Mapping[str, Json]
+
+    def encode(self) -> bytes:
+        """As the descriptor's command."""
+        return orjson.dumps({"path": self.path, "hello": dict(self.hello)})
+
+    @classmethod
+    def decode(cls, command: bytes | None) -> Opening:
+        """Raises SchemaError for anything that `encode` did not make."""
+        try:
+            said = orjson.loads(command or b"")
+            return cls(str(said["path"]), dict(said["hello"]))
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise SchemaError("the stream's first words are not prorl's", "a prorl client") from None
+
+
+def with_version(hello: Mapping[str, Json]) -> dict[str, Json]:
+    """The hello with our schema version, unless the caller names one."""
+    return {"schema_version": SCHEMA_VERSION, **hello}
+
+
+def check_hello(hello: Mapping[str, Json], where: str) -> None:
+    """Raise SchemaError unless the dialler speaks our schema version."""
+    check_version(hello.get("schema_version"), where)
+
+
+def check_peer_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
+    """Raise SchemaError unless the other end sends what we read, in our version."""
+    if b"prorl.schema_version" in (expected.metadata or {}):
+        check_version((found.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, where)
+    check_schema(found, expected, where)
+
+
+def open_client(location: str) -> fl.FlightClient:
+    """A client with a connection of its own; connects on its first call."""
+    guard_fork()
+    options: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    if not location.startswith("grpc+unix"):
+        options += [
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+    return fl.FlightClient(location, generic_options=options)
+
+
+def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOptions:
+    """Bearer token (gRPC wants header names in lower case), deadline, and buffers aligned for their type."""
+    headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
+    aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+    return fl.FlightCallOptions(timeout=timeout_s, headers=headers, read_options=aligned)
+
+
+def to_flight(error: ProrlError) -> fl.FlightError:
+    """The error as it crosses the wire: class and clear text, no traceback."""
+    said: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
+    if isinstance(error, UserError):
+        said["parts"] = [error.given, error.expected, error.mend]
+    return fl.FlightServerError(str(error), extra_info=orjson.dumps(said))
+
+
+def from_flight(error: BaseException, where: str) -> ProrlError:
+    """The prorl error that the other end raised, or what its absence means."""
+    extra = getattr(error, "extra_info", b"")
+    if extra:
+        return _named(orjson.loads(extra), where)
+    if isinstance(error, fl.FlightUnauthenticatedError):
+        return ConfigError(f"{where} refused the bearer token", "the token in ROOT/token of that service")
+    return UnavailableError(f"{where}: {_first_words(str(error))}")
+
+
+def _named(said: Mapping[str, Any], where: str) -> ProrlError:
+    kind = getattr(errors, str(said.get("error")), None)
+    if not (isinstance(kind, type) and issubclass(kind, ProrlError)) or issubclass(kind, errors.RolloutError):
+        return UnavailableError(f"{where}: {said.get('text')}")
+    return kind(*said["parts"]) if issubclass(kind, UserError) else kind(f"{where}: {said.get('text')}")
+
+
+def _first_words(text: str) -> str:
+    """Flight's message without its gRPC debug tail."""
+    return text.partition(". gRPC client debug context")[0].partition("; Detail")[0]
+
+
+def check_location(location: str) -> None:
+    """Raise ConfigError for a location that cannot be served."""
+    if location.startswith("grpc+unix://"):
+        path = location.removeprefix("grpc+unix://")
+        if len(path.encode()) > UNIX_PATH_BYTES:
+            raise ConfigError(f"socket path {path} is too long", f"at most {UNIX_PATH_BYTES} bytes", "choose a shorter socket_dir")
+    elif not location.startswith(("grpc://", "grpc+tcp://")):
+        raise ConfigError(f"location {location!r}", "grpc+unix:///path or grpc://host:port")
+
+
+def guard_fork() -> None:
+    """Arm the guard on first use; raise clearly in a process that was forked after Flight was used (it would hang)."""
+    global _guarded
+    if _forked:
+        raise UnavailableError("forked after Arrow Flight was used, which hangs: start this process with `python -m` or forkserver")
+    if not _guarded:
+        os.register_at_fork(after_in_child=_mark_forked)
+        _guarded = True
+
+
+def _mark_forked() -> None:
+    global _forked
+    _forked = True
