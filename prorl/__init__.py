@@ -1,0 +1,66 @@
+"""Rollout-as-a-Service for reinforcement learning of multi-turn LLM agents, on Apache Arrow.
+
+    client = prorl.connect("http://127.0.0.1:8000")
+    client.submit("mine", prorl.load_tasks("tasks.jsonl"), n=8)
+    for batch in client.stream("mine"):
+        ...
+
+The names below are all that is public here; each loads its module when it is first used, so that `import prorl` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prorl.client import Client, PackedBatch, connect
+    from prorl.config import RunConfig, ServiceConfig
+    from prorl.errors import ProrlError
+    from prorl.tasks import load_tasks
+    from prorl.types import Message, RolloutLimits, SamplingParams, Task
+
+    __version__: str
+
+_HOMES = {
+    "Client": "prorl.client",
+    "Message": "prorl.types",
+    "PackedBatch": "prorl.client",
+    "ProrlError": "prorl.errors",
+    "RolloutLimits": "prorl.types",
+    "RunConfig": "prorl.config",
+    "SamplingParams": "prorl.types",
+    "ServiceConfig": "prorl.config",
+    "Task": "prorl.types",
+    "connect": "prorl.client",
+    "load_tasks": "prorl.tasks",
+}
+
+__all__ = [
+    "Client",
+    "Message",
+    "PackedBatch",
+    "ProrlError",
+    "RolloutLimits",
+    "RunConfig",
+    "SamplingParams",
+    "ServiceConfig",
+    "Task",
+    "__version__",
+    "connect",
+    "load_tasks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("prorl")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'prorl' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

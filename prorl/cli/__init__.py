@@ -1,0 +1,23 @@
+"""The command line: `prorl COMMAND`. Every command loads its own module only when it is called, so `prorl --help` stays quick.
+
+    app.py       the commands, and how errors become one line and an exit code
+    settings.py  default < file < environment < flag -> a job or a service config
+    output.py    terminal or plain lines or JSON; control characters never reach the terminal
+    service.py   a service around a block of code: processes or inline
+    job.py       submit a task file as one run and follow it to its end
+    progress.py  bars and the bottleneck while a run goes on; one plain line every 10 s off a terminal
+    summary.py   what a run was, read back from its Parquet files by SQL
+
+Exit codes: 0 done, 1 it failed, 2 the caller's mistake (one line says which), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `prorl` program."""
+    from prorl.cli.app import dispatch
+
+    sys.exit(dispatch(sys.argv[1:]))

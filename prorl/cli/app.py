@@ -1,0 +1,82 @@
+"""The commands by name and help line, and the only place where errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from prorl.errors import NotFoundError, ProrlError, UserError
+
+DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+_COMMANDS = (
+    ("demo", "Real tasks through the whole service, in under 90 s."),
+    ("run", "Run a task file: a service that lives as long as this one run."),
+    ("serve", "A service that stays: trainers and `prorl status` reach it over HTTP and Flight."),
+    ("status", "What the service of a root is doing."),
+    ("ls", "The runs of a root."),
+    ("show", "A run, or one rollout of it as a readable transcript."),
+    ("sql", "SQL over what a run stored."),
+    ("verify", "Check a run directory: hashes, invariants, exactly one row a rollout."),
+    ("replay", "Serve a stored run to trainers, in the order in which it was delivered."),
+    ("schema", "The columns of every edge and table; `--config` the JSON schema of config files."),
+    ("doctor", "Probe this machine; each finding comes with its fix."),
+    ("bench", "Measure, with rivals in the same run."),
+)
+
+
+def _version() -> str:
+    from prorl import __version__
+
+    return __version__
+
+
+def build() -> App:
+    """The command tree; nothing of a command is imported before it is called."""
+    app = App(
+        name="prorl", help="Rollout-as-a-Service for multi-turn LLM agents, on Apache Arrow.", version=_version, help_format="plaintext"
+    )
+    for name, line in _COMMANDS:
+        app.command(f"prorl.cli.{name}:{name}", name=name, help=line)
+    return app
+
+
+def dispatch(argv: Sequence[str]) -> int:
+    """Run one command line; returns its exit code and never raises for a mistake of the caller."""
+    try:
+        _check_command(argv)
+        answer = build()(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+        return answer if isinstance(answer, int) else DONE
+    except CycloptsError as error:
+        return _complain(" ".join(str(error).split()), MISTAKE)
+    except (UserError, NotFoundError) as error:
+        return _complain(error, MISTAKE)
+    except ProrlError as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+
+
+def _check_command(argv: Sequence[str]) -> None:
+    """Refuse an unknown command before cyclopts would load every command to look for it."""
+    known = [name for name, _ in _COMMANDS]
+    if argv and not argv[0].startswith("-") and argv[0] not in known:
+        import difflib
+
+        close = difflib.get_close_matches(argv[0], known, n=1)
+        raise UserError(f"unknown command `{argv[0]}`", f"one of {', '.join(known)}", f"did you mean `{close[0]}`?" if close else "")
+
+
+def _complain(error: object, code: int) -> int:
+    from prorl.cli.output import clean
+
+    line = " ".join(clean(str(error)).splitlines())
+    print(f"error: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,159 @@
+"""`prorl doctor`: probes of this machine, each with its fix. A failed probe makes the exit code 1; a warning does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from cyclopts import Parameter
+
+
+class Finding(NamedTuple):
+    """One probe's outcome."""
+
+    level: str
+    """ok, warn or fail."""
+    what: str
+    found: str
+    fix: str = ""
+
+
+def doctor(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """Probe this machine: packages, sandboxes, disk, sockets, limits. Each finding comes with its fix.
+
+    Parameters
+    ----------
+    root
+        Where runs would be stored: its disk is probed.
+    json
+        Print a JSON list.
+    """
+    from prorl.cli.output import clean, say, say_json
+
+    findings = []
+    for finding in probes(root):
+        findings.append(finding)
+        if not json:
+            say(f"{finding.level:<5} {finding.what:<14} {clean(finding.found)}" + (f"  -> {finding.fix}" if finding.fix else ""))
+    if json:
+        say_json([finding._asdict() for finding in findings])
+    return 1 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def probes(root: Path) -> Iterator[Finding]:
+    """Every probe, cheapest first."""
+    yield _python()
+    for package in ("pyarrow", "duckdb"):
+        yield _package(package)
+    yield _optional("torch", "prorl[torch]", "tensors in trainers")
+    yield _cores()
+    yield from _disk(root)
+    yield _sockets()
+    yield _descriptors()
+    yield from _sandboxes()
+
+
+def _python() -> Finding:
+    found = sys.version.split()[0]
+    ok = sys.version_info >= (3, 11)
+    return Finding("ok" if ok else "fail", "python", found, "" if ok else "use Python 3.11 or newer")
+
+
+def _package(name: str) -> Finding:
+    try:
+        import_module("pyarrow.flight" if name == "pyarrow" else name)
+        return Finding("ok", name, version(name))
+    except ImportError as error:
+        return Finding("fail", name, str(error), f"pip install {name}")
+
+
+def _optional(name: str, extra: str, use: str) -> Finding:
+    try:
+        return Finding("ok", name, version(name))
+    except PackageNotFoundError:
+        return Finding("warn", name, "not installed", f"pip install '{extra}' for {use}")
+
+
+def _cores() -> Finding:
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    small = cores < 2 or memory < 3
+    return Finding(
+        "warn" if small else "ok", "machine", f"{cores} cores, {memory:.0f} GiB", "2 cores and 3 GiB are comfortable" if small else ""
+    )
+
+
+def _disk(root: Path) -> Iterator[Finding]:
+    place = next(path for path in [root.absolute(), *root.absolute().parents] if path.exists())
+    try:
+        sync_ms = _fsync_ms(place)
+    except OSError as error:
+        yield Finding("fail", "disk", f"{place}: {error.strerror}", "choose a writable --root")
+        return
+    slow = sync_ms > 20
+    yield Finding(
+        "warn" if slow else "ok", "fsync", f"{sync_ms:.2f} ms at {place}", "a local SSD makes accepts and commits faster" if slow else ""
+    )
+    free = shutil.disk_usage(place).free / 2**30
+    yield Finding(
+        "warn" if free < 5 else "ok", "disk", f"{free:.0f} GiB free at {place}", "free some, or choose another --root" if free < 5 else ""
+    )
+
+
+def _fsync_ms(place: Path) -> float:
+    times = []
+    with tempfile.TemporaryFile(dir=place) as file:
+        for _ in range(9):
+            file.write(b"x" * 4096)
+            file.flush()
+            start = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times)
+
+
+def _sockets() -> Finding:
+    from prorl.errors import ConfigError
+    from prorl.supervisor.root import make_socket_dir
+
+    try:
+        path = make_socket_dir(Path("doctor"))
+    except ConfigError as error:
+        return Finding("fail", "socket path", str(error))
+    try:
+        with socket.socket(socket.AF_UNIX) as probe, socket.create_server(("127.0.0.1", 0)):
+            probe.bind(str(path / "probe.sock"))
+        return Finding("ok", "sockets", f"Unix sockets under {path.parent}, ports on 127.0.0.1")
+    except OSError as error:
+        return Finding("fail", "sockets", f"{path}: {error.strerror}", "set TMPDIR to a short path on a local disk")
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _descriptors() -> Finding:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = soft < 1024
+    return Finding("warn" if low else "ok", "open files", f"{soft} (hard limit {hard})", "ulimit -n 4096" if low else "")
+
+
+def _sandboxes() -> Iterator[Finding]:
+    yield _user_namespaces()
+
+
+def _user_namespaces() -> Finding:
+    switch = Path("/proc/sys/user/max_user_namespaces")
+    count = int(switch.read_text()) if switch.exists() else 0
+    fix = "" if count else "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
+    return Finding("ok" if count else "warn", "user namespaces", f"at most {count}", fix)

@@ -1,0 +1,57 @@
+"""`prorl serve`: a service that stays until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from prorl.config import ServiceConfig
+
+
+def serve(
+    *,
+    root: Path | None = None,
+    policy: str = "",
+    port: int | None = None,
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+) -> int:
+    """A service that stays: submit over HTTP, stream over Flight.
+
+    Example: prorl serve --root prorl-runs --policy http://127.0.0.1:8000 --port 7700
+
+    Parameters
+    ----------
+    root
+        Folder for the control log and the runs. Default: prorl-runs.
+    policy
+        Default backend of its runs: oracle, noop, flaky, faulty, or http://HOST:PORT of a model server.
+    port
+        HTTP port; default: any free one.
+    config
+        YAML file; see `prorl schema --config`.
+    set_
+        Any setting, as KEY=VALUE, e.g. service.init.slots=8.
+    """
+    from prorl.cli.settings import job_settings, service_settings
+
+    job = job_settings(config, {"policy": policy or None}, set_ or [])
+    values = job.service if port is None else {**job.service, "http_port": port}
+    chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
+    return asyncio.run(_serve(service_settings(values, root, chosen)))
+
+
+async def _serve(config: ServiceConfig) -> int:
+    from prorl.cli.output import say
+    from prorl.cli.service import first, service, signals
+
+    async with signals() as stop, service(config, stop) as running:
+        say(f"serving  {running.url}   root {running.config.root}")
+        say(f"connect  prorl.connect({str(running.config.root)!r})   token in {running.config.root / 'token'}")
+        say("stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next `prorl serve`")
+        await first(stop, running, asyncio.Event().wait())
+    say("stopped")
+    return 0

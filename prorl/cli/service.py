@@ -1,0 +1,113 @@
+"""A service around a block of code, in either topology, with the signals that end it.
+
+First Ctrl-C or SIGTERM: `Stop.asked` is set, the owner leaves its block, the service ends in order and keeps what was done. Second:
+every child is killed. Signal handlers belong to the main thread's loop and are given back at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from prorl.config import ServiceConfig
+
+if TYPE_CHECKING:
+    from prorl.client.client import Client
+
+ResultT = TypeVar("ResultT")
+
+POLL_S = 0.3
+
+PATIENCE_S = 20.0
+"""How long a request looks for a gateway that is being restarted."""
+
+
+class Running(Protocol):
+    """What either topology gives."""
+
+    config: ServiceConfig
+
+    @property
+    def url(self) -> str:
+        """Where HTTP clients go."""
+
+    def note_commits(self, total: int) -> None:
+        """Tell the commits so far: deaths between commits are no crash loop."""
+
+    async def failed(self) -> None:
+        """Wait until the service cannot go on; raises why."""
+
+    def kill(self) -> None:
+        """End everything now."""
+
+
+class Stop:
+    """Whether somebody asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._on_second: Callable[[], None] = lambda: None
+
+    def arm(self, on_second: Callable[[], None]) -> None:
+        """What a second request does."""
+        self._on_second = on_second
+
+    def ask(self) -> None:
+        """A request to stop, by signal or by code."""
+        if self.asked.is_set():
+            self._on_second()
+        self.asked.set()
+
+
+@asynccontextmanager
+async def signals() -> AsyncIterator[Stop]:
+    """Turn SIGINT and SIGTERM into a `Stop` for the length of the block."""
+    loop, stop = asyncio.get_running_loop(), Stop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.ask)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
+    """A service that listens. Raises UserError for what it cannot work with, UnavailableError when a process does not start."""
+    from prorl.supervisor.service import Supervisor
+
+    supervisor = Supervisor(config)
+    stop.arm(supervisor.kill)
+    async with supervisor:
+        yield supervisor
+
+
+def client_of(running: Running) -> Client:
+    """A client of it; call it from threads (`in_thread`)."""
+    from prorl.client.client import Client
+    from prorl.client.http import Http
+
+    return Client(http=Http(running.url, running.config.token, retry_s=PATIENCE_S), token=running.config.token)
+
+
+async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
+    """Await a blocking call."""
+    return await asyncio.to_thread(call, *args)
+
+
+async def first(stop: Stop, running: Running, work: Awaitable[ResultT]) -> ResultT | None:
+    """Await `work`; None when a stop was asked for first. Raises what `work` or the service's failure raises."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(running.failed()), asyncio.ensure_future(stop.asked.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[1].done():
+            await tasks[1]
+        return await tasks[0] if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,147 @@
+"""Settings of a job or a service: default < file < environment `PRORL_*` < flag, every key checked, mistakes in one line.
+
+A config file (YAML or JSON) has the keys of `Job`: its own, and the sections `service` and `run` with the keys of `ServiceConfig` and
+`RunConfig`. The same keys are set by `--set service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from prorl.config import RunConfig, ServiceConfig, environment, load_file, parse
+from prorl.errors import ConfigError
+from prorl.types import Json
+
+POLICIES = ("oracle", "noop", "flaky", "faulty")
+"""Scripted policies; anything else is the address of a model server."""
+
+RESERVED_NAMES = frozenset({"logs", "lock", "token", "control.db", "service.json"})
+"""What a root holds besides run directories."""
+
+
+class Job(BaseModel):
+    """One task file run as one run: what `prorl run` takes, and what it writes to RUN/job.json so that it can be resumed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    tasks: Path | None = Field(default=None, description="JSON Lines file of tasks, plain or gzipped")
+    policy: str = Field(default="oracle", description="oracle, noop, flaky, faulty, or http://HOST:PORT of a model server")
+    n: int | None = Field(default=None, ge=1, le=1024, description="rollouts of each task; default 4 with flaky, else 1")
+    limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
+    env: str = Field(default="auto", description="env of every task; auto = as the file's format says")
+    name: str = Field(default="", description="name of the run; default: made from task file and policy")
+    service: dict[str, Json] = Field(default_factory=dict, description="keys of ServiceConfig")
+    run: dict[str, Json] = Field(default_factory=dict, description="keys of RunConfig")
+
+    @property
+    def num_samples(self) -> int:
+        """Rollouts of each task."""
+        return self.n or (4 if self.policy.split(":", 1)[0] == "flaky" else 1)
+
+
+def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]) -> Job:
+    """Merge all sources; flags that are None were not given. Raises ConfigError."""
+    values: dict[str, Json] = load_file(config) if config else {}
+    _check_keys(values, str(config))
+    _merge(values, {"service": service_environment()})
+    for text in sets:
+        _merge(values, assignment(text))
+    _merge(values, {name: value for name, value in flags.items() if value is not None})
+    return parse(Job, values, str(config) if config else "settings")
+
+
+def service_settings(values: Mapping[str, Json], root: Path | None, policy: str = "") -> ServiceConfig:
+    """The service of a job: its section, with the policy as backend. Raises ConfigError."""
+    merged = dict(values)
+    if root is not None:
+        merged["root"] = str(root)
+    if policy:
+        merged["backends"] = [backend(policy)]
+    config = parse(ServiceConfig, merged, "service")
+    if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
+        config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
+    return config
+
+
+def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:
+    """The run of a job. Raises ConfigError."""
+    if name in RESERVED_NAMES:
+        raise ConfigError(f"run name {name!r}", f"none of {', '.join(sorted(RESERVED_NAMES))}", "choose another with --name")
+    return parse(RunConfig, {**values, "run_id": name}, "run")
+
+
+def backend(policy: str) -> str:
+    """A policy as the service names its backend. Raises ConfigError with the nearest policy."""
+    if policy.startswith(("http://", "https://", "scripted:")):
+        return policy
+    name = policy.split(":", 1)[0]
+    if name in POLICIES:
+        return f"scripted:{policy}"
+    close = difflib.get_close_matches(name, POLICIES, n=1)
+    mend = f"did you mean `{close[0]}`?" if close else ""
+    raise ConfigError(f"policy {policy!r}", f"one of {', '.join(POLICIES)}, or http://HOST:PORT of a model server", mend)
+
+
+def service_environment() -> dict[str, Json]:
+    """Keys of the service that are set in the environment: `PRORL_INIT__SLOTS=8` is `init.slots`."""
+    known = set(ServiceConfig.model_fields)
+    values: dict[str, Json] = {}
+    for name, text in environment().items():
+        path = name.split("__")
+        if path[0] in known and path[0] not in ("token", "socket_dir"):
+            _merge(values, _nest(path, _scalar(text)))
+    return values
+
+
+def assignment(text: str) -> dict[str, Json]:
+    """`service.init.slots=8` as a nested mapping.
+
+    >>> assignment("run.sampling.temperature=0.7")
+    {'run': {'sampling': {'temperature': 0.7}}}
+    """
+    key, sign, value = text.partition("=")
+    if not sign or not all(key.split(".")):
+        raise ConfigError(f"--set {text}", "KEY=VALUE", "for example --set run.sampling.temperature=0.7")
+    values = _nest(key.split("."), _scalar(value))
+    _check_keys(values, f"--set {text}")
+    return values
+
+
+def _check_keys(values: Mapping[str, Json], where: str) -> None:
+    """Name the right home of a key that stands at the wrong level, which pydantic cannot know."""
+    for key in values:
+        if key in Job.model_fields:
+            continue
+        homes = [f"{name}.{key}" for name, model in (("service", ServiceConfig), ("run", RunConfig)) if key in model.model_fields]
+        if homes:
+            raise ConfigError(f"{where}: unknown key `{key}`", f"one of {', '.join(Job.model_fields)}", f"did you mean `{homes[0]}`?")
+
+
+def _scalar(text: str) -> Json:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _nest(path: list[str], value: Json) -> dict[str, Json]:
+    for name in reversed(path):
+        value = {name: value}
+    result: dict[str, Json] = value
+    return result
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Json]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            below = into.get(name)
+            into[name] = dict(below) if isinstance(below, dict) else {}
+            _merge(into[name], value)
+        else:
+            into[name] = value
