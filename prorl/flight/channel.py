@@ -169,6 +169,7 @@ class DialledChannel(_End):
         except TimeoutError:
             self._cut()
             await self._gone.wait()
+        self._reading.join()
 
 
 class ServedChannel(_End):

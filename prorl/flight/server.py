@@ -216,7 +216,7 @@ class FlightNetwork:
     def _handled(self, stream: ServedChannel, handler: asyncio.Future[None]) -> None:
         del self._streams[stream]
         error = UnavailableError("shutting down") if handler.cancelled() else _presentable(handler.exception())
-        if error is not None and stream.accepted.done():
+        if error is not None and stream.accepted.done() and not handler.cancelled():
             log.warning("a stream ended: %s", error, extra={"peer": dict(stream.peer)})
         stream.finish(error)
 

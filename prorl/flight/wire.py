@@ -31,6 +31,13 @@ GOODBYE = b"goodbye"
 
 IDLE_S = 10.0
 
+KEEPALIVE: tuple[tuple[str, int], ...] = (
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
 UNIX_PATH_BYTES = 107
 """Longest Unix socket path that the kernel takes."""
 
@@ -89,12 +96,7 @@ def open_client(location: str) -> fl.FlightClient:
     guard_fork()
     options: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     if not location.startswith("grpc+unix"):
-        options += [
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.ping_timeout_ms", 10_000),
-            ("grpc.http2.max_pings_without_data", 0),
-        ]
+        options += KEEPALIVE
     return fl.FlightClient(location, generic_options=options)
 
 

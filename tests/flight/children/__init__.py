@@ -1,0 +1,1 @@
+"""Programs that the flight tests start and kill."""
