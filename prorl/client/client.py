@@ -90,18 +90,20 @@ class Client:
         n: int = 8,
         *,
         key: str = "",
+        first: int = 0,
         sampling: SamplingParams | None = None,
         extra: Mapping[str, Json] | None = None,
         last: bool = False,
     ) -> list[Json]:
         """Ask for n sibling rollouts of each task; returns the service's answer per group, in order.
 
-        `key` names the submission: group i has the idempotency key `KEY/i`, so that the same call again, after a crash too, adds
-        nothing. Without one a random key makes each call a submission of its own (retries inside a call still add nothing).
-        `last` says that no more will come, so that the run can finish. Raises ConflictError for a used key with other content.
+        `key` names the submission: group i, counted from `first`, has the idempotency key `KEY/i`, so that the same call again,
+        after a crash too, adds nothing. Without one a random key makes each call a submission of its own (retries inside a call
+        still add nothing). `last` says that no more will come, so that the run can finish. Raises ConflictError for a used key with
+        other content.
         """
         key = key or uuid.uuid4().hex
-        bodies = (_group_body(task, n, f"{key}/{i}", sampling, extra) for i, task in enumerate(tasks))
+        bodies = (_group_body(task, n, f"{key}/{i}", sampling, extra) for i, task in enumerate(tasks, first))
         answers: list[Json] = []
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
         while chunk:
@@ -145,17 +147,18 @@ class Client:
     ) -> Iterator[PackedBatch]:
         """Kept groups in delivery order until the run's end, from `cursor` (None: where this consumer committed last).
 
-        Without `groups_per_batch` batches come as they lie in memory, at least one whole group each; with it each has that
-        many groups (one copy where they lay apart), the last one of a run perhaps fewer. `max_bytes` and `max_groups` bound one
-        fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or None. `on_idle` is called each time that
-        `wait_s` passed without a group. Raises ConflictError for a cursor of another run or ahead of the log.
+        Without `groups_per_batch` batches come as they lie in memory, at least one whole group each; with it each has that many
+        groups (one copy where they lay apart), the last one of a run perhaps fewer, and no group is handed out before its batch is
+        asked for. `max_bytes` and `max_groups` bound one fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or
+        None. `on_idle` is called each time that `wait_s` passed without a group. Raises ConflictError for a cursor of another run
+        or ahead of the log.
         """
         if groups_per_batch is not None and groups_per_batch < 1:
             raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")
         ticket = Ticket(
             run=run, consumer=consumer, cursor=cursor or "", max_bytes=max_bytes, max_groups=max_groups or 0, wait_s=wait_s
         )  # fmt: skip
-        batches = (add_advantages(batch, advantages) for batch in self._batches(ticket, on_idle))
+        batches = (add_advantages(batch, advantages) for batch in self._batches(ticket, on_idle, groups_per_batch or 0))
         return batches if groups_per_batch is None else regroup(batches, groups_per_batch)
 
     def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
@@ -164,11 +167,15 @@ class Client:
         body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
         self._retrying(lambda: self._flight.action("commit", body))
 
-    def _batches(self, ticket: Ticket, on_idle: Callable[[], None] | None) -> Iterator[PackedBatch]:
+    def _batches(self, ticket: Ticket, on_idle: Callable[[], None] | None, step: int) -> Iterator[PackedBatch]:
+        bound, num_groups = ticket.max_groups or step, 0
         while True:
+            if step:
+                ticket = replace(ticket, max_groups=min(bound, step - num_groups % step))
             fetched = self._retrying(partial(self._fetch, ticket))
-            for batch in fetched.batches:
-                yield PackedBatch(batch, ticket.run)
+            for batch in (PackedBatch(arrow, ticket.run) for arrow in fetched.batches):
+                num_groups += batch.num_groups
+                yield batch
             if fetched.end:
                 return
             if not fetched.batches and on_idle is not None:

@@ -1,0 +1,69 @@
+"""`python -m prorl.trainer --config FILE`: the trainer as a process.
+
+Prints `ready {json}` when the model is about to be loaded, then one `step {json}` line per step on stdout. SIGTERM and SIGINT end it
+after the step in hand, whose checkpoint is then complete; a second one ends it at once, which costs that step and nothing else.
+Exit code 0: steps done or asked to stop; 2: a mistake of the caller, in one line on stderr; 3: the service went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from prorl.client import connect
+from prorl.config import load_file, parse
+from prorl.errors import ProrlError, UserError
+from prorl.trainer.config import TrainerConfig
+from prorl.trainer.loop import train
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one training; returns the exit code."""
+    options = argparse.ArgumentParser(prog="python -m prorl.trainer", description="Train a policy from a run's stream.")
+    options.add_argument("--config", type=Path, required=True, metavar="FILE", help="settings of prorl.trainer.config, YAML or JSON")
+    path = options.parse_args(argv).config
+    asked: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        config = parse(TrainerConfig, load_file(path), f"trainer config {path}")
+        say("ready", {"run": config.run, "pid": os.getpid()})
+        with connect(config.service) as client:
+            progress = train(config, client, hooks=(say_step,), stopped=lambda: bool(asked))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except ProrlError as error:
+        print(error, file=sys.stderr)
+        return 3
+    say("done", {"step": progress.step, "version": progress.version, "cursor": progress.cursor})
+    return 0
+
+
+def say(what: str, values: Mapping[str, object]) -> None:
+    """One line for whoever started this process."""
+    print(what, json.dumps(values), flush=True)
+
+
+def say_step(step: int, figures: Mapping[str, float]) -> None:
+    """Hook: the step's figures as a line."""
+    say("step", {"step": step, **figures})
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # pyarrow.flight may wait for ever for its threads when the interpreter ends.
+    os._exit(code)
