@@ -40,6 +40,9 @@ ResultT = TypeVar("ResultT")
 
 GROUPS_PER_REQUEST = 1000
 
+MAX_WAIT_S = 30.0
+"""Of one call: a server that is silent for longer takes our pings for an attack. A stream waits again."""
+
 RETRY_S = 60.0
 """How long a stream looks for a service that went away."""
 
@@ -156,7 +159,7 @@ class Client:
         if groups_per_batch is not None and groups_per_batch < 1:
             raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")
         ticket = Ticket(
-            run=run, consumer=consumer, cursor=cursor or "", max_bytes=max_bytes, max_groups=max_groups or 0, wait_s=wait_s
+            run=run, consumer=consumer, cursor=cursor or "", max_bytes=max_bytes, max_groups=max_groups or 0, wait_s=min(wait_s, MAX_WAIT_S)
         )  # fmt: skip
         batches = (add_advantages(batch, advantages) for batch in self._batches(ticket, on_idle, groups_per_batch or 0))
         return batches if groups_per_batch is None else regroup(batches, groups_per_batch)
