@@ -1,0 +1,165 @@
+"""Taking in runs and groups: checks, identity, ids. What is accepted here is owed an end.
+
+Identity. A group's key is the client's, else a hash of (run, group id): only a client's own key makes a repeated submission the same one.
+The digest covers task, n, env and sampling: same key and same digest give the current state, another digest is a conflict.
+Group and rollout ids are dense per run, given here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import NamedTuple
+
+import orjson
+
+from prorl.columns import task_to_json
+from prorl.config import GroupBody, RunConfig
+from prorl.errors import ConflictError, TaskError
+from prorl.limits import Clock
+from prorl.service import log_schema as sql
+from prorl.service import messages
+from prorl.service.journal import Journal, group_row, rollout_row
+from prorl.service.lifecycle import RolloutLife
+from prorl.service.log import ControlLog
+from prorl.service.recover import load_key
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.types import GroupState, RolloutState, Task
+
+CheckTask = Callable[[Task], None]
+"""Raises TaskError for a task that its env cannot run."""
+
+
+class Candidate(NamedTuple):
+    """A group that was checked and not accepted yet."""
+
+    task: Task
+    text: str
+    n: int
+    key: str
+    digest: str
+    sampling: str
+    extra: str
+
+
+def digest(*parts: bytes) -> str:
+    """Name of a content."""
+    return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+
+
+def run_digest(config: RunConfig) -> str:
+    """Equal for equal configs."""
+    return digest(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS))
+
+
+class Acceptance:
+    """Accepts runs and groups."""
+
+    def __init__(self, log: ControlLog, state: State, journal: Journal, clock: Clock, wall: Clock) -> None:
+        self._log, self._state, self._journal, self._clock, self._wall = log, state, journal, clock, wall
+
+    def run(self, config: RunConfig) -> bool:
+        """Accept a run; False when it is there already. Raises ConflictError when it is there with another config."""
+        name = run_digest(config)
+        known = self._state.runs.get(config.run_id)
+        if known is not None:
+            if known.digest != name:
+                mend = "choose another run_id, or send the config that it has"
+                raise ConflictError(f"run {config.run_id!r} exists with another config", "the same config", mend)
+            self._journal.urgent = True
+            return False
+        now = self._wall()
+        run = RunRecord(config=config, digest=name, created_at=now, granted_at=self._clock())
+        self._state.runs[run.run_id] = run
+        text = orjson.dumps(config.model_dump(mode="json")).decode()
+        self._journal.insert(sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, 0, 0, now, 0.0, 0.0))
+        self._journal.urgent = True
+        return True
+
+    def check(self, run: RunRecord, bodies: Sequence[GroupBody], check: CheckTask) -> list[Candidate]:
+        """Check every group of a batch before one is accepted. Raises TaskError that names the row, ConflictError for a key."""
+        candidates: list[Candidate] = []
+        seen: dict[str, str] = {}
+        default = orjson.dumps(asdict(run.config.sampling.params())).decode()
+        for index, body in enumerate(bodies):
+            where = f"groups[{index}] (task {body.task.task_id!r})"
+            task = Task(**dict(body.task))
+            try:
+                check(task)
+            except TaskError as error:
+                raise TaskError(f"{where}: {error.given}", error.expected, error.mend) from None
+            candidate = _candidate(body, task, default)
+            if candidate.key:
+                known = self.known(run, candidate.key)
+                if (known.digest if known else seen.setdefault(candidate.key, candidate.digest)) != candidate.digest:
+                    given = f"{where}: key {candidate.key!r} was used for another task, n or sampling"
+                    raise ConflictError(given, "the same content for the same key", "use another key")
+            candidates.append(candidate)
+        return candidates
+
+    def known(self, run: RunRecord, key: str) -> GroupRecord | None:
+        """The group that has this key."""
+        return run.keys.get(key) or load_key(self._log, run, key)
+
+    def groups(self, run: RunRecord, candidates: Sequence[Candidate]) -> list[tuple[GroupRecord, bool]]:
+        """Accept groups in order; a known key gives the group that is there. Raises ConflictError when the run takes no more."""
+        accepted: list[tuple[GroupRecord, bool]] = []
+        for candidate in candidates:
+            known = self.known(run, candidate.key) if candidate.key else None
+            if known is not None and known.digest != candidate.digest:
+                raise ConflictError(f"key {candidate.key!r} was used for another task, n or sampling", mend="use another key")
+            if known is None and (run.last or run.state != "open"):
+                why = "is finished" if run.state != "open" else "was told that no more groups will come"
+                raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
+            accepted.append((known, False) if known is not None else (self._add(run, candidate), True))
+        self._journal.urgent = True
+        fresh = [messages.task_row(group) for group, new in accepted if new]
+        for row in messages.table_rows(run, "tasks", fresh):
+            self._journal.send_store(row)
+        return accepted
+
+    def _add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
+        task, limits = candidate.task, run.config.limits
+        group_id = run.next_group
+        key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
+        group = GroupRecord(
+            run=run, group_id=group_id, key=key, digest=candidate.digest, n=candidate.n, first_rollout=run.next_rollout,
+            task_id=task.task_id, data_source=task.data_source, env=task.env, task=candidate.text, sampling=candidate.sampling,
+            extra=candidate.extra, accepted_at=self._wall(), pending=candidate.n,
+        )  # fmt: skip
+        life = RolloutLife(max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses)
+        now = self._clock()
+        group.rollouts = [
+            RolloutRecord(group=group, rollout_id=group.first_rollout + index, sample_index=index, life=life, since=now)
+            for index in range(group.n)
+        ]
+        self._insert(group)
+        run.add(group)
+        run.pool.append(group)
+        run.next_group += 1
+        run.next_rollout += group.n
+        run.undecided += 1
+        run.unstored += group.n
+        run.group_states[GroupState.OPEN] += 1
+        run.rollout_states[RolloutState.QUEUED] += group.n
+        return group
+
+    def _insert(self, group: GroupRecord) -> None:
+        run_id = group.run.run_id
+        facts = (
+            run_id, group.group_id, group.key, group.digest, group.n, group.first_rollout, group.task_id, group.data_source, group.env,
+            group.task, group.sampling, group.extra, group.accepted_at,
+        )  # fmt: skip
+        self._journal.insert(sql.INSERT_GROUP, facts + group_row(group))
+        for rollout in group.rollouts:
+            identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)
+            self._journal.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))
+
+
+def _candidate(body: GroupBody, task: Task, default: str) -> Candidate:
+    text = task_to_json(task)
+    sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
+    extra = orjson.dumps(body.extra).decode()
+    name = digest(text.encode(), str(body.n).encode(), sampling.encode())
+    return Candidate(task, text, body.n, body.key, name, sampling, extra)

@@ -1,0 +1,143 @@
+"""Which backend serves a rollout: a min-heap over in-flight work, sticky for the rollout's life. Pure.
+
+A backend's weight is the number of rollouts that it serves *now*: `release` lowers it when a rollout ends (a count that never goes down
+is round-robin with extra steps). Equal weights go to the one that was chosen longest ago.
+
+Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend until released, even when that
+backend is drained, ejected or removed; at most half of the pool is ejected at a time (a network hiccup must not empty it).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Hashable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from prorl.errors import NotFoundError
+
+
+class BackendState(StrEnum):
+    """What a backend may be given."""
+
+    READY = "ready"
+    EJECTED = "ejected"
+    """Its health probe failed: no rollout until it answers again."""
+    DRAINING = "draining"
+    """Asked to finish what it has."""
+
+
+class Balancer:
+    """Assigns rollouts to backends."""
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._state: dict[str, BackendState] = {}
+        self._in_flight: dict[str, int] = {}
+        self._chosen: dict[str, int] = {}
+        self._owner: dict[Hashable, str] = {}
+        self._heap: list[tuple[int, int, str]] = []
+        self._ticks = 0
+        for name in names:
+            self.add(name)
+
+    @property
+    def states(self) -> Mapping[str, BackendState]:
+        """State of each backend in the pool."""
+        return MappingProxyType(self._state)
+
+    def in_flight(self, name: str) -> int:
+        """Rollouts that the backend serves now."""
+        return self._in_flight.get(name, 0)
+
+    def add(self, name: str) -> None:
+        """Put a backend into the pool, or make it ready again; idempotent."""
+        self._state[name] = BackendState.READY
+        self._in_flight.setdefault(name, 0)
+        self._chosen.setdefault(name, 0)
+        self._push(name)
+
+    def remove(self, name: str) -> None:
+        """Take a backend out; rollouts that it serves stay with it until released. Idempotent."""
+        self._state.pop(name, None)
+        self._forget_idle(name)
+
+    def drain(self, name: str) -> None:
+        """Give it nothing more. Raises NotFoundError."""
+        self._known(name)
+        self._state[name] = BackendState.DRAINING
+
+    def eject(self, name: str) -> bool:
+        """Give it nothing while it is ill; False when half of the pool is out already. Raises NotFoundError."""
+        self._known(name)
+        if self._state[name] is not BackendState.READY:
+            return self._state[name] is BackendState.EJECTED
+        ejected = sum(state is BackendState.EJECTED for state in self._state.values())
+        if 2 * (ejected + 1) > len(self._state):
+            return False
+        self._state[name] = BackendState.EJECTED
+        return True
+
+    def restore(self, name: str) -> None:
+        """It is well again; does not end a drain. Raises NotFoundError."""
+        self._known(name)
+        if self._state[name] is BackendState.EJECTED:
+            self.add(name)
+
+    def acquire(self, rollout: Hashable, among: Collection[str] = ()) -> str | None:
+        """The rollout's backend: the one it has, else the least loaded of the pool (or of `among`, which need not be in the pool).
+
+        None when no backend may be given anything.
+        """
+        if rollout in self._owner:
+            return self._owner[rollout]
+        name = self._least_of(among) if among else self._least()
+        if name is not None:
+            self.assign(rollout, name)
+        return name
+
+    def assign(self, rollout: Hashable, name: str) -> None:
+        """Say that this backend serves the rollout, e.g. after a restart; replaces an earlier assignment."""
+        self.release(rollout)
+        self._owner[rollout] = name
+        self._in_flight[name] = self._in_flight.get(name, 0) + 1
+        self._ticks += 1
+        self._chosen[name] = self._ticks
+        self._push(name)
+
+    def release(self, rollout: Hashable) -> None:
+        """The rollout has ended or will be leased anew; idempotent."""
+        name = self._owner.pop(rollout, None)
+        if name is not None:
+            self._in_flight[name] -= 1
+            self._push(name)
+            self._forget_idle(name)
+
+    def _known(self, name: str) -> None:
+        if name not in self._state:
+            raise NotFoundError(f"backend {name!r} is not in the pool")
+
+    def _push(self, name: str) -> None:
+        """Entries are never updated in place: what does not match the present count is skipped when it surfaces."""
+        if self._state.get(name) is BackendState.READY:
+            heapq.heappush(self._heap, (self._in_flight[name], self._chosen[name], name))
+        if len(self._heap) > 64 + 8 * len(self._state):
+            ready = [n for n, state in self._state.items() if state is BackendState.READY]
+            self._heap = [(self._in_flight[n], self._chosen[n], n) for n in ready]
+            heapq.heapify(self._heap)
+
+    def _least(self) -> str | None:
+        while self._heap:
+            count, chosen, name = self._heap[0]
+            if self._state.get(name) is BackendState.READY and (count, chosen) == (self._in_flight[name], self._chosen[name]):
+                return name
+            heapq.heappop(self._heap)
+        return None
+
+    def _least_of(self, among: Collection[str]) -> str | None:
+        able = [name for name in among if self._state.get(name, BackendState.READY) is BackendState.READY]
+        return min(able, key=lambda name: (self.in_flight(name), self._chosen.get(name, 0)), default=None)
+
+    def _forget_idle(self, name: str) -> None:
+        if name not in self._state and not self._in_flight.get(name):
+            self._in_flight.pop(name, None)
+            self._chosen.pop(name, None)

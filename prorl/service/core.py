@@ -1,0 +1,280 @@
+"""The gateway's mind: what comes in (control rows, requests, time) becomes changes of the state and a journal of what to write and say.
+
+No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the journal out. Whatever a method answers may be
+told to others only after the journal's next `take` is durable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from prorl.config import RunConfig
+from prorl.control import ControlRow, Kind
+from prorl.errors import ConflictError, NotFoundError, UnavailableError, UserError
+from prorl.limits import Clock
+from prorl.service import log_schema as sql
+from prorl.service.accept import Acceptance
+from prorl.service.balancer import Balancer
+from prorl.service.commits import Commits
+from prorl.service.groups import Groups
+from prorl.service.journal import Batch, Journal
+from prorl.service.lifecycle import Event, EventKind
+from prorl.service.log import ControlLog
+from prorl.service.recover import load, load_rollout
+from prorl.service.rollouts import Rollouts
+from prorl.service.sampler import may_open
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.workers import CLAIM_GRACE_S, Workers
+from prorl.types import FailureCode, GroupState, Json, RolloutState
+
+
+class Core:
+    """Everything that the gateway decides."""
+
+    def __init__(self, log: ControlLog, backends: Iterable[str] = (), clock: Clock = time.monotonic, wall: Clock = time.time) -> None:
+        self.log, self._clock, self._wall = log, clock, wall
+        self.journal = Journal()
+        stored = log.read("SELECT name FROM backends WHERE state = 'ready' ORDER BY added_at")
+        self.state = State(Balancer([*backends, *(name for (name,) in stored)]))
+        self.rollouts = Rollouts(self.state, self.journal, clock, wall)
+        self.groups = Groups(log, self.journal, self.rollouts, wall)
+        self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
+        self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
+        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall)
+        for record in load(log, self.state, clock()):
+            self.rollouts.doubt(record, CLAIM_GRACE_S)
+
+    def run(self, run_id: str) -> RunRecord:
+        """A run by name. Raises NotFoundError."""
+        run = self.state.runs.get(run_id)
+        if run is None:
+            raise NotFoundError(f"unknown run {run_id!r}")
+        return run
+
+    def group(self, run_id: str, group_id: int) -> GroupRecord:
+        """A group. Raises NotFoundError."""
+        group = self.groups.find(self.run(run_id), group_id)
+        if group is None:
+            raise NotFoundError(f"run {run_id!r} has no group {group_id}")
+        return group
+
+    def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
+        """A rollout. Raises NotFoundError."""
+        run = self.run(run_id)
+        record = run.rollouts.get(rollout_id) or load_rollout(self.log, run, rollout_id)
+        if record is None:
+            raise NotFoundError(f"run {run_id!r} has no rollout {rollout_id}")
+        return record
+
+    # ---- requests of clients
+
+    def create_run(self, config: RunConfig) -> bool:
+        """Accept a run; False when it was there. Raises ConflictError, UserError."""
+        if not config.backends and not self.state.balancer.states:
+            mend = "name `backends` in the run, in the service's config, or add one: POST /v1/backends"
+            raise UserError(f"run {config.run_id!r} has no backend to sample from", "at least one backend", mend)
+        created = self.acceptance.run(config)
+        if created:
+            self._announce(self.state.runs[config.run_id])
+        return created
+
+    def _announce(self, run: RunRecord) -> None:
+        store = self.state.store
+        if store is not None:
+            self.journal.snapshot(store.name)
+
+    def end_of_groups(self, run: RunRecord) -> None:
+        """No more groups will come."""
+        if not run.last:
+            run.last = True
+            self.journal.run(run)
+        self.journal.urgent = True
+
+    def cancel_run(self, run: RunRecord) -> None:
+        """End everything that has not ended; the run takes nothing more."""
+        if run.state == "open":
+            run.cancelled = run.last = True
+            run.pool.clear()
+            self.journal.run(run)
+            for group in list(run.groups.values()):
+                self.groups.cancel(group, FailureCode.CANCELLED)
+        self.journal.urgent = True
+
+    def cancel_group(self, group: GroupRecord) -> None:
+        """End a group's members that have not ended."""
+        self.groups.cancel(group, FailureCode.CANCELLED)
+        self.journal.urgent = True
+
+    def cancel_rollout(self, record: RolloutRecord) -> None:
+        """End a rollout unless it has ended; a commit in flight wins."""
+        self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
+        self.journal.urgent = True
+
+    def publish(self, run: RunRecord, note: str = "") -> int:
+        """A new policy version, told to every worker."""
+        version = self.groups.publish(run, note)
+        for worker in self.state.workers.values():
+            self.journal.send(worker.name, ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": version}))
+        return version
+
+    def set_backend(self, name: str, state: str) -> None:
+        """Put a backend into the pool (`ready`), drain it (`draining`) or take it out (`removed`)."""
+        balancer = self.state.balancer
+        match state:
+            case "ready":
+                balancer.add(name)
+            case "draining":
+                balancer.drain(name)
+            case _:
+                balancer.remove(name)
+        self.journal.insert(sql.UPSERT_BACKEND, (name, state, self._wall()))
+        self.journal.urgent = True
+
+    # ---- what workers say
+
+    def control(self, worker: WorkerRecord, row: ControlRow) -> None:
+        """One row of a worker's control stream, after its hello. Raises UserError for a row that makes no sense."""
+        worker.last_seq = max(worker.last_seq, row.seq)
+        worker.seen_at = self._clock()
+        match row.kind:
+            case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
+                self._event(worker, row)
+            case Kind.STATS:
+                worker.stats = row.payload
+            case Kind.RESERVE:
+                self._reply(worker, row, "", self.commits.reserve(worker, row.payload["attempts"]))
+            case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:
+                self._request(worker, row)
+            case _:
+                raise UserError(f"a worker said {row.kind.value!r}", "an event or a request")
+
+    def _event(self, worker: WorkerRecord, row: ControlRow) -> None:
+        record = self.rollouts.find(row.run_id, row.rollout_id)
+        if record is None:
+            current = False
+        elif row.kind is Kind.STARTED:
+            current = self.rollouts.started(worker, record, row.attempt, row.stage)
+        elif row.kind is Kind.FAILED:
+            self.rollouts.failed(record, row.attempt, row.code, str(row.payload.get("message", "")))
+            return
+        elif row.kind is Kind.RELEASED:
+            self.rollouts.released(worker, record, row.attempt)
+            return
+        else:
+            current = record.life.attempt == row.attempt and not record.life.state.terminal
+        if not current:
+            stop = ControlRow(kind=Kind.CANCEL, run_id=row.run_id, rollout_id=row.rollout_id, attempt=row.attempt)
+            self.journal.send(worker.name, stop)
+            self.journal.urgent = True
+
+    def _reply(self, worker: WorkerRecord, row: ControlRow, code: str, payload: Json) -> None:
+        answer = ControlRow(kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code=code, payload=payload)
+        self.journal.send(worker.name, answer)
+        self.journal.urgent = True
+
+    def _request(self, worker: WorkerRecord, row: ControlRow) -> None:
+        run = self.state.runs.get(row.run_id)
+        if run is None:
+            self._reply(worker, row, "not_found", {"message": f"unknown run {row.run_id!r}"})
+            return
+        code, body, answer = "", row.payload, None
+        try:
+            match row.kind:
+                case Kind.COMMIT:
+                    code, answer = self.commits.commit(run, body)
+                case Kind.PUBLISHED:
+                    self.commits.published(run, int(body["commit_seq"]))
+                case Kind.PROPOSE:
+                    answer = self.groups.propose(run, body["decisions"])
+                case Kind.HANDOUT:
+                    answer = self.groups.handout(run, body["groups"])
+                case _:
+                    self.groups.cursor(run, str(body["consumer"]), int(body["seq"]))
+        except ConflictError as error:
+            code, answer = "conflict", {"message": str(error)}
+        self.commits.finish(run)
+        self._reply(worker, row, code, answer or {})
+
+    # ---- time
+
+    def pump(self, room: int) -> None:
+        """Grant up to `room` leases, one run after the other, starting groups as the sampler allows."""
+        runs = [run for run in self.state.runs.values() if run.ready or run.pool]
+        if not self.state.balancer.states:
+            runs = [run for run in runs if run.config.backends]
+        while room > 0 and runs:
+            for run in list(runs):
+                if room <= 0 or not self._grant_next(run):
+                    runs.remove(run)
+                room -= 1
+
+    def _grant_next(self, run: RunRecord) -> bool:
+        record = self._next(run)
+        if record is None:
+            return False
+        backend = self.state.balancer.acquire((run.run_id, record.rollout_id), run.config.backends)
+        if backend is None:
+            run.ready.appendleft(record)
+            return False
+        record.backend = backend
+        run.granted_at = self._clock()
+        if not run.started_at:
+            run.started_at = self._wall()
+            self.journal.run(run)
+        self.rollouts.apply(record, Event(kind=EventKind.LEASE))
+        self.journal.urgent = True
+        return True
+
+    def _next(self, run: RunRecord) -> RolloutRecord | None:
+        while True:
+            while run.ready:
+                record = run.ready.popleft()
+                if record.life.state is RolloutState.QUEUED:
+                    return record
+            if not run.pool or not may_open(run.demand):
+                return None
+            group = run.pool.popleft()
+            if group.state is GroupState.OPEN and group.pending:
+                self._open(group)
+
+    def _open(self, group: GroupRecord) -> None:
+        group.opened = True
+        group.run.open_groups += 1
+        group.run.ready.extend(group.rollouts)
+        self.journal.group(group)
+
+    def sweep(self) -> None:
+        """What only time decides: claims that did not come, budgets for waiting that are used up, runs that have ended."""
+        self.rollouts.settle_orphans()
+        now = self._clock()
+        for run in self.state.runs.values():
+            if run.state == "open":
+                self._expire(run, now)
+                self.commits.finish(run)
+
+    def _expire(self, run: RunRecord, now: float) -> None:
+        """Waiting counts while the run wants leases and gets none: not behind its own backpressure, nor in a queue that moves."""
+        held_back = not run.ready and (not run.pool or not may_open(run.demand))
+        if held_back:
+            run.granted_at = now
+        budget_s = run.config.limits.queue_s
+        if now - run.granted_at <= budget_s:
+            return
+        waiting = [r for group in run.groups.values() if group.state is GroupState.OPEN for r in group.rollouts]
+        for record in waiting:
+            if record.life.state is RolloutState.QUEUED and now - record.since > budget_s:
+                self.rollouts.apply(record, Event(kind=EventKind.EXPIRE), f"no worker took it within {budget_s:g} s")
+        self.journal.urgent = True
+
+    # ---- after a transaction
+
+    def durable(self, batch: Batch) -> None:
+        """Forget groups that need not stay in memory."""
+        for group in batch.settled:
+            if not group.settled:
+                continue
+            if self.journal.pending(group):
+                self.journal.settle(group)
+            else:
+                group.run.forget(group)

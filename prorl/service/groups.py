@@ -1,0 +1,173 @@
+"""Decisions, hand-out, cursors, policy versions: what happens to a group after its members have ended. First decision stands.
+
+Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets what the log holds. `delivery_seq` is
+dense per run, given in the order in which the store asks (oldest span version first), and never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prorl.errors import ConflictError
+from prorl.limits import Clock
+from prorl.service import log_schema as sql
+from prorl.service import messages
+from prorl.service.journal import Journal
+from prorl.service.lifecycle import Event, EventKind, GroupEvent, group_step
+from prorl.service.log import ControlLog
+from prorl.service.recover import load_group
+from prorl.service.rollouts import Rollouts
+from prorl.service.sampler import reached
+from prorl.service.state import GroupRecord, RunRecord
+from prorl.types import FailureCode, GroupState, Json, RolloutState
+
+
+class Groups:
+    """The groups of all runs."""
+
+    def __init__(self, log: ControlLog, journal: Journal, rollouts: Rollouts, wall: Clock) -> None:
+        self._log, self._journal, self._rollouts, self._wall = log, journal, rollouts, wall
+
+    def find(self, run: RunRecord, group_id: int) -> GroupRecord | None:
+        """A group, from memory or else from the log."""
+        return run.groups.get(group_id) or load_group(self._log, run, group_id)
+
+    def propose(self, run: RunRecord, decisions: Iterable[Json]) -> Json:
+        """Decide complete groups; the answer is what stands in the log."""
+        stands = []
+        for decision in decisions:
+            group = self.find(run, decision["group_id"])
+            if group is None:
+                continue
+            if group.state is GroupState.OPEN and group.pending == 0:
+                self._decide(group, decision)
+            if group.state is not GroupState.OPEN:
+                stands.append(_stands(group))
+        self._journal.urgent = True
+        if reached(run.demand):
+            self.cancel_redundant(run)
+        return {"decisions": stands}
+
+    def _decide(self, group: GroupRecord, decision: Json) -> None:
+        run = group.run
+        kept, group.reason = bool(decision["kept"]), str(decision.get("reason", ""))
+        if kept and not any(r.life.state is RolloutState.COMPLETED for r in group.rollouts):
+            kept, group.reason = False, "incomplete"
+        if kept and reached(run.demand):
+            kept, group.reason = False, "redundant"
+        group.num_valid = int(decision.get("num_valid", 0))
+        group.mean_reward = decision.get("mean_reward")
+        group.min_version = int(decision.get("min_version", -1))
+        self._step(group, GroupEvent.KEEP if kept else GroupEvent.DROP)
+        run.undecided -= 1
+        run.open_groups -= group.opened
+        if kept:
+            run.kept += 1
+            run.waiting += 1
+        self._event(group, "decided", kept)
+
+    def handout(self, run: RunRecord, wanted: Iterable[tuple[int, int, int]]) -> Json:
+        """Give kept groups their place in the delivery order, as asked; those that are too old go stale instead."""
+        delivered, stale = [], []
+        for group_id, min_version, _bytes in wanted:
+            group = self.find(run, group_id)
+            if group is None:
+                continue
+            if group.state is GroupState.KEPT:
+                self._hand(group, min_version)
+            if group.state is GroupState.STALE:
+                stale.append(group_id)
+            elif group.delivery_seq >= 0:
+                delivered.append([group_id, group.delivery_seq])
+        self._journal.urgent = True
+        return {"delivered": delivered, "stale": stale}
+
+    def _hand(self, group: GroupRecord, min_version: int) -> None:
+        run = group.run
+        oldest = min_version if min_version >= 0 else group.min_version
+        allowed = run.config.max_staleness
+        run.waiting -= 1
+        if allowed >= 0 and oldest >= 0 and run.version - oldest > allowed:
+            run.kept -= 1
+            self._step(group, GroupEvent.EXPIRE)
+            self._event(group, "stale", True)
+            return
+        group.delivery_seq = run.next_delivery
+        run.next_delivery += 1
+        self._step(group, GroupEvent.DELIVER)
+        self._event(group, "delivered", True)
+
+    def cursor(self, run: RunRecord, consumer: str, seq: int) -> None:
+        """Everything below `seq` is trained and durable; a lower one than before is honoured. Raises ConflictError."""
+        if not 0 <= seq <= run.next_delivery:
+            raise ConflictError(
+                f"cursor {run.run_id}@{seq}", f"at most {run.next_delivery}, where run {run.run_id} is", "is this another run's cursor?"
+            )
+        run.cursors[consumer] = seq
+        self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
+        if consumer == "primary" and seq > run.acked:
+            self._ack(run, run.acked, seq)
+        self._journal.urgent = True
+
+    def _ack(self, run: RunRecord, first: int, end: int) -> None:
+        run.acked = end
+        run.group_states[GroupState.DELIVERED] -= end - first
+        run.group_states[GroupState.ACKED] += end - first
+        self._journal.insert(sql.ACK_GROUPS, (run.run_id, first, end))
+        for group in run.groups.values():
+            if first <= group.delivery_seq < end:
+                group.state = group_step(group.state, GroupEvent.ACK)
+                self._journal.group(group)
+
+    def publish(self, run: RunRecord, note: str = "") -> int:
+        """A new policy version: the next id, never used before."""
+        run.version += 1
+        self._journal.insert(sql.INSERT_VERSION, (run.run_id, run.version, note, self._wall()))
+        self._journal.urgent = True
+        return run.version
+
+    def cancel_redundant(self, run: RunRecord) -> None:
+        """The run has enough: end what is not decided."""
+        run.pool.clear()
+        for group in list(run.groups.values()):
+            if group.state is GroupState.OPEN:
+                self.cancel(group, FailureCode.REDUNDANT)
+
+    def cancel(self, group: GroupRecord, code: FailureCode) -> None:
+        """End every member that has not ended."""
+        for rollout in group.rollouts:
+            if not rollout.life.state.terminal:
+                self._rollouts.apply(rollout, Event(kind=EventKind.CANCEL, code=code))
+
+    def _step(self, group: GroupRecord, event: GroupEvent) -> None:
+        states = group.run.group_states
+        states[group.state] -= 1
+        group.state = group_step(group.state, event)
+        states[group.state] += 1
+        if group.group_id not in group.run.groups:
+            group.run.add(group)  # until this is durable the log would give back what it was
+        self._journal.group(group)
+        if group.settled:
+            self._journal.settle(group)
+
+    def _event(self, group: GroupRecord, event: str, kept: bool) -> None:
+        run = group.run
+        values = (
+            run.run_id, run.next_event, group.group_id, event, int(kept), group.reason, group.delivery_seq, group.n, group.num_valid,
+            group.min_version, group.mean_reward, int(self._wall() * 1e6),
+        )  # fmt: skip
+        run.next_event += 1
+        self._journal.insert(sql.INSERT_EVENT, values)
+        for row in messages.table_rows(run, "groups", [messages.event_row(values)]):
+            self._journal.send_store(row)
+
+
+def _stands(group: GroupRecord) -> Json:
+    return {
+        "group_id": group.group_id,
+        "kept": group.state is not GroupState.DROPPED,
+        "reason": group.reason,
+        "num_valid": group.num_valid,
+        "mean_reward": group.mean_reward,
+        "min_version": group.min_version,
+    }

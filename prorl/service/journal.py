@@ -1,0 +1,152 @@
+"""The journal: what has changed in memory and is not on disk yet, and what may be said once it is.
+
+Everything that happens between two transactions lands here; `take` turns it into one transaction and the effects that wait for it.
+A rollout that changed five times costs one UPDATE.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prorl.control import ControlRow
+from prorl.service import log_schema as sql
+from prorl.service.log import Write
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """One transaction and its effects."""
+
+    writes: list[Write] = field(default_factory=list)
+    outbox: dict[str, list[ControlRow]] = field(default_factory=dict)
+    """Control rows by worker."""
+    to_store: list[ControlRow] = field(default_factory=list)
+    """For the store that is live when the transaction is durable; a later one reads them from the log."""
+    snapshots: list[str] = field(default_factory=list)
+    """Stores that have just come, by worker name: they get the runs."""
+    granted: list[RolloutRecord] = field(default_factory=list)
+    """Leases that may be sent."""
+    settled: list[GroupRecord] = field(default_factory=list)
+    """Groups that may be forgotten."""
+
+
+class Journal:
+    """Collects changes and effects."""
+
+    def __init__(self) -> None:
+        self._inserts: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
+        self._rollouts: dict[RolloutRecord, None] = {}
+        self._groups: dict[GroupRecord, None] = {}
+        self._runs: dict[RunRecord, None] = {}
+        self._batch = Batch()
+        self.urgent = False
+        """Whether somebody waits for durability."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write or to say."""
+        batch = self._batch
+        quiet = not (batch.outbox or batch.to_store or batch.snapshots or batch.granted or batch.settled)
+        return quiet and not (self._inserts or self._rollouts or self._groups or self._runs)
+
+    def insert(self, statement: str, row: Sequence[Any]) -> None:
+        """Run a statement of `log_schema`."""
+        self._inserts[statement].append(row)
+
+    def rollout(self, record: RolloutRecord) -> None:
+        """It changed."""
+        self._rollouts[record] = None
+
+    def group(self, record: GroupRecord) -> None:
+        """It changed."""
+        self._groups[record] = None
+
+    def run(self, record: RunRecord) -> None:
+        """It changed."""
+        self._runs[record] = None
+
+    def send(self, worker: str, row: ControlRow) -> None:
+        """Say this to a worker once everything so far is durable."""
+        self._batch.outbox.setdefault(worker, []).append(row)
+
+    def send_store(self, row: ControlRow) -> None:
+        """Say this to the store."""
+        self._batch.to_store.append(row)
+
+    def snapshot(self, worker: str) -> None:
+        """Send the runs to a store that has just come."""
+        self._batch.snapshots.append(worker)
+
+    def grant(self, record: RolloutRecord) -> None:
+        """A lease that may be sent once it is durable."""
+        self._batch.granted.append(record)
+
+    def settle(self, record: GroupRecord) -> None:
+        """A group that may be forgotten once this is durable."""
+        self._batch.settled.append(record)
+
+    def pending(self, record: GroupRecord) -> bool:
+        """Whether the group or a member has changes that are not in a transaction yet."""
+        return record in self._groups or any(rollout in self._rollouts for rollout in record.rollouts)
+
+    def take(self) -> Batch:
+        """Everything so far, as one batch; the journal starts afresh."""
+        batch, self._batch = self._batch, Batch()
+        batch.writes.extend(self._inserts.items())
+        if self._rollouts:
+            batch.writes.append((sql.UPDATE_ROLLOUT, [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in self._rollouts]))
+        if self._groups:
+            batch.writes.append((sql.UPDATE_GROUP, [(*group_row(g), g.run.run_id, g.group_id) for g in self._groups]))
+        if self._runs:
+            batch.writes.append((sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in self._runs]))
+        self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}
+        self.urgent = False
+        return batch
+
+
+def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
+    """Values of `ROLLOUT_CHANGES`. Enums are text already; SQLite wants their plain value."""
+    life = record.life
+    return (
+        life.state.value,
+        life.attempt,
+        life.infra_failures,
+        life.worker_losses,
+        life.code.value,
+        life.cancel_code.value,
+        record.message,
+        record.backend,
+        record.reward,
+        record.part,
+        *record.numbers,
+    )
+
+
+def group_row(record: GroupRecord) -> tuple[Any, ...]:
+    """Values of `GROUP_CHANGES`."""
+    return (
+        record.state.value,
+        int(record.opened),
+        record.reason,
+        record.num_valid,
+        record.mean_reward,
+        record.min_version,
+        record.delivery_seq,
+    )
+
+
+def run_row(record: RunRecord) -> tuple[Any, ...]:
+    """Values of `RUN_CHANGES`."""
+    return (
+        record.state,
+        int(record.last),
+        int(record.cancelled),
+        record.tasks_stored,
+        record.events_stored,
+        record.started_at,
+        record.finished_at,
+    )

@@ -1,0 +1,119 @@
+"""The control log: ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`. The truth about every rollout.
+
+One writer: `write` runs a list of statements as one transaction, on one thread, and returns when it is on disk. The gateway keeps at
+most one transaction in flight and collects everything that happens meanwhile for the next one: many waiting operations share one
+fsync (group commit) and no timer delays anybody. Reads use a second connection, from the loop; they see what is durable, nothing else.
+
+Invariants: one process at a time (a lock file beside the log); a log of another version is refused before anything is written; after
+an error of a write nothing more is written (dirty pages may be gone: the process ends and starts again from the log).
+Not promised: network file systems (SQLite's WAL needs shared memory).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from prorl.errors import ConflictError, SchemaError, StorageError
+from prorl.service.log_schema import LOG_VERSION, TABLES_SQL
+
+Write = tuple[str, Sequence[Sequence[Any]]]
+"""A statement and the parameters of each time it runs."""
+
+CHECKPOINT_PAGES = 4000
+"""The WAL is copied into the database when it has that many 4 KiB pages."""
+
+
+class ControlLog:
+    """An open control log. Open it with `ControlLog(path)`, end with `close()`."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._lock = _lock(path.with_suffix(".lock"))
+        try:
+            self._writer = _connect(path)
+            _prepare(self._writer, path)
+            self._reader = _connect(path)
+            self._reader.execute("PRAGMA query_only=ON")
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="control-log")
+        self._broken: StorageError | None = None
+        self._closed = False
+        self.transactions = 0
+
+    async def write(self, writes: Sequence[Write]) -> None:
+        """Run all statements as one durable transaction. Raises StorageError, and from then on always."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.write_now, writes)
+
+    def write_now(self, writes: Sequence[Write]) -> None:
+        """The same, blocking; only from one thread at a time."""
+        if self._broken is not None:
+            raise self._broken
+        connection = self._writer
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement, rows in writes:
+                connection.executemany(statement, rows)
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._broken = StorageError(f"control log {self.path}: {error}")
+            raise self._broken from error
+        self.transactions += 1
+
+    def read(self, statement: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a query over what is durable."""
+        return self._reader.execute(statement, parameters).fetchall()
+
+    def close(self) -> None:
+        """Finish the write in flight and close; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._thread.shutdown(wait=True)
+        self._reader.close()
+        self._writer.close()
+        os.close(self._lock)
+
+
+def _lock(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ConflictError(f"{path.parent} is in use by another gateway", "one service per root", "stop it or use another root") from None
+    return handle
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+    except sqlite3.Error as error:
+        raise StorageError(f"control log {path}: {error}") from error
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a fresh log, or check the version of one that is there."""
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        connection.executescript(f"BEGIN; {TABLES_SQL} INSERT INTO meta VALUES ('version', '{LOG_VERSION}'); COMMIT;")
+        return
+    try:
+        found = int(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
+    except (sqlite3.Error, TypeError, ValueError):
+        raise SchemaError(f"{path} is not a control log of prorl", "a root made by `prorl`") from None
+    if found != LOG_VERSION:
+        mend = "upgrade prorl to read it" if found > LOG_VERSION else "use another root; this prorl cannot migrate it"
+        raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", mend)

@@ -1,0 +1,110 @@
+"""The control log's tables, as SQL. One row per fact; the gateway's memory is a cache of what is here.
+
+Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are dense per run. Text columns hold values of the enums in
+`prorl.types`; `at` of a group event is microseconds since the epoch, every other time seconds. A rollout is *stored* when `part` names
+the part that holds its row; a group's task when `runs.tasks_stored` is above its id; a group event when `runs.events_stored` is above
+its `event_seq`.
+"""
+
+from __future__ import annotations
+
+LOG_VERSION = 1
+"""Raised by one with every change of the tables below."""
+
+TABLES_SQL = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE runs (
+    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, last INTEGER NOT NULL,
+    cancelled INTEGER NOT NULL, tasks_stored INTEGER NOT NULL, events_stored INTEGER NOT NULL,
+    created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE groups (
+    run_id TEXT NOT NULL, group_id INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, n INTEGER NOT NULL,
+    first_rollout INTEGER NOT NULL, task_id TEXT NOT NULL, data_source TEXT NOT NULL, env TEXT NOT NULL, task TEXT NOT NULL,
+    sampling TEXT NOT NULL, extra TEXT NOT NULL, accepted_at REAL NOT NULL, state TEXT NOT NULL, opened INTEGER NOT NULL,
+    reason TEXT NOT NULL, num_valid INTEGER NOT NULL, mean_reward REAL, min_version INTEGER NOT NULL, delivery_seq INTEGER NOT NULL,
+    PRIMARY KEY (run_id, group_id)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX groups_key ON groups (run_id, key);
+CREATE INDEX groups_state ON groups (run_id, state);
+CREATE UNIQUE INDEX groups_delivery ON groups (run_id, delivery_seq) WHERE delivery_seq >= 0;
+
+CREATE TABLE rollouts (
+    run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL,
+    state TEXT NOT NULL, attempt INTEGER NOT NULL, infra_failures INTEGER NOT NULL, worker_losses INTEGER NOT NULL,
+    code TEXT NOT NULL, cancel_code TEXT NOT NULL, message TEXT NOT NULL, backend TEXT NOT NULL, reward REAL, part TEXT NOT NULL,
+    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
+    num_sampled INTEGER NOT NULL,
+    PRIMARY KEY (run_id, rollout_id)
+) WITHOUT ROWID;
+CREATE INDEX rollouts_unstored ON rollouts (run_id, group_id) WHERE part = '';
+
+CREATE TABLE parts (
+    run_id TEXT NOT NULL, commit_seq INTEGER NOT NULL, part TEXT NOT NULL, files TEXT NOT NULL, published INTEGER NOT NULL,
+    PRIMARY KEY (run_id, commit_seq)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX parts_name ON parts (run_id, part);
+
+CREATE TABLE group_events (
+    run_id TEXT NOT NULL, event_seq INTEGER NOT NULL, group_id INTEGER NOT NULL, event TEXT NOT NULL, kept INTEGER NOT NULL,
+    reason TEXT NOT NULL, delivery_seq INTEGER NOT NULL, num_members INTEGER NOT NULL, num_valid INTEGER NOT NULL,
+    min_version INTEGER NOT NULL, mean_reward REAL, at INTEGER NOT NULL,
+    PRIMARY KEY (run_id, event_seq)
+) WITHOUT ROWID;
+
+CREATE TABLE cursors (
+    run_id TEXT NOT NULL, consumer TEXT NOT NULL, seq INTEGER NOT NULL, at REAL NOT NULL, PRIMARY KEY (run_id, consumer)
+) WITHOUT ROWID;
+
+CREATE TABLE backends (name TEXT PRIMARY KEY, state TEXT NOT NULL, added_at REAL NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE versions (
+    run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run_id, version)
+) WITHOUT ROWID;
+"""
+
+
+def insert_sql(table: str, columns: tuple[str, ...]) -> str:
+    """`INSERT` of whole rows."""
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+def update_sql(table: str, columns: tuple[str, ...], keys: tuple[str, ...]) -> str:
+    """`UPDATE` of `columns` by `keys`; parameters in that order."""
+    return f"UPDATE {table} SET {', '.join(f'{name}=?' for name in columns)} WHERE {' AND '.join(f'{name}=?' for name in keys)}"
+
+
+RUN_COLUMNS = (
+    "run_id", "config", "digest", "state", "last", "cancelled", "tasks_stored", "events_stored", "created_at", "started_at", "finished_at",
+)  # fmt: skip
+RUN_CHANGES = ("state", "last", "cancelled", "tasks_stored", "events_stored", "started_at", "finished_at")
+GROUP_COLUMNS = (
+    "run_id", "group_id", "key", "digest", "n", "first_rollout", "task_id", "data_source", "env", "task", "sampling", "extra",
+    "accepted_at", "state", "opened", "reason", "num_valid", "mean_reward", "min_version", "delivery_seq",
+)  # fmt: skip
+GROUP_CHANGES = ("state", "opened", "reason", "num_valid", "mean_reward", "min_version", "delivery_seq")
+ROLLOUT_CHANGES = (
+    "state", "attempt", "infra_failures", "worker_losses", "code", "cancel_code", "message", "backend", "reward", "part",
+    "min_version", "max_version", "num_turns", "num_tokens", "num_sampled",
+)  # fmt: skip
+ROLLOUT_COLUMNS = ("run_id", "rollout_id", "group_id", "sample_index", *ROLLOUT_CHANGES)
+EVENT_COLUMNS = (
+    "run_id", "event_seq", "group_id", "event", "kept", "reason", "delivery_seq", "num_members", "num_valid", "min_version",
+    "mean_reward", "at",
+)  # fmt: skip
+
+INSERT_RUN = insert_sql("runs", RUN_COLUMNS)
+UPDATE_RUN = update_sql("runs", RUN_CHANGES, ("run_id",))
+INSERT_GROUP = insert_sql("groups", GROUP_COLUMNS)
+UPDATE_GROUP = update_sql("groups", GROUP_CHANGES, ("run_id", "group_id"))
+INSERT_ROLLOUT = insert_sql("rollouts", ROLLOUT_COLUMNS)
+UPDATE_ROLLOUT = update_sql("rollouts", ROLLOUT_CHANGES, ("run_id", "rollout_id"))
+INSERT_EVENT = insert_sql("group_events", EVENT_COLUMNS)
+INSERT_PART = insert_sql("parts", ("run_id", "commit_seq", "part", "files", "published"))
+PUBLISH_PART = update_sql("parts", ("published",), ("run_id", "commit_seq"))
+UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (run_id, consumer, seq, at) VALUES (?, ?, ?, ?)"
+INSERT_VERSION = insert_sql("versions", ("run_id", "version", "note", "at"))
+UPSERT_BACKEND = "INSERT OR REPLACE INTO backends (name, state, added_at) VALUES (?, ?, ?)"
+ACK_GROUPS = "UPDATE groups SET state = 'acked' WHERE run_id = ? AND delivery_seq >= ? AND delivery_seq < ? AND state = 'delivered'"

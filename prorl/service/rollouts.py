@@ -1,0 +1,164 @@
+"""Carries events to the lifecycle and its actions out: the only code that changes a rollout's state.
+
+Also who holds what. INIT holds an attempt from its lease on; RUN's `started` replaces INIT; EVAL's adds EVAL; the store joins when it
+reserves. An attempt that nobody holds is lost. `released` is believed only after a moment (`RELEASE_GRACE_S`): the next holder's
+`started` travels on another stream and may come second.
+"""
+
+from __future__ import annotations
+
+from prorl.control import ControlRow, Kind
+from prorl.limits import Clock
+from prorl.service import messages
+from prorl.service.journal import Journal
+from prorl.service.lifecycle import Action, Event, EventKind, step
+from prorl.service.state import RolloutRecord, State, WorkerRecord
+from prorl.types import FailureCode, RolloutState
+
+RELEASE_GRACE_S = 1.0
+
+IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
+
+_TERMINAL = frozenset(state for state in RolloutState if state.terminal)
+
+MAX_MESSAGE = 2000
+"""Characters of a failure's text that the log keeps."""
+
+
+class Rollouts:
+    """The living rollouts and their holders."""
+
+    def __init__(self, state: State, journal: Journal, clock: Clock, wall: Clock) -> None:
+        self._state, self._journal, self._clock, self._wall = state, journal, clock, wall
+        self._orphans: dict[RolloutRecord, tuple[int, float]] = {}
+        """Attempts that may be lost, with the moment when that will be certain."""
+
+    def find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
+        """A live rollout."""
+        run = self._state.runs.get(run_id)
+        return run.rollouts.get(rollout_id) if run else None
+
+    def apply(self, record: RolloutRecord, event: Event, message: str = "") -> bool:
+        """Apply an event; False when the sender is fenced."""
+        before = record.life
+        life, actions = step(before, event)
+        if life is not before:
+            record.life = life
+            if message:
+                record.message = message[:MAX_MESSAGE]
+            if life.state is not before.state:
+                states = record.group.run.rollout_states
+                states[before.state] -= 1
+                states[life.state] += 1
+                if life.state in _TERMINAL:
+                    record.group.pending -= 1
+            self._journal.rollout(record)
+        for action in actions:
+            self._act(record, action)
+        return Action.FENCE not in actions
+
+    def _act(self, record: RolloutRecord, action: Action) -> None:
+        match action:
+            case Action.GRANT:
+                record.taken = False
+                record.since = self._clock()
+                self._journal.grant(record)
+            case Action.REQUEUE:
+                record.since = self._clock()
+                record.group.run.ready.appendleft(record)
+            case Action.CANCEL_ATTEMPT:
+                for worker in record.holders:
+                    self.tell_cancel(worker, record)
+            case Action.RELEASE:
+                self._state.balancer.release((record.group.run.run_id, record.rollout_id))
+                for worker in record.holders:
+                    worker.held.discard(record)
+                record.holders.clear()
+            case Action.STORE_TERMINAL:
+                self._journal.send_store(messages.terminal(record, self._wall()))
+            case Action.CHECK_GROUP:
+                if record.group.pending == 0:
+                    self._journal.send_store(messages.group_complete(record.group))
+            case Action.FENCE:
+                pass
+
+    def tell_cancel(self, worker: WorkerRecord, record: RolloutRecord, attempt: int | None = None) -> None:
+        """Tell a holder to stop an attempt (the current one unless another is named)."""
+        run_id, rollout_id, current = record.key
+        stop = current if attempt is None else attempt
+        self._journal.send(worker.name, ControlRow(kind=Kind.CANCEL, run_id=run_id, rollout_id=rollout_id, attempt=stop))
+
+    # ---- holders
+
+    def hold(self, record: RolloutRecord, worker: WorkerRecord) -> None:
+        """The worker has the current attempt."""
+        record.holders.add(worker)
+        worker.held.add(record)
+        self._orphans.pop(record, None)
+
+    def leave(self, record: RolloutRecord, worker: WorkerRecord, grace_s: float = 0.0) -> None:
+        """The worker has it no longer; the attempt is lost when nobody has."""
+        record.holders.discard(worker)
+        worker.held.discard(record)
+        self._unreserve(record)
+        if record.holders or record.life.state not in IN_HAND:
+            return
+        if grace_s:
+            self._orphans[record] = (record.life.attempt, self._clock() + grace_s)
+        else:
+            self.lost(record)
+
+    def doubt(self, record: RolloutRecord, grace_s: float) -> None:
+        """Nobody may have this attempt; it is lost unless somebody says otherwise in time."""
+        self._orphans[record] = (record.life.attempt, self._clock() + grace_s)
+
+    def lost(self, record: RolloutRecord) -> None:
+        """Nobody has the current attempt."""
+        self._unreserve(record)
+        if not record.holders:
+            self.apply(record, Event(kind=EventKind.LOST, attempt=record.life.attempt), "no worker has it any more")
+
+    def _unreserve(self, record: RolloutRecord) -> None:
+        """A reservation ends with the store that made it."""
+        if record.life.state is RolloutState.RESERVED and not any(worker.role == "store" for worker in record.holders):
+            self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
+
+    def settle_orphans(self) -> None:
+        """Give up attempts whose grace is over."""
+        now = self._clock()
+        due = [record for record, (_, when) in self._orphans.items() if when <= now]
+        for record in due:
+            attempt, _ = self._orphans.pop(record)
+            if record.life.attempt != attempt or record.life.state not in IN_HAND:
+                continue
+            for worker in [w for w in record.holders if w.role == "init" and not record.taken]:
+                self.tell_cancel(worker, record)
+                record.holders.discard(worker)
+                worker.held.discard(record)
+            self.lost(record)
+
+    # ---- what workers say
+
+    def started(self, worker: WorkerRecord, record: RolloutRecord, attempt: int, stage: str) -> bool:
+        """A worker took the attempt; False when it is superseded or decided."""
+        if record.life.attempt != attempt or record.life.state not in IN_HAND:
+            return False
+        if stage == "run":
+            for init in [w for w in record.holders if w.role == "init"]:
+                record.holders.discard(init)
+                init.held.discard(record)
+            if record.life.state is not RolloutState.RESERVED:
+                self.apply(record, Event(kind=EventKind.STARTED_RUN, attempt=attempt))
+        record.taken = True
+        self.hold(record, worker)
+        return True
+
+    def failed(self, record: RolloutRecord, attempt: int, code: str, message: str) -> bool:
+        """The attempt ended without a valid row; False when it is superseded or decided."""
+        known = FailureCode(code) if code in FailureCode._value2member_map_ and code else FailureCode.STAGE_ERROR
+        return self.apply(record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message)
+
+    def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
+        """The worker has nothing of it any more."""
+        if record.life.attempt == attempt and worker in record.holders:
+            self.leave(record, worker, RELEASE_GRACE_S)

@@ -1,0 +1,222 @@
+"""What the gateway knows, in memory: runs, groups, rollouts, workers. A cache of the control log, rebuilt from it at start.
+
+Only live things are here: a group leaves (`forget`) once it is decided and every row of it is stored, so that memory follows what is
+unfinished and not what was ever done. `prorl/service/recover.py` reads any group back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from prorl.config import RunConfig
+from prorl.service.balancer import Balancer
+from prorl.service.lifecycle import RolloutLife
+from prorl.service.sampler import Demand
+from prorl.types import AttemptKey, GroupState, Json, Stage
+
+ROLES = ("init", "run", "eval", "store")
+
+
+@dataclass(slots=True, eq=False)
+class RolloutRecord:
+    """A live rollout."""
+
+    group: GroupRecord
+    rollout_id: int
+    sample_index: int
+    life: RolloutLife
+    message: str = ""
+    backend: str = ""
+    reward: float | None = None
+    part: str = ""
+    """Of the store, that holds its row; empty = not stored."""
+    numbers: tuple[int, int, int, int, int] = (-1, -1, 0, 0, 0)
+    """min_version, max_version, num_turns, num_tokens, num_sampled."""
+    holders: set[WorkerRecord] = field(default_factory=set)
+    taken: bool = False
+    """Whether INIT said that it has the lease."""
+    since: float = 0.0
+    """When it was queued or granted, on the loop's clock."""
+
+    @property
+    def run(self) -> RunRecord:
+        """Its run."""
+        return self.group.run
+
+    @property
+    def key(self) -> AttemptKey:
+        """The current attempt."""
+        return AttemptKey(self.group.run.run_id, self.rollout_id, self.life.attempt)
+
+    @property
+    def rollout_key(self) -> str:
+        """Its name for clients and backends, the same for every attempt."""
+        return f"{self.group.key}/{self.sample_index}"
+
+
+@dataclass(slots=True, eq=False)
+class GroupRecord:
+    """A live group."""
+
+    run: RunRecord
+    group_id: int
+    key: str
+    digest: str
+    n: int
+    first_rollout: int
+    task_id: str
+    data_source: str
+    env: str
+    task: str
+    """Canonical JSON."""
+    sampling: str
+    """JSON of `SamplingParams`."""
+    extra: str
+    accepted_at: float
+    """Seconds since the epoch."""
+    state: GroupState = GroupState.OPEN
+    opened: bool = False
+    reason: str = ""
+    num_valid: int = 0
+    mean_reward: float | None = None
+    min_version: int = -1
+    delivery_seq: int = -1
+    rollouts: list[RolloutRecord] = field(default_factory=list)
+    pending: int = 0
+    """Members that are not terminal."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will change but its delivery: it need not stay in memory."""
+        return self.state is not GroupState.OPEN and self.group_id < self.run.tasks_stored and all(r.part for r in self.rollouts)
+
+
+@dataclass(slots=True, eq=False)
+class RunRecord:
+    """A run that is not finished."""
+
+    config: RunConfig
+    digest: str
+    created_at: float
+    state: str = "open"
+    """`open` or `finished`."""
+    last: bool = False
+    """No more groups will come."""
+    cancelled: bool = False
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    groups: dict[int, GroupRecord] = field(default_factory=dict)
+    keys: dict[str, GroupRecord] = field(default_factory=dict)
+    rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
+    """Commits that are not published yet, by part."""
+    pool: deque[GroupRecord] = field(default_factory=deque)
+    """Accepted, not started. Bounded by what clients may submit."""
+    ready: deque[RolloutRecord] = field(default_factory=deque)
+    """Members of started groups that wait for a lease."""
+    next_group: int = 0
+    next_rollout: int = 0
+    next_commit: int = 1
+    next_event: int = 0
+    next_delivery: int = 0
+    tasks_stored: int = 0
+    events_stored: int = 0
+    unstored: int = 0
+    """Rollouts whose row no part holds yet."""
+    open_groups: int = 0
+    """Started and not decided."""
+    undecided: int = 0
+    kept: int = 0
+    """Kept and not gone stale."""
+    waiting: int = 0
+    """Kept and not handed out."""
+    version: int = 0
+    """Newest published policy version."""
+    cursors: dict[str, int] = field(default_factory=dict)
+    acked: int = 0
+    """Highest seq that the primary consumer ever committed."""
+    rollout_states: Counter[str] = field(default_factory=Counter)
+    group_states: Counter[str] = field(default_factory=Counter)
+    reward_sum: float = 0.0
+    num_rewards: int = 0
+    granted_at: float = 0.0
+    """When it last moved: a lease was granted, or backpressure held it."""
+
+    @property
+    def run_id(self) -> str:
+        """Its name."""
+        return self.config.run_id
+
+    @property
+    def demand(self) -> Demand:
+        """What the sampler looks at."""
+        config = self.config
+        return Demand(
+            open_groups=self.open_groups,
+            unacked=self.waiting + self.next_delivery - self.cursors.get("primary", 0),
+            kept=self.kept,
+            max_open=config.max_open_groups,
+            max_unacked=config.max_unacked_groups,
+            target=config.target_groups,
+            filtered=config.filter != "none",
+            streaming=config.delivery == "stream",
+        )
+
+    def forget(self, group: GroupRecord) -> None:
+        """Drop a settled group from memory; the log keeps it."""
+        self.groups.pop(group.group_id, None)
+        self.keys.pop(group.key, None)
+        for rollout in group.rollouts:
+            self.rollouts.pop(rollout.rollout_id, None)
+
+    def add(self, group: GroupRecord) -> None:
+        """Take a group into memory with its members."""
+        self.groups[group.group_id] = self.keys[group.key] = group
+        self.rollouts.update((rollout.rollout_id, rollout) for rollout in group.rollouts)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerRecord:
+    """A process with a control stream."""
+
+    name: str
+    session: int
+    role: str
+    node: str
+    pid: int
+    location: str
+    slots: int
+    held: set[RolloutRecord] = field(default_factory=set)
+    stats: dict[str, Json] = field(default_factory=dict)
+    seen_at: float = 0.0
+    last_seq: int = 0
+
+
+class State:
+    """Everything the gateway decides from."""
+
+    def __init__(self, balancer: Balancer | None = None) -> None:
+        self.runs: dict[str, RunRecord] = {}
+        self.workers: dict[str, WorkerRecord] = {}
+        self.balancer = balancer or Balancer()
+
+    def of_role(self, role: str) -> list[WorkerRecord]:
+        """Workers of a role, in the order in which they came."""
+        return [worker for worker in self.workers.values() if worker.role == role]
+
+    @property
+    def store(self) -> WorkerRecord | None:
+        """The store, while it is there."""
+        return next((worker for worker in self.workers.values() if worker.role == "store"), None)
+
+    def endpoints(self) -> dict[str, list[str]]:
+        """Where each role's edges are served."""
+        return {role: [worker.location for worker in self.of_role(role) if worker.location] for role in ROLES}
+
+    def eval_node(self) -> str:
+        """The node whose EVAL workers hold least."""
+        load: Counter[str] = Counter()
+        for worker in self.of_role(Stage.EVAL):
+            load[worker.node] += len(worker.held) - worker.slots
+        return min(load, key=lambda node: (load[node], node), default="")

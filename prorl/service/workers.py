@@ -1,0 +1,100 @@
+"""Workers: who is there, what they hold, where they are reached. A closed control stream is a death, at once.
+
+After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream broke. What nobody claims within the
+grace is leased again. A `hello` under a name that is taken replaces that worker: what the newcomer holds stays, the rest is lost.
+"""
+
+from __future__ import annotations
+
+from prorl.control import ControlRow, Kind
+from prorl.errors import UserError
+from prorl.limits import Clock
+from prorl.schema import check_version
+from prorl.service.commits import Commits
+from prorl.service.journal import Journal
+from prorl.service.rollouts import IN_HAND, Rollouts
+from prorl.service.state import ROLES, State, WorkerRecord
+from prorl.types import Json, RolloutState
+
+CLAIM_GRACE_S = 2.0
+"""How long an attempt waits to be claimed after its lease stream or the gateway was lost."""
+
+SILENCE_S = 20.0
+"""A worker that said something each half second and then nothing for this long is frozen."""
+
+
+class Workers:
+    """The workers of a service."""
+
+    def __init__(self, state: State, journal: Journal, rollouts: Rollouts, commits: Commits, clock: Clock) -> None:
+        self._state, self._journal, self._rollouts, self._commits, self._clock = state, journal, rollouts, commits, clock
+
+    def hello(self, session: int, row: ControlRow) -> WorkerRecord:
+        """A worker has come, or come back. Raises UserError for one that we cannot speak with."""
+        body = row.payload
+        name, role = str(body.get("worker", "")), str(body.get("role", ""))
+        check_version(body.get("schema_version"), f"worker {name!r}")
+        if role not in ROLES or not name:
+            raise UserError(f"hello of {name!r} with role {role!r}", f"a name and one of {', '.join(ROLES)}")
+        worker = WorkerRecord(
+            name=name, session=session, role=role, node=str(body.get("node", "")), pid=int(body.get("pid", 0)),
+            location=str(body.get("location", "")), slots=int(body.get("slots", 1)), seen_at=self._clock(),
+        )  # fmt: skip
+        earlier = self._state.workers.get(name)
+        self._state.workers[name] = worker
+        refused = self._claim(worker, body.get("held", ()))
+        if earlier is not None:
+            self._replace(earlier, worker)
+        answer = {"worker": name, "endpoints": self._state.endpoints(), "refused": refused}
+        self._journal.send(name, ControlRow(kind=Kind.WELCOME, re=row.seq, payload=answer))
+        for run in self._state.runs.values():
+            if run.state == "open" and run.version:
+                self._journal.send(name, ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": run.version}))
+        if role == "store":
+            self._journal.snapshot(name)
+        self._tell_endpoints(but=name)
+        return worker
+
+    def _claim(self, worker: WorkerRecord, held: list[tuple[str, int, int]]) -> list[Json]:
+        refused: list[Json] = []
+        for run_id, rollout_id, attempt in held:
+            record = self._rollouts.find(run_id, rollout_id)
+            if record is None or record.life.attempt != attempt or record.life.state not in IN_HAND:
+                refused.append([run_id, rollout_id, attempt])
+            elif worker.role == "store":
+                self._commits.reserve(worker, [(run_id, rollout_id, attempt)])
+            else:
+                self._rollouts.started(worker, record, attempt, worker.role)
+        return refused
+
+    def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
+        for record in list(earlier.held):
+            self._rollouts.leave(record, earlier)
+
+    def gone(self, worker: WorkerRecord) -> None:
+        """Its control stream has ended: everything that only it held is lost."""
+        if self._state.workers.get(worker.name) is not worker:
+            return
+        del self._state.workers[worker.name]
+        for record in list(worker.held):
+            self._rollouts.leave(record, worker)
+        self._tell_endpoints()
+
+    def lease_stream_lost(self, worker_name: str) -> None:
+        """An INIT worker's lease stream ended: what it has not taken yet may have been on the way."""
+        worker = self._state.workers.get(worker_name)
+        for record in worker.held if worker else ():
+            if not record.taken and record.life.state is RolloutState.LEASED:
+                self._rollouts.doubt(record, CLAIM_GRACE_S)
+
+    def silent(self) -> list[WorkerRecord]:
+        """Workers that used to speak and do not any more."""
+        now = self._clock()
+        return [w for w in self._state.workers.values() if w.stats and now - w.seen_at > SILENCE_S]
+
+    def _tell_endpoints(self, but: str = "") -> None:
+        payload = self._state.endpoints()
+        for worker in self._state.workers.values():
+            if worker.name != but:
+                self._journal.send(worker.name, ControlRow(kind=Kind.ENDPOINTS, payload=payload))
+        self._journal.urgent = True
