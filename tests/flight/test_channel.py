@@ -207,10 +207,10 @@ async def test_an_idle_stream_survives_the_pings_of_keepalive(tmp_path: Path, mo
     monkeypatch.setattr("prorl.flight.channel.IDLE_S", 0.2)
     async with FlightNetwork() as network:
         location = await network.listen("grpc://127.0.0.1:0", {"p": (echo, NUMBERS, NUMBERS)})
-        monkeypatch.setattr("prorl.flight.wire.KEEPALIVE", (("grpc.keepalive_time_ms", 300), ("grpc.http2.max_pings_without_data", 0)))
+        monkeypatch.setattr("prorl.flight.wire.KEEPALIVE", (("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)))
         channel = await network.dial(location, "p", {}, NUMBERS, NUMBERS)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(channel.receive(), 2.5)
+            await asyncio.wait_for(channel.receive(), 3.7)
         channel.send(batch(1))
         assert await channel.receive() is not None
 

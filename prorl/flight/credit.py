@@ -1,0 +1,257 @@
+"""The arithmetic of an edge: who may send how much, who holds which row. Pure: no I/O, no clock, no batches.
+
+`Ledger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with most credit; a row has one consumer at a
+time. On redelivered edges a row stays in the book until its ack and goes back to the front of the queue when its consumer is lost; on
+the others it is never given out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
+
+`Grants` is the consumer's book over all its upstreams. With one upstream, credit out plus rows in hand never exceeds `slots`. With
+several, together they have at most twice `slots` (and one row each at least), so that a busy upstream among idle ones still fills
+half of the slots or more; an upstream's idle credit above its share is taken back when another joins.
+
+Credit in rows is exact: what one book gave and has not seen used is what the other may use. Credit in bytes is a window: a grant with
+bytes widens (or narrows) it, each row sent takes its size from it, a grant of
+rows with 0 bytes gives back what the oldest rows took (the producer counts both, so nothing drifts). A row goes while the window is
+positive, so one row larger than the window passes alone. Not promised: fairness between rows of different size.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from prorl.types import AttemptKey
+
+
+class Assignment(NamedTuple):
+    """Send this row to that consumer."""
+
+    consumer: int
+    key: AttemptKey
+
+
+@dataclass(slots=True)
+class _Consumer:
+    rows: int = 0
+    window_bytes: int = 0
+    sizes: deque[int] = field(default_factory=deque)
+    """Bytes of rows whose credit has not come back, oldest first."""
+    holds: dict[AttemptKey, None] = field(default_factory=dict)
+    """Sent and not acked, in the order sent."""
+
+
+@dataclass(slots=True)
+class _Row:
+    num_bytes: int
+    consumer: int | None = None
+
+
+class Ledger:
+    """The producer's book.
+
+    >>> ledger = Ledger(redelivered=True)
+    >>> ledger.put(AttemptKey("r", 1, 1), 10); ledger.join(7); ledger.assign()
+    []
+    >>> ledger.grant(7, rows=1, num_bytes=100); ledger.assign()
+    [Assignment(consumer=7, key=AttemptKey(run_id='r', rollout_id=1, attempt=1))]
+    >>> ledger.leave(7), ledger.num_waiting
+    ([], 1)
+    """
+
+    def __init__(self, *, redelivered: bool) -> None:
+        self._redelivered = redelivered
+        self._rows: dict[AttemptKey, _Row] = {}
+        self._waiting: deque[AttemptKey] = deque()
+        self._consumers: dict[int, _Consumer] = {}
+        self.num_waiting = 0
+
+    def __contains__(self, key: AttemptKey) -> bool:
+        return key in self._rows
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that could be put now and sent at once."""
+        credit = sum(max(0, consumer.rows) for consumer in self._consumers.values() if consumer.window_bytes > 0)
+        return max(0, credit - self.num_waiting)
+
+    def put(self, key: AttemptKey, num_bytes: int) -> None:
+        """A row waits to be sent; a key that is in the book already changes nothing."""
+        if key not in self._rows:
+            self._rows[key] = _Row(num_bytes)
+            self._waiting.append(key)
+            self.num_waiting += 1
+
+    def join(self, consumer: int) -> None:
+        """A consumer without credit."""
+        self._consumers[consumer] = _Consumer()
+
+    def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
+        """Credit from a consumer; negative rows take credit back, and what was used meanwhile is owed."""
+        account = self._consumers[consumer]
+        account.rows += rows
+        if num_bytes:
+            account.window_bytes += num_bytes
+        else:
+            account.window_bytes += sum(account.sizes.popleft() for _ in range(min(rows, len(account.sizes))))
+
+    def assign(self) -> list[Assignment]:
+        """Give waiting rows out while there is credit."""
+        given: list[Assignment] = []
+        while self._waiting:
+            key = self._waiting[0]
+            row = self._rows.get(key)
+            if row is None or row.consumer is not None:
+                self._waiting.popleft()
+                continue
+            best = self._richest()
+            if best is None:
+                break
+            self._waiting.popleft()
+            self._give(key, row, best)
+            given.append(Assignment(best, key))
+        return given
+
+    def _richest(self) -> int | None:
+        able = [(account.rows, -consumer) for consumer, account in self._consumers.items() if account.rows > 0 < account.window_bytes]
+        return -max(able)[1] if able else None
+
+    def _give(self, key: AttemptKey, row: _Row, consumer: int) -> None:
+        account = self._consumers[consumer]
+        account.rows -= 1
+        account.window_bytes -= row.num_bytes
+        account.sizes.append(row.num_bytes)
+        account.holds[key] = None
+        row.consumer = consumer
+        self.num_waiting -= 1
+
+    def forget(self, keys: Iterable[AttemptKey]) -> list[AttemptKey]:
+        """Acked or dropped: the rows leave the book. Returns those that were in it."""
+        known: list[AttemptKey] = []
+        for key in keys:
+            row = self._rows.pop(key, None)
+            if row is None:
+                continue
+            known.append(key)
+            if row.consumer is None:
+                self.num_waiting -= 1
+            else:
+                self._consumers[row.consumer].holds.pop(key, None)
+        return known
+
+    def leave(self, consumer: int) -> list[AttemptKey]:
+        """A consumer is gone. Its unacked rows wait again in front, or are returned as lost on an edge that redelivers nothing."""
+        holds = list(self._consumers.pop(consumer).holds)
+        if not self._redelivered:
+            for key in holds:
+                del self._rows[key]
+            return holds
+        for key in holds:
+            self._rows[key].consumer = None
+        self._waiting.extendleft(reversed(holds))
+        self.num_waiting += len(holds)
+        return []
+
+
+class Grant(NamedTuple):
+    """Credit to send to an upstream."""
+
+    upstream: int
+    rows: int
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _Upstream:
+    granted: int = 0
+    """Credit that no row has come for yet; negative when rows that had left crossed a credit that was taken back."""
+    in_hand: int = 0
+    returned: int = 0
+    """Rows done whose credit has not been granted again."""
+
+
+class Grants:
+    """The consumer's book.
+
+    >>> grants = Grants(slots=2, window_bytes=100)
+    >>> grants.join(0); grants.top_up()
+    [Grant(upstream=0, rows=2, num_bytes=100)]
+    >>> grants.received(0, 1); grants.top_up()
+    []
+    >>> grants.done(0); grants.top_up()
+    [Grant(upstream=0, rows=1, num_bytes=0)]
+    """
+
+    def __init__(self, *, slots: int, window_bytes: int) -> None:
+        self._slots = slots
+        self._row_bytes = max(1, window_bytes // slots)
+        self._upstreams: dict[int, _Upstream] = {}
+        self._orphans = 0
+        self._closed = False
+
+    @property
+    def in_hand(self) -> int:
+        """Rows received and not done."""
+        return self._orphans + sum(upstream.in_hand for upstream in self._upstreams.values())
+
+    def join(self, upstream: int) -> None:
+        """An upstream that has no credit yet."""
+        self._upstreams[upstream] = _Upstream()
+
+    def leave(self, upstream: int) -> None:
+        """An upstream is gone; its rows in hand go on taking slots."""
+        self._orphans += self._upstreams.pop(upstream).in_hand
+
+    def received(self, upstream: int, rows: int) -> None:
+        """Rows came."""
+        account = self._upstreams[upstream]
+        account.granted -= rows
+        account.in_hand += rows
+
+    def done(self, upstream: int) -> None:
+        """A row's slot is free again."""
+        account = self._upstreams.get(upstream)
+        if account is None:
+            self._orphans -= 1
+        else:
+            account.in_hand -= 1
+            account.returned += 1
+
+    def top_up(self) -> list[Grant]:
+        """Credit to send now."""
+        if self._closed or not self._upstreams:
+            return []
+        count = len(self._upstreams)
+        limit = self._slots if count == 1 else max(2 * self._slots, count)
+        share = limit // count
+        grants = self._take_back(share)
+        room = limit - self.in_hand - sum(upstream.granted for upstream in self._upstreams.values())
+        for name, account in self._upstreams.items():
+            rows = min(room, share - account.granted - account.in_hand)
+            if rows > 0:
+                room -= rows
+                grants += self._grant(name, account, rows)
+        return grants
+
+    def _take_back(self, share: int) -> list[Grant]:
+        """Idle credit above an upstream's share, so that a later upstream gets its own."""
+        grants: list[Grant] = []
+        for name, account in self._upstreams.items():
+            rows = min(account.granted, account.granted + account.in_hand - share)
+            if rows > 0:
+                account.granted -= rows
+                grants.append(Grant(name, -rows, -rows * self._row_bytes))
+        return grants
+
+    def _grant(self, name: int, account: _Upstream, rows: int) -> list[Grant]:
+        account.granted += rows
+        back = min(rows, account.returned)
+        account.returned -= back
+        fresh = rows - back
+        both = (Grant(name, back, 0), Grant(name, fresh, fresh * self._row_bytes))
+        return [grant for grant in both if grant.rows]
+
+    def close(self) -> list[Grant]:
+        """Take nothing more: the credit to take back. Rows that are on their way still come."""
+        self._closed = True
+        return self._take_back(0)

@@ -1,0 +1,220 @@
+"""`Inlet`: the consumer's side of an edge. Dials every announced upstream, grants credit, yields one-row batches, sends acks.
+
+    inlet = Inlet(network, "ran", hello, slots=16)
+    inlet.set_upstreams(locations)              # whenever `endpoints` changes
+    for key, row in await inlet.take(): ...     # waits for at least one row; [] once closed
+    inlet.done(key)                             # its slot is free: credit goes back
+    inlet.ack(keys)                             # its fate is durable: the upstream may forget it
+
+On edges without redelivery a row is acked when it arrives, so `ack` is not called there. On redelivered edges a row that arrives again
+(its stream was lost before the ack) is not yielded twice: while it is held, the ack goes to the stream it came over last; after its
+ack it is acked again at once (the last `REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
+
+An upstream that is no longer announced is not dialled again, but a stream that still works is kept. Credit and acks of one tick
+travel in one batch. Rows in hand are bounded by credit (`prorl.flight.credit.Grants`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from prorl.errors import ProrlError
+from prorl.flight.credit import Grant, Grants
+from prorl.flight.edge import ACK, CREDIT, Back, encode, keys_of, split
+from prorl.protocols import Channel, Network
+from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
+from prorl.types import AttemptKey, Json
+
+REMEMBERED = 4096
+
+FIRST_BACKOFF_S = 0.02
+LAST_BACKOFF_S = 1.0
+
+log = logging.getLogger("prorl.flight")
+
+
+class Taken(NamedTuple):
+    """A row in hand."""
+
+    key: AttemptKey
+    row: pa.RecordBatch
+
+
+@dataclass(slots=True)
+class _Held:
+    upstream: int
+    slot_upstream: int
+    """The stream whose credit it used."""
+    done: bool = False
+
+
+class Inlet:
+    """Rows from every upstream. All methods run on one event loop."""
+
+    def __init__(self, network: Network, edge: str, hello: Mapping[str, Json], *, slots: int, window_bytes: int = 64 << 20) -> None:
+        self.edge = edge
+        self._network, self._hello = network, dict(hello)
+        self._redelivered = edge in REDELIVERED_EDGES
+        self._grants = Grants(slots=slots, window_bytes=window_bytes)
+        self._channels: dict[int, Channel] = {}
+        self._names = count()
+        self._announced: set[str] = set()
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._ready: deque[Taken] = deque()
+        self._arrived = asyncio.Event()
+        self._held: dict[AttemptKey, _Held] = {}
+        self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
+        self._back: dict[int, list[Back]] = {}
+        self._flushing = False
+        self._closed = False
+
+    @property
+    def num_upstreams(self) -> int:
+        """Streams that are open now."""
+        return len(self._channels)
+
+    @property
+    def in_hand(self) -> int:
+        """Rows received whose slot is not free again."""
+        return self._grants.in_hand
+
+    def set_upstreams(self, locations: Iterable[str]) -> None:
+        """Dial what is new; stop dialling what is gone."""
+        self._announced = set(locations)
+        for location in self._announced - self._dialling.keys():
+            self._dialling[location] = asyncio.ensure_future(self._keep(location))
+
+    async def take(self) -> list[Taken]:
+        """All rows that have arrived, at least one; an empty list once closed."""
+        while not self._ready and not self._closed:
+            self._arrived.clear()
+            await self._arrived.wait()
+        taken = list(self._ready)
+        self._ready.clear()
+        return taken
+
+    def done(self, key: AttemptKey) -> None:
+        """The row's slot is free; idempotent."""
+        held = self._held.get(key)
+        if held is None or held.done:
+            return
+        held.done = True
+        self._grants.done(held.slot_upstream)
+        if not self._redelivered:
+            del self._held[key]
+        self._say_credit(self._grants.top_up())
+
+    def ack(self, keys: Iterable[AttemptKey]) -> None:
+        """The rows' fate is durable; frees their slots too."""
+        for key in keys:
+            held = self._held.get(key)
+            if held is None:
+                continue
+            self.done(key)
+            self._held.pop(key, None)
+            self._remember(key)
+            self._say(held.upstream, Back(ACK, key=key))
+
+    def stop(self) -> None:
+        """Take idle credit back: only rows that are on their way still come."""
+        self._say_credit(self._grants.close())
+
+    async def close(self) -> None:
+        """Leave every upstream after the last acks; idempotent."""
+        self._closed = True
+        self._arrived.set()
+        self._flush()
+        dialling = list(self._dialling.values())
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+
+    async def _keep(self, location: str) -> None:
+        """Dial and serve one upstream for as long as it is announced."""
+        backoff_s = FIRST_BACKOFF_S
+        try:
+            while location in self._announced and not self._closed:
+                try:
+                    channel = await self._network.dial(location, f"edge/{self.edge}", self._hello, EDGE_BACK, EDGES[self.edge])
+                except ProrlError as error:
+                    log.info("cannot dial %s: %s", location, error)
+                    await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                    backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                else:
+                    backoff_s = FIRST_BACKOFF_S
+                    await self._serve(channel)
+        finally:
+            self._dialling.pop(location, None)
+
+    async def _serve(self, channel: Channel) -> None:
+        name = next(self._names)
+        self._channels[name] = channel
+        self._grants.join(name)
+        self._say_credit(self._grants.top_up())
+        try:
+            while (batch := await channel.receive()) is not None:
+                self._receive(name, batch)
+        finally:
+            del self._channels[name]
+            self._back.pop(name, None)
+            self._grants.leave(name)
+            self._say_credit(self._grants.top_up())
+            await channel.close()
+
+    def _receive(self, name: int, batch: pa.RecordBatch) -> None:
+        keys = keys_of(batch)
+        self._grants.received(name, len(keys))
+        for key, row in zip(keys, split(batch), strict=True):
+            if self._again(name, key):
+                self._grants.done(name)
+                continue
+            self._held[key] = _Held(name, name)
+            self._ready.append(Taken(key, row))
+            if not self._redelivered:
+                self._say(name, Back(ACK, key=key))
+        self._say_credit(self._grants.top_up())
+        if self._ready:
+            self._arrived.set()
+
+    def _again(self, name: int, key: AttemptKey) -> bool:
+        """Whether the row is here or was here; its ack then goes to the stream it came over last."""
+        held = self._held.get(key)
+        if held is not None:
+            held.upstream = name
+            return True
+        if key in self._acked:
+            self._say(name, Back(ACK, key=key))
+            return True
+        return False
+
+    def _remember(self, key: AttemptKey) -> None:
+        self._acked[key] = None
+        if len(self._acked) > REMEMBERED:
+            self._acked.popitem(last=False)
+
+    def _say_credit(self, grants: list[Grant]) -> None:
+        for grant in grants:
+            self._say(grant.upstream, Back(CREDIT, grant.rows, grant.num_bytes))
+
+    def _say(self, name: int, back: Back) -> None:
+        if name not in self._channels:
+            return
+        self._back.setdefault(name, []).append(back)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        back, self._back = self._back, {}
+        for name, said in back.items():
+            self._channels[name].send(encode(said))

@@ -1,0 +1,184 @@
+"""`Outlet`: the producer's side of an edge. Owns the rows that wait or are not acked; consumers come and go over `serve`.
+
+    outlet = Outlet("ready", limit_bytes=64 << 20, on_acked=..., on_lost=...)
+    await network.listen(location, {outlet.path: outlet.route})
+    await outlet.put(row)                # waits while `limit_bytes` are held
+
+A supplier that makes rows on demand (the gateway's lease edge) does not use `put`: `on_credit(free_rows)` says how many rows would go
+out at once, and `send(rows)` takes any number of them in one batch. `on_sent(keys, hello)` says who got which.
+
+Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept until its ack and sent again when the
+consumer is lost; on the others the Inlet acks what it received, and `on_lost` names what a lost consumer never acked (nobody sends it
+again). `on_acked` and `on_lost` come once per key, and not at all for a key that was dropped.
+Held bytes are bounded by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its caller was told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+
+import pyarrow as pa
+
+from prorl.flight.credit import Ledger
+from prorl.flight.edge import ACK, CREDIT, decode, keys_of, split
+from prorl.protocols import Accept, Channel
+from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
+from prorl.types import AttemptKey, Json
+
+Keys = Callable[[list[AttemptKey]], None]
+
+
+def _nothing(_: object) -> None:
+    """Nobody listens."""
+
+
+def _nobody(_: list[AttemptKey], __: Mapping[str, Json]) -> None:
+    """Nobody listens."""
+
+
+class Outlet:
+    """Rows for whoever has credit. Every method and callback runs on one event loop; callbacks must not block."""
+
+    def __init__(
+        self,
+        edge: str,
+        *,
+        limit_bytes: int = 64 << 20,
+        on_acked: Keys = _nothing,
+        on_lost: Keys = _nothing,
+        on_credit: Callable[[int], None] = _nothing,
+        on_sent: Callable[[list[AttemptKey], Mapping[str, Json]], None] = _nobody,
+    ) -> None:
+        self.edge = edge
+        self._redelivered = edge in REDELIVERED_EDGES
+        self._ledger = Ledger(redelivered=self._redelivered)
+        self._limit_bytes = limit_bytes
+        self._on_acked, self._on_lost, self._on_credit, self._on_sent = on_acked, on_lost, on_credit, on_sent
+        self._rows: dict[AttemptKey, tuple[pa.RecordBatch, int]] = {}
+        self._held_bytes = 0
+        self._putting: deque[asyncio.Future[None]] = deque()
+        self._channels: dict[int, Channel] = {}
+        self._names = count()
+        self._pumping = False
+
+    @property
+    def path(self) -> str:
+        """Route that consumers dial."""
+        return f"edge/{self.edge}"
+
+    @property
+    def route(self) -> tuple[Accept, pa.Schema, pa.Schema]:
+        """What `Network.listen` wants for `path`."""
+        return self.serve, EDGE_BACK, EDGES[self.edge]
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that could be sent at once now."""
+        return self._ledger.free_rows
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows that wait or are kept for redelivery."""
+        return self._held_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that wait for credit."""
+        return self._ledger.num_waiting
+
+    def __contains__(self, key: AttemptKey) -> bool:
+        return key in self._ledger
+
+    async def put(self, row: pa.RecordBatch, key: AttemptKey | None = None) -> None:
+        """Offer one row; waits while `limit_bytes` are held. A key that is here already changes nothing."""
+        while self._held_bytes >= self._limit_bytes:
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._putting.append(waiting)
+            await waiting
+        self._add(row, key or keys_of(row)[0])
+
+    def send(self, rows: pa.RecordBatch) -> None:
+        """Offer rows without waiting."""
+        for key, row in zip(keys_of(rows), split(rows), strict=True):
+            self._add(row, key)
+
+    def drop(self, key: AttemptKey) -> bool:
+        """Forget a row (cancelled): it is not sent (again). False when it is not here."""
+        return bool(self._forget([key]))
+
+    async def serve(self, channel: Channel) -> None:
+        """Handle one consumer for the life of its channel."""
+        name = next(self._names)
+        self._channels[name] = channel
+        self._ledger.join(name)
+        try:
+            while (batch := await channel.receive()) is not None:
+                self._hear(name, batch)
+        finally:
+            del self._channels[name]
+            self._lose(name)
+
+    def _hear(self, name: int, batch: pa.RecordBatch) -> None:
+        acked: list[AttemptKey] = []
+        granted = False
+        for back in decode(batch):
+            if back.kind == CREDIT:
+                granted = True
+                self._ledger.grant(name, back.rows, back.num_bytes)
+            elif back.kind == ACK:
+                acked.append(back.key)
+        known = self._forget(acked)
+        if known:
+            self._on_acked(known)
+        if granted:
+            self._pump()
+            self._on_credit(self.free_rows)
+
+    def _lose(self, name: int) -> None:
+        lost = self._ledger.leave(name)
+        if lost:
+            self._on_lost(lost)
+        self._pump()
+
+    def _add(self, row: pa.RecordBatch, key: AttemptKey) -> None:
+        if key in self._ledger:
+            return
+        num_bytes = row.nbytes
+        self._rows[key] = (row, num_bytes)
+        self._held_bytes += num_bytes
+        self._ledger.put(key, num_bytes)
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send what credit allows; once per tick for all rows that were added in it."""
+        self._pumping = False
+        sent: dict[int, list[AttemptKey]] = {}
+        for name, key in self._ledger.assign():
+            self._channels[name].send(self._rows[key][0])
+            sent.setdefault(name, []).append(key)
+            if not self._redelivered:
+                self._release(key)
+        for name, keys in sent.items():
+            self._on_sent(keys, self._channels[name].peer)
+
+    def _forget(self, keys: Iterable[AttemptKey]) -> list[AttemptKey]:
+        known = self._ledger.forget(keys)
+        for key in known:
+            self._release(key)
+        return known
+
+    def _release(self, key: AttemptKey) -> None:
+        """Let go of a row's memory and of a `put` that waits for it."""
+        _, num_bytes = self._rows.pop(key, (None, 0))
+        self._held_bytes -= num_bytes
+        room = self._limit_bytes - self._held_bytes
+        while self._putting and room > 0:
+            waiting = self._putting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return

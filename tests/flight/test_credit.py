@@ -1,0 +1,227 @@
+"""Properties of the two books: credit is conserved, a row has one consumer at a time, nothing is lost or given twice."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prorl.flight.credit import Grant, Grants, Ledger
+from prorl.types import AttemptKey
+
+WINDOW = 1000
+
+
+def key(n: int) -> AttemptKey:
+    return AttemptKey("r", n, 1)
+
+
+class Wire:
+    """One producer's ledger and one consumer's grants per side, joined by queues that can be cut."""
+
+    def __init__(self, redelivered: bool, num_producers: int, slots: int) -> None:
+        self.ledgers = [Ledger(redelivered=redelivered) for _ in range(num_producers)]
+        self.grants = Grants(slots=slots, window_bytes=WINDOW)
+        self.links: dict[int, int] = {}
+        self.down: dict[int, deque[Grant]] = {}
+        self.up: dict[int, deque[AttemptKey]] = {}
+        self.hand: list[tuple[int, AttemptKey]] = []
+        self.next_link = 0
+
+    def join(self, producer: int) -> None:
+        link = self.next_link
+        self.next_link += 1
+        self.links[link] = producer
+        self.down[link], self.up[link] = deque(), deque()
+        self.ledgers[producer].join(link)
+        self.grants.join(link)
+        self.top_up()
+
+    def top_up(self) -> None:
+        for grant in self.grants.top_up():
+            self.down[grant.upstream].append(grant)
+
+    def leave(self, link: int) -> list[AttemptKey]:
+        producer = self.links.pop(link)
+        del self.down[link], self.up[link]
+        self.grants.leave(link)
+        self.top_up()
+        return self.ledgers[producer].leave(link)
+
+    def deliver_credit(self, link: int) -> None:
+        if self.down[link]:
+            grant = self.down[link].popleft()
+            self.ledgers[self.links[link]].grant(link, grant.rows, grant.num_bytes)
+
+    def assign(self, producer: int) -> None:
+        for consumer, sent in self.ledgers[producer].assign():
+            self.up[consumer].append(sent)
+
+    def deliver_row(self, link: int) -> AttemptKey | None:
+        if not self.up[link]:
+            return None
+        got = self.up[link].popleft()
+        self.grants.received(link, 1)
+        self.hand.append((link, got))
+        return got
+
+    def finish(self, index: int) -> tuple[int, AttemptKey]:
+        link, got = self.hand.pop(index)
+        self.grants.done(link)
+        self.top_up()
+        return link, got
+
+
+events = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(1, 400)), max_size=120)
+
+
+@settings(max_examples=150, deadline=None)
+@given(events, st.booleans(), st.integers(1, 3), st.integers(1, 6))
+def test_credit_is_conserved_and_every_row_has_one_fate(
+    story: list[tuple[int, int, int]], redelivered: bool, num_producers: int, slots: int
+) -> None:
+    wire = Wire(redelivered, num_producers, slots)
+    put: dict[AttemptKey, int] = {}
+    acked: set[AttemptKey] = set()
+    lost: set[AttemptKey] = set()
+    most_upstreams = 1
+
+    def ack(link: int, got: AttemptKey) -> None:
+        if link in wire.links:
+            known = wire.ledgers[wire.links[link]].forget([got])
+            assert redelivered or known == [got]
+            acked.update(known)
+
+    for verb, which, size in story:
+        links = sorted(wire.links)
+        match verb:
+            case 0:
+                new = key(len(put))
+                put[new] = which % num_producers
+                wire.ledgers[put[new]].put(new, size)
+            case 1:
+                wire.join(which % num_producers)
+                most_upstreams = max(most_upstreams, len(wire.links))
+            case 2 if links:
+                lost.update(wire.leave(links[which % len(links)]))
+            case 3 if links:
+                wire.deliver_credit(links[which % len(links)])
+            case 4:
+                wire.assign(which % num_producers)
+            case 5 if links:
+                got = wire.deliver_row(links[which % len(links)])
+                if got is not None and not redelivered:
+                    ack(wire.hand[-1][0], got)
+            case 6 if wire.hand:
+                link, got = wire.finish(which % len(wire.hand))
+                if redelivered:
+                    ack(link, got)
+        check_books(wire, slots, most_upstreams)
+
+    for name in put:
+        ledger = wire.ledgers[put[name]]
+        assert (name in ledger) + (name in acked) + (name in lost) == 1
+
+
+def check_books(wire: Wire, slots: int, most_upstreams: int) -> None:
+    for link, producer in wire.links.items():
+        account = wire.ledgers[producer]._consumers[link]
+        in_flight = sum(grant.rows for grant in wire.down[link]) + len(wire.up[link])
+        assert wire.grants._upstreams[link].granted == account.rows + in_flight
+        assert account.rows >= 0 or most_upstreams > 1
+    promised = wire.grants.in_hand + sum(upstream.granted for upstream in wire.grants._upstreams.values())
+    if most_upstreams == 1:
+        assert promised <= slots or wire.grants._orphans > 0
+    held = [name for ledger in wire.ledgers for account in ledger._consumers.values() for name in account.holds]
+    assert len(held) == len(set(held))
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=60), st.integers(1, 8))
+def test_never_more_is_sent_than_granted_in_rows_or_bytes(sizes: list[int], rows: int) -> None:
+    ledger = Ledger(redelivered=True)
+    ledger.join(1)
+    for n, size in enumerate(sizes):
+        ledger.put(key(n), size)
+    ledger.grant(1, rows, WINDOW)
+    sent = [given.key.rollout_id for given in ledger.assign()]
+    assert sent == list(range(len(sent)))
+    assert len(sent) <= rows
+    assert sum(sizes[n] for n in sent[:-1]) < WINDOW
+    whole = len(sent) == min(rows, len(sizes))
+    assert whole or sum(sizes[n] for n in sent) >= WINDOW
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=60))
+def test_the_byte_window_comes_back_whole(sizes: list[int]) -> None:
+    ledger = Ledger(redelivered=True)
+    ledger.join(1)
+    ledger.grant(1, 4, WINDOW)
+    for n, size in enumerate(sizes):
+        ledger.put(key(n), size)
+        if ledger.assign():
+            ledger.forget([key(n)])
+            ledger.grant(1, 1, 0)
+    assert ledger._consumers[1].window_bytes == WINDOW
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(0, 19), max_size=20))
+def test_after_a_loss_unacked_rows_go_again_in_order_to_one_consumer(num_rows: int, num_acked: int, dropped: list[int]) -> None:
+    ledger = Ledger(redelivered=True)
+    for consumer in (1, 2):
+        ledger.join(consumer)
+    for n in range(num_rows):
+        ledger.put(key(n), 1)
+    ledger.grant(1, num_rows, WINDOW)
+    assert len(ledger.assign()) == num_rows
+    ledger.forget(key(n) for n in range(min(num_acked, num_rows)))
+    assert ledger.leave(1) == []
+    ledger.forget(key(n) for n in dropped)
+    ledger.grant(2, num_rows, WINDOW)
+    again = [given.key.rollout_id for given in ledger.assign()]
+    assert again == [n for n in range(num_acked, num_rows) if n not in dropped]
+    assert ledger.assign() == []
+
+
+def test_without_redelivery_a_lost_consumer_loses_its_unacked_rows() -> None:
+    ledger = Ledger(redelivered=False)
+    ledger.join(1)
+    ledger.join(2)
+    ledger.grant(1, 3, WINDOW)
+    for n in range(4):
+        ledger.put(key(n), 1)
+    assert [given.key for given in ledger.assign()] == [key(0), key(1), key(2)]
+    ledger.forget([key(0)])
+    assert ledger.leave(1) == [key(1), key(2)]
+    ledger.grant(2, 9, WINDOW)
+    assert [given.key for given in ledger.assign()] == [key(3)]
+
+
+def test_rows_go_to_the_consumer_with_most_credit() -> None:
+    ledger = Ledger(redelivered=True)
+    for consumer, rows in ((1, 1), (2, 3)):
+        ledger.join(consumer)
+        ledger.grant(consumer, rows, WINDOW)
+    for n in range(5):
+        ledger.put(key(n), 1)
+    assert [given.consumer for given in ledger.assign()] == [2, 2, 1, 2]
+
+
+def test_a_late_upstream_gets_credit_that_idle_ones_hold() -> None:
+    grants = Grants(slots=3, window_bytes=300)
+    for upstream in range(5):
+        grants.join(upstream)
+        grants.top_up()
+    assert all(grants._upstreams[upstream].granted >= 1 for upstream in range(5))
+    assert sum(grants._upstreams[upstream].granted for upstream in range(5)) <= 6
+
+
+def test_closing_takes_idle_credit_back() -> None:
+    grants = Grants(slots=4, window_bytes=400)
+    grants.join(0)
+    grants.top_up()
+    grants.received(0, 1)
+    assert grants.close() == [Grant(0, -3, -300)]
+    grants.done(0)
+    assert grants.top_up() == []
