@@ -1,0 +1,116 @@
+"""Opening a run directory, a copied one too: its tables as Arrow datasets, and SQL over them.
+
+Only files that commits name are opened. DuckDB sees registered datasets and nothing else (`LockedDuckDB`), so that SQL from a user
+can neither write nor read another file. Views: `sequences, rollouts, turns, messages, groups, tasks`, and `deliveries` (group_id,
+delivery_seq, min_version: the order in which groups were handed out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from prorl.schema import SCORED, TABLES
+from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
+from prorl.storage.sql import LockedDuckDB
+from prorl.types import Json
+
+DELIVERIES = "select group_id, delivery_seq, min_version from groups where event = 'delivered' order by delivery_seq"
+
+_THREADS = 4
+
+
+class StoredRun:
+    """A run directory as it was when it was opened. Holds no open file."""
+
+    def __init__(self, where: str | Path) -> None:
+        """Open. Raises NotFoundError when `where` is no run directory, SchemaError when it is newer than this code."""
+        self.directory = RunDir(where)
+        self.manifest: Mapping[str, Json] = self.directory.manifest()
+        self.commits: tuple[Commit, ...] = tuple(self.directory.commits())
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, whatever the directory is called."""
+        return str(self.manifest.get("run_id") or self.directory.name)
+
+    def files(self, table: str) -> list[PartFile]:
+        """The parts of a table that hold rows, in commit order."""
+        return [file for commit in self.commits for file in commit.files if file.table == table and file.rows]
+
+    def dataset(self, table: str) -> ds.Dataset:
+        """A table, lazily; columns that an older file lacks are null."""
+        paths = [self.directory.path(file.path) for file in self.files(table)]
+        return self._dataset(paths, TABLES[table])
+
+    def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
+        """A table in memory."""
+        return self.dataset(table).to_table(columns=columns)
+
+    def partial(self) -> pa.Table:
+        """Attempts that did not commit, in SCORED's shape."""
+        self.directory.fs.invalidate_cache()
+        names = self.directory.fs.glob(self.directory.path(PARTIAL, "[0-9]*.parquet"))
+        return self._dataset(sorted(map(str, names)), SCORED).to_table()
+
+    def _dataset(self, paths: list[str], schema: pa.Schema) -> ds.Dataset:
+        if not paths:
+            return ds.dataset(schema.empty_table())
+        scan = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not self.directory.local)
+        return ds.dataset(
+            paths, schema=schema, filesystem=self._filesystem(), format=ds.ParquetFileFormat(default_fragment_scan_options=scan)
+        )
+
+    def _filesystem(self) -> Any:
+        return pafs.LocalFileSystem() if self.directory.local else pafs.PyFileSystem(pafs.FSSpecHandler(self.directory.fs))
+
+    def sql(self, statement: str, timeout_s: float | None = None) -> pa.Table:
+        """Run one SELECT over the views. Raises UserError for anything else."""
+        database = LockedDuckDB(threads=_THREADS, memory="2GB")
+        try:
+            for table in TABLES:
+                database.register(table, self.dataset(table))
+            database.register("deliveries", self.deliveries())
+            return database.query(statement, timeout_s)
+        finally:
+            database.close()
+
+    def deliveries(self) -> pa.Table:
+        """(group_id, delivery_seq, min_version) in delivery order."""
+        database = LockedDuckDB()
+        try:
+            database.register("groups", self.read("groups"))
+            return database.query(DELIVERIES)
+        finally:
+            database.close()
+
+
+def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.Table:
+    """SQL over a run directory: one SELECT over `sequences, rollouts, turns, messages, groups, tasks, deliveries`.
+
+    Raises UserError for SQL that is not one SELECT or does not bind, NotFoundError and SchemaError as `StoredRun`.
+    """
+    return StoredRun(run_dir).sql(sql, timeout_s)
+
+
+def is_run(where: Path) -> bool:
+    """Whether `where` looks like a run directory."""
+    return (where / "manifest.json").is_file()
+
+
+def list_runs(root: str | Path) -> list[str]:
+    """Names of the run directories under a root, newest last."""
+    found = [path for path in Path(root).iterdir() if path.is_dir() and is_run(path)] if Path(root).is_dir() else []
+    return [path.name for path in sorted(found, key=lambda path: (path / "manifest.json").stat().st_mtime)]
+
+
+def parquet_rows(run: RunDir, file: PartFile) -> int:
+    """Rows that a file's footer counts."""
+    with run.fs.open(run.path(file.path), "rb") as source:
+        return int(pq.read_metadata(source).num_rows)

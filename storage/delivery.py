@@ -1,0 +1,205 @@
+"""One run's delivery order, and who has read how far. `LiveOrder` asks the control log for it; `replay.py` has it from a directory.
+
+There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed out, oldest span version first, then in
+the order of decisions. Every consumer is a cursor over that order. Any consumer may cause a hand-out; the log knows who asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from prorl.errors import ConflictError
+
+
+class Wanted(NamedTuple):
+    """What a ticket asks of the order."""
+
+    consumer: str
+    seq: int
+    max_groups: int
+    """0 = no bound."""
+    max_bytes: int
+    wait_s: float
+
+
+class Given(NamedTuple):
+    """Groups from `Wanted.seq` on."""
+
+    groups: tuple[int, ...]
+    end: bool
+    """Nothing will ever come after them."""
+
+
+class Order(Protocol):
+    """What the endpoint needs of a run."""
+
+    run_id: str
+
+    @property
+    def delivered(self) -> int:
+        """How many groups have a delivery_seq."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether no group will ever be added to those that have a delivery_seq."""
+
+    def committed(self, consumer: str) -> int:
+        """delivery_seq that this consumer's last commit named; 0 without one."""
+
+    async def take(self, wanted: Wanted) -> Given:
+        """Groups from `wanted.seq` on: at least one unless none comes in time. Raises ConflictError for a seq ahead of the order."""
+
+    async def commit(self, consumer: str, seq: int) -> None:
+        """Everything before `seq` is trained and durable. Raises ConflictError for a seq ahead of the order."""
+
+
+class KeptGroup(NamedTuple):
+    """A group that may be handed out."""
+
+    group_id: int
+    min_version: int
+    num_bytes: int
+
+
+Handout = Callable[[str, list[KeptGroup]], Awaitable[tuple[list[tuple[int, int]], list[int]]]]
+"""(consumer, groups) -> ([(group, delivery_seq)], stale groups), once that is durable."""
+
+SaveCursor = Callable[[str, int], Awaitable[None]]
+
+
+def bounded(groups: Iterable[int], size: Callable[[int], int], max_groups: int, max_bytes: int) -> list[int]:
+    """A prefix within the bounds, but at least one group.
+
+    >>> bounded([1, 2, 3], lambda group: 10, 0, 25)
+    [1, 2]
+    """
+    taken: list[int] = []
+    total = 0
+    for group in groups:
+        total += size(group)
+        if taken and (total > max_bytes or (max_groups and len(taken) >= max_groups)):
+            break
+        taken.append(group)
+    return taken
+
+
+def check_seq(seq: int, delivered: int, run_id: str) -> None:
+    """Raise ConflictError for a cursor that the order has not reached."""
+    if seq > delivered:
+        raise ConflictError(
+            f"cursor {run_id}@{seq} is ahead of run {run_id}, which has delivered {delivered} groups",
+            f"at most {run_id}@{delivered}",
+            "is this the run that the checkpoint was trained on?",
+        )
+
+
+class LiveOrder:
+    """The order of a running run: hands kept groups out through the control log. Belongs to the event loop."""
+
+    def __init__(self, run_id: str, *, size: Callable[[int], int], handout: Handout, save_cursor: SaveCursor) -> None:
+        """`size` gives a group's bytes, about."""
+        self.run_id = run_id
+        self._size, self._handout, self._save_cursor = size, handout, save_cursor
+        self._kept: dict[int, int] = {}
+        self._delivered: list[int] = []
+        self._cursors: dict[str, int] = {}
+        self._known: set[int] = set()
+        self._finished = False
+        self._changed = asyncio.Event()
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def delivered(self) -> int:
+        """See `Order`."""
+        return len(self._delivered)
+
+    @property
+    def finished(self) -> bool:
+        """See `Order`."""
+        return self._finished and not self._kept
+
+    def committed(self, consumer: str) -> int:
+        """See `Order`."""
+        return self._cursors.get(consumer, 0)
+
+    def restore(self, delivered: Iterable[tuple[int, int]], cursors: Mapping[str, int]) -> None:
+        """Take over what the log says; what is known already stays. Idempotent."""
+        for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
+            self._place(group_id, seq)
+        self._cursors |= cursors
+
+    def keep(self, group_id: int, min_version: int) -> None:
+        """The log decided to keep a group: it may be served from now on. Idempotent."""
+        if group_id not in self._known:
+            self._known.add(group_id)
+            self._kept[group_id] = min_version
+            self._wake()
+
+    def finish(self) -> None:
+        """No group will be kept any more."""
+        self._finished = True
+        self._wake()
+
+    def _place(self, group_id: int, seq: int) -> None:
+        self._known.add(group_id)
+        self._kept.pop(group_id, None)
+        if seq == len(self._delivered):
+            self._delivered.append(group_id)
+        assert self._delivered[seq] == group_id, f"delivery_seq {seq} belongs to two groups"
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def take(self, wanted: Wanted) -> Given:
+        """See `Order`."""
+        check_seq(wanted.seq, self.delivered, self.run_id)
+        await self._until_ready(wanted)
+        groups = bounded(islice(self._delivered, wanted.seq, None), self._size, wanted.max_groups, wanted.max_bytes)
+        return Given(tuple(groups), end=self.finished and wanted.seq + len(groups) == self.delivered)
+
+    async def _until_ready(self, wanted: Wanted) -> None:
+        """Return when there is something at `wanted.seq`, when nothing will ever be, or when the time is up."""
+        deadline = asyncio.get_running_loop().time() + wanted.wait_s
+        while self.delivered == wanted.seq and not self.finished:
+            if self._kept:
+                await self._hand_out(wanted)
+                continue
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return
+
+    async def _hand_out(self, wanted: Wanted) -> None:
+        # One request at a time: two would ask for the same groups. It outlives the client that caused it, because the log may
+        # have numbered the groups by the time that client is gone.
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask(wanted))
+            self._asking.add_done_callback(self._asked)
+        await asyncio.shield(self._asking)
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled():
+            task.exception()
+
+    async def _ask(self, wanted: Wanted) -> None:
+        oldest_first = sorted(self._kept, key=self._kept.__getitem__)
+        chosen = bounded(oldest_first, self._size, wanted.max_groups, wanted.max_bytes)
+        groups = [KeptGroup(group_id, self._kept[group_id], self._size(group_id)) for group_id in chosen]
+        delivered, stale = await self._handout(wanted.consumer, groups)
+        for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
+            self._place(group_id, seq)
+        for group_id in stale:
+            self._kept.pop(group_id, None)
+        self._wake()
+
+    async def commit(self, consumer: str, seq: int) -> None:
+        """See `Order`."""
+        check_seq(seq, self.delivered, self.run_id)
+        await self._save_cursor(consumer, seq)
+        self._cursors[consumer] = seq

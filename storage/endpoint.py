@@ -1,0 +1,192 @@
+"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status (`prorl/flight/ticket.py` has the shapes).
+
+A plan names groups and the place of each in one hot file, in delivery order; it ends early where the next group would lie in
+another file, so that a plan never needs two. `do_get` answers from the same hot copy with a Table of whole groups, small groups joined
+up to `MAX_BATCH_BYTES`; its schema metadata carries `prorl.cursor` and `prorl.end` for clients that asked for no plan.
+Reading parts and writing the hot copy happen on one thread, which owns `GroupIndex` and `HotCopy`; the loop owns the orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from prorl.errors import NotFoundError, UserError
+from prorl.flight import FlightReads
+from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
+from prorl.schema import MAX_BATCH_BYTES, STREAM, dense
+from prorl.storage.delivery import Given, Order, Wanted
+from prorl.storage.groups import GroupIndex
+from prorl.storage.hot import HotCopy, Location, read_location
+from prorl.types import Json
+
+ResultT = TypeVar("ResultT")
+
+
+class Planned(NamedTuple):
+    """Places of a ticket's groups in one hot file."""
+
+    places: tuple[Location, ...]
+    end: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """A run that an endpoint serves."""
+
+    order: Order
+    index: GroupIndex
+
+
+class Endpoint:
+    """Answers for several runs. `add` them, hand `reads()` to a listener, `close()` at the end."""
+
+    def __init__(self, hot_directory: Path, hot_bytes: int) -> None:
+        self._runs: dict[str, ServedRun] = {}
+        self._hot = HotCopy(hot_directory, hot_bytes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="groups")
+        self._boot_id = boot_id()
+
+    def add(self, order: Order, index: GroupIndex) -> None:
+        """Serve a run from now on."""
+        self._runs[order.run_id] = ServedRun(order=order, index=index)
+
+    def reads(self) -> FlightReads:
+        """For `FlightNetwork.listen`."""
+        return FlightReads(get=self.get, info=self.info, actions={"commit": self.commit, "status": self.status})
+
+    async def on_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run work that touches an index or the hot copy on the thread that owns them."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def info(self, command: bytes) -> fl.FlightInfo:
+        """`get_flight_info`: hand out, locate, answer with a plan and the ticket that gives the same groups."""
+        ticket = Ticket.parse(command)
+        schema = _shape(_EMPTY, ticket).schema
+        run, seq, given = await self._take(ticket)
+        planned = await self.on_thread(lambda: self._locate(run, seq, given))
+        first, after = Cursor(ticket.run, seq), Cursor(ticket.run, seq + len(planned.places))
+        plan = Plan(
+            cursor=str(after),
+            num_groups=len(planned.places),
+            end=planned.end,
+            boot_id=self._boot_id,
+            path=planned.places[0].path if planned.places else "",
+            batches=tuple((place.offset, place.length) for place in planned.places),
+        )
+        same = replace(ticket, cursor=str(first), max_groups=len(planned.places), max_bytes=2**62, wait_s=0.0)
+        endpoints = [fl.FlightEndpoint(same.dumps(), [])] if planned.places else []
+        size = sum(place.length for place in planned.places)
+        return fl.FlightInfo(schema, fl.FlightDescriptor.for_command(command), endpoints, -1, size, app_metadata=plan.dumps())
+
+    async def get(self, data: bytes) -> pa.Table:
+        """`do_get`: whole groups in delivery order."""
+        ticket = Ticket.parse(data)
+        schema = _shape(_EMPTY, ticket).schema
+        run, seq, given = await self._take(ticket)
+        packed = await self.on_thread(lambda: [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))])
+        cursor = Cursor(ticket.run, seq + len(given.groups))
+        ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if given.end else "false"}
+        return pa.Table.from_batches(packed, schema).replace_schema_metadata({**(schema.metadata or {}), **ends})
+
+    async def commit(self, body: bytes) -> bytes:
+        """Action `commit`."""
+        values = _body(body)
+        run = self._run(str(values.get("run", "")))
+        cursor = Cursor.parse(str(values.get("cursor", "")), run.order.run_id)
+        await run.order.commit(str(values.get("consumer", "primary")), cursor.seq)
+        return b"{}"
+
+    async def status(self, body: bytes) -> bytes:
+        """Action `status`: of one run, of the only run, or of all."""
+        values = _body(body)
+        consumer = str(values.get("consumer", "primary"))
+        if name := values.get("run"):
+            return orjson.dumps(_status(self._run(str(name)).order, consumer))
+        all_runs = [_status(run.order, consumer) for run in self._runs.values()]
+        return orjson.dumps({**(all_runs[0] if len(all_runs) == 1 else {}), "runs": all_runs})
+
+    def _run(self, name: str) -> ServedRun:
+        try:
+            return self._runs[name]
+        except KeyError:
+            raise NotFoundError(f"no run {name!r} is served here; there are: {', '.join(sorted(self._runs)) or 'none'}") from None
+
+    async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, Given]:
+        run = self._run(ticket.run)
+        seq = Cursor.parse(ticket.cursor, ticket.run).seq if ticket.cursor else run.order.committed(ticket.consumer)
+        wanted = Wanted(ticket.consumer, seq, ticket.max_groups, ticket.max_bytes, ticket.wait_s)
+        return run, seq, await run.order.take(wanted)
+
+    def _locate(self, run: ServedRun, seq: int, given: Given) -> Planned:
+        """Longest prefix of the groups that lies in one hot file, writing those that are not hot."""
+        places: list[Location] = []
+        for group_id in given.groups:
+            key = (run.order.run_id, group_id)
+            place = self._hot.find(key) or self._hot.write(key, run.index.read(group_id))
+            if places and place.path != places[0].path:
+                break
+            places.append(place)
+        run.index.forget(given.groups[: len(places)])
+        return Planned(tuple(places), end=given.end and len(places) == len(given.groups))
+
+    def _read(self, run: ServedRun, seq: int, given: Given) -> Iterator[pa.RecordBatch]:
+        """STREAM batches, one a group; what is not hot comes from the parts."""
+        for delivery_seq, group_id in enumerate(given.groups, seq):
+            place = self._hot.find((run.order.run_id, group_id))
+            rows = read_location(place) if place is not None else run.index.read(group_id)
+            seqs = pa.array(np.full(rows.num_rows, delivery_seq, np.int64))
+            yield pa.RecordBatch.from_arrays([seqs, *rows.columns], schema=STREAM)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._thread.shutdown(wait=True)
+        self._hot.close()
+
+
+def _status(order: Order, consumer: str) -> dict[str, Json]:
+    cursor = Cursor(order.run_id, order.committed(consumer))
+    return {"run": order.run_id, "cursor": str(cursor), "delivered": order.delivered, "end": order.finished}
+
+
+def _body(body: bytes) -> dict[str, Json]:
+    try:
+        values = orjson.loads(body or b"{}")
+    except orjson.JSONDecodeError:
+        values = None
+    if not isinstance(values, dict):
+        raise UserError("the action's body is not a JSON object", '{"run", "consumer", "cursor"}')
+    return values
+
+
+def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Whole groups joined to batches under `MAX_BATCH_BYTES`; a group that is larger goes alone."""
+    waiting: list[pa.RecordBatch] = []
+    for group in groups:
+        if waiting and sum(batch.nbytes for batch in waiting) + group.nbytes > MAX_BATCH_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting = []
+        waiting.append(group)
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+
+
+def _shape(batch: pa.RecordBatch, ticket: Ticket) -> pa.RecordBatch:
+    """The ticket's layout and columns. Raises UserError for a column that the layout lacks."""
+    shaped = dense(batch) if ticket.layout == "dense" else batch
+    unknown = [name for name in ticket.columns if name not in shaped.schema.names]
+    if unknown:
+        raise UserError(f"ticket asks for columns {', '.join(unknown)}", f"among {', '.join(shaped.schema.names)}")
+    return shaped.select(list(ticket.columns)) if ticket.columns else shaped
+
+
+_EMPTY = pa.RecordBatch.from_pylist([], schema=STREAM)

@@ -1,0 +1,172 @@
+"""Checks a run directory against its own words: hashes, row counts, invariants, order. Reads everything once; changes nothing.
+
+A finding is one line about one file or row. No finding means: commits are dense; every named file is there with the size, hash and rows
+that its commit says; nothing that no commit names lies between them; no rollout, sequence or event is stored twice; sequences
+belong to completed rollouts, are valid and as many as the rollouts count; the delivery order is dense and within what was kept.
+Not checked: whether the log accepted more rollouts than are stored (that needs control.db).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prorl.columns import validate_sequences
+from prorl.errors import ProrlError, SchemaError, StorageError
+from prorl.schema import TABLES
+from prorl.storage.catalog import StoredRun
+from prorl.storage.layout import EMPTY, Commit, PartFile, RunDir
+from prorl.storage.parts import PartReader
+from prorl.storage.publish import TEMP_MARK
+from prorl.storage.sql import LockedDuckDB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+_QUERIES = {
+    "rollouts": {
+        "rollout {0} is stored {1} times": "select rollout_id, count(*) from rollouts group by 1 having count(*) > 1",
+        "rollout {0} is completed but its class is {1!r}": """
+            select rollout_id, failure_class from rollouts where status = 'completed' and failure_class not in ('', 'policy')""",
+        "rollout {0} is {1} but valid": "select rollout_id, status from rollouts where valid and status <> 'completed'",
+    },
+    "sequences": {
+        "sequence {0} is stored {1} times": "select sequence_id, count(*) from sequences group by 1 having count(*) > 1",
+        "rollout {0} counts {1} sequences and {2} tokens, stored are {3} and {4}": """
+            select rollout_id, num_sequences, num_tokens, coalesce(n, 0), coalesce(t, 0)
+            from rollouts left join (
+                select rollout_id, attempt, count(*) as n, sum(num_tokens) as t from sequences group by all
+            ) using (rollout_id, attempt)
+            where num_sequences <> coalesce(n, 0) or num_tokens <> coalesce(t, 0)""",
+        "sequence {0} belongs to no completed rollout of that attempt": """
+            select sequence_id from sequences anti join (from rollouts where status = 'completed') using (rollout_id, attempt)""",
+    },
+    "turns": {
+        "rollout {0} counts {1} turns, stored are {2}": """
+            select rollout_id, num_turns, count(turn) from rollouts left join turns using (rollout_id, attempt)
+            where status = 'completed' group by rollout_id, num_turns having num_turns <> count(turn)""",
+    },
+    "groups": {
+        "event {0} is stored {1} times": "select event_seq, count(*) from groups group by 1 having count(*) > 1",
+        "group {0} was decided {1} times": "select group_id, count(*) from groups where event = 'decided' group by 1 having count(*) > 1",
+        "group {0} was delivered but never kept": """
+            select group_id from groups where event = 'delivered'
+            and group_id not in (select group_id from groups where event = 'decided' and kept)""",
+        "delivery_seq {0} stands where {1} was expected": """
+            select delivery_seq, n from (
+                select delivery_seq, row_number() over (order by delivery_seq) - 1 as n from groups where event = 'delivered'
+            ) where delivery_seq <> n""",
+    },
+    "tasks": {"task of group {0} is stored {1} times": "select group_id, count(*) from tasks group by 1 having count(*) > 1"},
+}
+"""Per table: what is wrong -> rows for which it is. `sequences` here is its scalar columns and num_tokens."""
+
+_MOST = 20
+"""Rows that one rule reports."""
+
+
+def verify(where: str | Path) -> list[Finding]:
+    """Everything that is wrong with a run directory; empty = nothing. Raises NotFoundError when it is none, SchemaError when newer."""
+    stored = StoredRun(where)
+    findings = [*_commits(stored.commits), *_strays(stored.directory, stored.commits)]
+    for commit in stored.commits:
+        for file in commit.files:
+            findings += _file(stored.directory, file)
+    return findings or list(_rules(stored))
+
+
+def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
+    for expected, commit in enumerate(commits, 1):
+        if commit.commit_seq != expected:
+            yield Finding(where="commits", what=f"commit {commit.commit_seq} stands where {expected} was expected")
+            return
+
+
+def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
+    named = {file.path for commit in commits for file in commit.files}
+    run.fs.invalidate_cache()
+    for table in TABLES:
+        for path in sorted(map(str, run.fs.ls(run.path(table), detail=False))):
+            name = path.rsplit("/", 1)[-1]
+            if name.startswith(TEMP_MARK) or (name != EMPTY and f"{table}/{name}" not in named):
+                yield Finding(where=f"{table}/{name}", what="is named by no commit")
+
+
+def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
+    try:
+        content = run.fs.cat_file(run.path(file.path))
+    except OSError:
+        yield Finding(where=file.path, what="is missing")
+        return
+    if (digest := hashlib.sha256(content).hexdigest()) != file.sha256:
+        yield Finding(
+            where=file.path, what=f"holds {len(content)} bytes with sha256 {digest}, its commit says {file.bytes} and {file.sha256}"
+        )
+    try:
+        yield from _rows(run, file)
+    except (StorageError, SchemaError) as error:
+        yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
+
+
+def _short(error: ProrlError, run: RunDir) -> str:
+    return str(error).replace(run.root + "/", "")
+
+
+def _rows(run: RunDir, file: PartFile) -> Iterator[Finding]:
+    found = 0
+    with PartReader(run, file) as part:
+        for i in range(part.num_row_groups):
+            rows = part.read([i])
+            found += rows.num_rows
+            if file.table == "sequences":
+                yield from _invalid(file, rows)
+    if found != file.rows:
+        yield Finding(where=file.path, what=f"holds {found} rows, its commit says {file.rows}")
+
+
+def _invalid(file: PartFile, rows: pa.Table) -> Iterator[Finding]:
+    for batch in rows.to_batches():
+        for sequence_id, problem in zip(batch.column("sequence_id").to_pylist(), validate_sequences(batch), strict=True):
+            if problem:
+                yield Finding(where=file.path, what=f"sequence {sequence_id}: {problem}")
+
+
+def _rules(stored: StoredRun) -> Iterator[Finding]:
+    database = LockedDuckDB(memory="2GB")
+    try:
+        for table in ("rollouts", "turns", "groups", "tasks"):
+            database.register(table, stored.dataset(table))
+        database.register("sequences", _sequence_counts(stored))
+        for table, rules in _QUERIES.items():
+            for text, sql in rules.items():
+                for row in database.query(f"{sql} limit {_MOST}").to_pylist():
+                    yield Finding(where=table, what=text.format(*row.values()))
+    finally:
+        database.close()
+
+
+def _sequence_counts(stored: StoredRun) -> pa.Table:
+    keys = ["sequence_id", "rollout_id", "attempt"]
+    batches = stored.dataset("sequences").to_batches(columns=[*keys, "token_ids"])
+    schema = pa.schema([TABLES["sequences"].field(name) for name in keys] + [("num_tokens", pa.int64())])
+    counted = [
+        pa.RecordBatch.from_arrays(
+            [*(batch.column(name) for name in keys), pc.list_value_length(batch.column("token_ids")).cast(pa.int64())], schema=schema
+        )
+        for batch in batches
+    ]
+    return pa.Table.from_batches(counted, schema)

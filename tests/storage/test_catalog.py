@@ -1,0 +1,214 @@
+"""Parts on disk: layout, settings, reading by commits only, SQL over a copied directory, newer schemas."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import duckdb
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl.columns import row_hashes
+from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
+from prorl.schema import SEQUENCES, TABLES
+from prorl.storage.catalog import StoredRun, list_runs, query
+from prorl.storage.convert import tables
+from prorl.storage.groups import GroupIndex
+from prorl.storage.layout import Commit, RunDir
+from prorl.storage.parts import encode, read_part, row_groups
+from prorl.storage.publish import publish
+from tests.storage.directory import add_events, add_rows, add_terminals, event, new_run
+from tests.storage.rows import scored, terminal
+
+
+def test_parts_hold_the_rows_by_value(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    rows = [scored(i, width=5 + i) for i in range(8)]
+    expected = tables(pa.concat_batches(rows))
+    commit = add_rows(run, rows)
+    for file in commit.files:
+        (found,) = read_part(run, file).combine_chunks().to_batches()
+        assert found.schema.equals(TABLES[file.table])
+        same = [name for name in found.schema.names if name != "committed_at"]
+        assert row_hashes(found.select(same)) == row_hashes(expected[file.table].select(same))
+
+
+def test_parquet_settings(tmp_path: Path) -> None:
+    rows = pa.Table.from_batches([tables(pa.concat_batches([scored(i) for i in range(40)]))["sequences"]])
+    meta = pq.ParquetFile(pa.BufferReader(encode("sequences", rows, "demo", "part-1"))).metadata
+    columns = {meta.row_group(0).column(i).path_in_schema: meta.row_group(0).column(i) for i in range(meta.num_columns)}
+    for name in ("token_ids.list.element", "logprobs.list.element"):
+        assert set(columns[name].encodings) == {"BYTE_STREAM_SPLIT", "RLE"}
+        assert columns[name].compression == "ZSTD"
+    assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [8] * 5
+    assert meta.metadata[b"prorl.run_id"] == b"demo"
+    assert meta.metadata[b"prorl.schema_version"] == b"1"
+
+
+@given(st.lists(st.integers(1, 90), max_size=40))
+def test_row_groups_tile_the_rows_and_respect_groups(sizes: list[int]) -> None:
+    ids = [i for i, size in enumerate(sizes) for _ in range(size)]
+    cuts = row_groups(pa.table({"group_id": pa.array(ids, pa.int64())}))
+    assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts)][: len(cuts)]
+    assert sum(stop - start for start, stop in cuts) == len(ids)
+    for start, stop in cuts:
+        if stop == start:
+            continue
+        assert stop - start <= 64
+        inside = stop < len(ids) and ids[stop - 1] == ids[stop]
+        assert not inside or sizes[ids[stop]] > 64
+
+
+def test_plain_globs_work_from_the_start(tmp_path: Path) -> None:
+    new_run(tmp_path)
+    for name, schema in TABLES.items():
+        with duckdb.connect() as connection:
+            found = connection.execute(f"select * from '{tmp_path}/demo/{name}/*.parquet'")
+            assert [column[0] for column in found.description or ()] == schema.names
+            assert found.fetchall() == []
+
+
+def test_only_files_that_a_commit_names_are_read(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    add_rows(run, [scored(i) for i in range(4)])
+    orphan = encode("rollouts", pa.Table.from_batches([tables(scored(9))["rollouts"]]), "demo", "part-x")
+    publish(run.fs, run.path("rollouts", "part-x.parquet"), orphan)
+    assert query(run.root, "select count(*) as n from rollouts").to_pylist() == [{"n": 4}]
+    assert run.sweep({"part-0001"}) == ["rollouts/part-x.parquet"]
+    assert run.sweep({"part-0001"}) == []
+
+
+def test_sql_over_a_copied_directory(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    add_rows(run, [scored(i, reward=i % 2) for i in range(4)])
+    add_terminals(run, terminal(4))
+    add_events(run, event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0))
+    shutil.copytree(tmp_path / "demo", tmp_path / "copy")
+    shutil.rmtree(tmp_path / "demo")
+    copy = tmp_path / "copy"
+    statement = "select status, count(*) as n, avg(reward) as mean from rollouts group by status order by status"
+    assert query(copy, statement).to_pylist() == [
+        {"status": "completed", "n": 4, "mean": 0.5}, {"status": "failed", "n": 1, "mean": None},
+    ]  # fmt: skip
+    tokens = query(copy, "select sum(len(token_ids)) as n from sequences join deliveries using (group_id)")
+    assert tokens.to_pylist() == [{"n": 80}]
+    assert query(copy, "select count(*) as n from messages where role = 'grader'").to_pylist() == [{"n": 4}]
+    assert StoredRun(copy).run_id == "demo"
+    assert list_runs(tmp_path) == ["copy"]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "copy rollouts to '{dir}/x.csv'",
+        "select * from '{dir}/demo/manifest.json'",
+        "create table t as select 1",
+        "select nothing from rollouts",
+    ],
+)
+def test_sql_can_only_read_the_tables(sql: str, tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    with pytest.raises(UserError):
+        query(run.root, sql.format(dir=tmp_path))
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_what_is_no_run_directory_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="is no run directory"):
+        StoredRun(tmp_path / "nothing")
+    assert list_runs(tmp_path / "nothing") == []
+
+
+def test_a_newer_schema_is_said_in_one_line(tmp_path: Path) -> None:
+    new_run(tmp_path, schema_version=99)
+    with pytest.raises(SchemaError, match="has schema version 99; expected version 1; upgrade prorl to read it"):
+        StoredRun(tmp_path / "demo")
+
+
+def test_a_newer_commit_is_refused(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    newer = orjson.loads(Commit(commit_seq=1, part="part-1", files=(), run_id="demo").dumps()) | {"schema_version": 2, "unheard": 1}
+    publish(run.fs, run.commit_path(1), orjson.dumps(newer))
+    with pytest.raises(SchemaError, match="schema version 2"):
+        run.commits()
+
+
+def test_a_flipped_byte_is_refused_when_read(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    commit = add_rows(run, [scored(i, width=200) for i in range(4)])
+    file = next(f for f in commit.files if f.table == "sequences")
+    flip(Path(run.path(file.path)), 2000)
+    with pytest.raises(StorageError, match=r"sequences/part-0001.parquet"):
+        read_part(run, file)
+    with pytest.raises((UserError, OSError)):
+        query(run.root, "select sum(list_sum(token_ids)) from sequences")
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_publishing_twice_is_success_and_other_content_is_not(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    publish(run.fs, run.path("a"), b"one")
+    publish(run.fs, run.path("a"), b"one")
+    with pytest.raises(StorageError, match="other content"):
+        publish(run.fs, run.path("a"), b"two")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_publishing_into_an_object_store_puts_once() -> None:
+    run = RunDir("memory://bucket/demo")
+    run.create({})
+    publish(run.fs, run.path("commits", "a"), b"one")
+    publish(run.fs, run.path("commits", "a"), b"one")
+    with pytest.raises(StorageError, match="other content"):
+        publish(run.fs, run.path("commits", "a"), b"two")
+    run.fs.rm(run.root, recursive=True)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot store"):
+        publish(RunDir(tmp_path).fs, str(tmp_path / "nowhere" / "a"), b"one")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_is_the_same_batch_wherever_its_members_lie(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    rows = [scored(i) for i in range(12)]
+    together = tables(pa.concat_batches(rows[4:8]))["sequences"]
+    add_rows(run, rows[:6])
+    add_rows(run, [rows[7], *rows[8:]])
+    add_rows(run, [rows[6]])
+    index = GroupIndex(run)
+    for commit in run.commits():
+        for file in commit.files:
+            if file.table == "sequences":
+                index.add_stored(file)
+    assert row_hashes(index.read(1)) == row_hashes(together)
+    assert index.read(1).schema.equals(SEQUENCES)
+    with pytest.raises(NotFoundError):
+        index.read(99)
+
+
+def test_cached_rows_equal_stored_rows_and_stay_within_bounds(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    index, cold = GroupIndex(run, cache_bytes=4000), GroupIndex(run)
+    for start in range(0, 32, 8):
+        rows = [scored(i) for i in range(start, start + 8)]
+        file = next(f for f in add_rows(run, rows).files if f.table == "sequences")
+        index.add_written(file, pa.Table.from_batches([tables(pa.concat_batches(rows))["sequences"]]))
+        cold.add_stored(file)
+    assert 0 < index.cached_bytes <= 4000
+    for group_id in range(8):
+        assert row_hashes(index.read(group_id)) == row_hashes(cold.read(group_id))
+    index.forget(range(8))
+    assert index.cached_bytes == 0

@@ -1,0 +1,88 @@
+"""`verify` finds every kind of damage, each by the rule that is about it, and nothing in a sound directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from prorl.storage.convert import tables
+from prorl.storage.layout import RunDir
+from prorl.storage.verify import verify
+from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
+from tests.storage.rows import scored, terminal
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A sound directory with three commits."""
+    made = new_run(tmp_path)
+    add_rows(made, [scored(i, width=50) for i in range(4)])
+    add_terminals(made, terminal(4))
+    add_events(made, event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0))
+    return made
+
+
+def test_a_sound_directory_has_no_finding(run: RunDir) -> None:
+    assert verify(run.root) == []
+
+
+def path(run: RunDir, *names: str) -> Path:
+    return Path(run.path(*names))
+
+
+def flip_every_tenth_byte_in_turn(run: RunDir) -> None:
+    for table in ("sequences", "rollouts", "turns", "messages"):
+        file = path(run, table, "part-0001.parquet")
+        good = file.read_bytes()
+        for at in range(0, len(good), max(1, len(good) // 10)):
+            file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
+            assert any(file.name in finding.where for finding in verify(run.root)), f"{table} byte {at}"
+        file.write_bytes(good)
+
+
+def test_every_flipped_byte_is_found(run: RunDir) -> None:
+    flip_every_tenth_byte_in_turn(run)
+    assert verify(run.root) == []
+
+
+def twice(run: RunDir) -> None:
+    add_rows(run, [scored(i) for i in range(4)])
+
+
+def sequences_without_rollout(run: RunDir) -> None:
+    add_commit(run, {"sequences": pa.Table.from_batches([tables(scored(9))["sequences"]])})
+
+
+def rollout_without_sequences(run: RunDir) -> None:
+    rows = tables(scored(9))
+    add_commit(run, {name: pa.Table.from_batches([rows[name]]) for name in ("rollouts", "turns")})
+
+
+def rollout_without_turns(run: RunDir) -> None:
+    rows = tables(scored(9))
+    add_commit(run, {name: pa.Table.from_batches([rows[name]]) for name in ("rollouts", "sequences")})
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda run: path(run, "turns", "part-0001.parquet").unlink(), "turns/part-0001.parquet: is missing"),
+        (lambda run: path(run, "commits", "0000000002.json").unlink(), "commits: commit 3 stands where 2 was expected"),
+        (lambda run: path(run, "rollouts", "part-9.parquet").write_bytes(b"x"), "part-9.parquet: is named by no commit"),
+        (lambda run: path(run, "turns", ".tmp-1-part").write_bytes(b"x"), "is named by no commit"),
+        (twice, "rollout 0 is stored 2 times"),
+        (sequences_without_rollout, "belongs to no completed rollout"),
+        (rollout_without_sequences, "rollout 9 counts 1 sequences and 20 tokens, stored are 0 and 0"),
+        (rollout_without_turns, "rollout 9 counts 2 turns, stored are 0"),
+        (lambda run: add_events(run, event(1, 0, "stale")), "event 1 is stored 2 times"),
+        (lambda run: add_events(run, event(2, 0, "decided")), "group 0 was decided 2 times"),
+        (lambda run: add_events(run, event(2, 7, "delivered", delivery_seq=1)), "group 7 was delivered but never kept"),
+        (lambda run: add_events(run, event(2, 0, "delivered", delivery_seq=5)), "delivery_seq 5 stands where 1 was expected"),
+    ],
+)
+def test_damage_is_found(run: RunDir, damage: Callable[[RunDir], object], text: str) -> None:
+    damage(run)
+    assert any(text in str(finding) for finding in verify(run.root)), verify(run.root)
