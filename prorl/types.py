@@ -361,6 +361,8 @@ class SandboxSpec:
     file_bytes: int = 256 << 20
     """Largest single file."""
     tmp_bytes: int = 256 << 20
+    workspace_bytes: int = 512 << 20
+    """Of the agent's folder, where the kind can bound it."""
     wall_s: float = 3600.0
 
 

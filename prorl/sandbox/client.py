@@ -1,0 +1,175 @@
+"""A connection to one sandbox's tool server. What comes back is hostile: sizes, types and times are checked, nothing is trusted.
+
+One call at a time; more wait in line. A call is written once and never again: when its answer does not come, the connection is
+closed, which makes the tool server end the command. Who is to blame for a lost sandbox is asked of sandboxd (`Fate`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, NoReturn
+
+from prorl.errors import SandboxError
+from prorl.sandbox.wire import FRAME_LIMIT, Frame, WireError, encode, receive
+from prorl.types import FailureCode, Json, SandboxRef, ToolResult
+
+GRACE_S = 8.0
+"""How long after a call's own deadline the answer may come: the server's ladder INT, TERM, KILL takes 2-3 s."""
+FILE_OP_S = 30.0
+CONNECT_S = 10.0
+CHUNK_BYTES = 1 << 20
+
+
+class Fate(NamedTuple):
+    """Why a sandbox is no more, as sandboxd knows it."""
+
+    code: FailureCode
+    message: str
+
+
+FateOf = Callable[[SandboxRef], Awaitable[Fate]]
+
+
+@asynccontextmanager
+async def connected(ref: SandboxRef, fate_of: FateOf) -> AsyncIterator[ConnectedSandbox]:
+    """A connection to a sandbox's tool server, closed at the end of the block. Raises SandboxError."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_unix_connection(ref.socket_path)
+    except (OSError, TimeoutError) as cause:
+        fate = await fate_of(ref)
+        raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause
+    sandbox = ConnectedSandbox(ref, reader, writer, fate_of)
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
+
+
+class ConnectedSandbox:
+    """`prorl.protocols.Sandbox` over a Unix socket."""
+
+    def __init__(self, ref: SandboxRef, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate_of: FateOf) -> None:
+        self.ref = ref
+        self._reader, self._writer, self._fate_of = reader, writer, fate_of
+        self._turn = asyncio.Lock()  # protects the one call that is on the wire
+        self._next_id = 0
+        self._closed = False
+
+    async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
+        """Run a tool; see `prorl.protocols.Sandbox.call`."""
+        header = {"op": "call", "tool": tool, "arguments": dict(arguments), "timeout_s": timeout_s}
+        return _result(await self._ask(header, b"", timeout_s + GRACE_S))
+
+    async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
+        """Run a program without a shell; see `prorl.protocols.Sandbox.exec`."""
+        return _result(await self._ask({"op": "exec", "argv": list(argv), "timeout_s": timeout_s}, stdin, timeout_s + GRACE_S))
+
+    async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
+        """Write a file below the workspace. Raises SandboxError."""
+        for offset in range(0, max(1, len(content)), CHUNK_BYTES):
+            header = {"op": "put", "path": path, "mode": mode, "offset": offset}
+            await self._ask(header, content[offset : offset + CHUNK_BYTES], FILE_OP_S)
+
+    async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        """Read a regular file below the workspace.
+
+        Raises FileNotFoundError when there is none, SandboxError for a link, a device or more than `max_bytes`.
+        """
+        parts: list[bytes] = []
+        total = 0
+        while True:
+            header = {"op": "get", "path": path, "offset": total, "max_bytes": CHUNK_BYTES}
+            frame = await self._ask(header, b"", FILE_OP_S)
+            size = frame.header.get("size")
+            if not isinstance(size, int) or size > max_bytes or total + len(frame.body) > max_bytes:
+                raise SandboxError(FailureCode.SANDBOX_BROKEN, f"{path} is larger than {max_bytes} bytes")
+            parts.append(frame.body)
+            total += len(frame.body)
+            if total >= size or not frame.body:
+                return b"".join(parts)
+
+    async def close(self) -> None:
+        """Close the connection; idempotent."""
+        self._closed = True
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except ConnectionError:
+            pass
+
+    async def hello(self, timeout_s: float) -> dict[str, Any]:
+        """What the server says of itself: `workspace`, `tools`. Raises SandboxError."""
+        return (await self._ask({"op": "hello"}, b"", timeout_s)).header
+
+    async def _ask(self, header: dict[str, Any], body: bytes, timeout_s: float) -> Frame:
+        async with self._turn:
+            if self._closed:
+                raise SandboxError(FailureCode.SANDBOX_LOST, "the connection to the sandbox is closed")
+            self._next_id += 1
+            header["id"] = self._next_id
+            data = self._encode(header, body)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    self._writer.write(data)
+                    await self._writer.drain()
+                    frame = await receive(self._reader)
+            except TimeoutError:
+                await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"no answer {GRACE_S:g} s after the deadline"))
+            except WireError as cause:
+                await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"the tool server broke its protocol: {cause}"))
+            except ConnectionError:
+                frame = None
+            except asyncio.CancelledError:
+                self._abort()
+                raise
+            if frame is None:
+                self._abort()
+                await self._lost(await self._fate_of(self.ref))
+            return await self._check(frame, header)
+
+    def _encode(self, header: dict[str, Any], body: bytes) -> bytes:
+        try:
+            return encode(header, body)
+        except WireError as cause:
+            raise SandboxError(FailureCode.TOOL_PROTOCOL, f"a call over {FRAME_LIMIT} bytes: {cause}") from cause
+        except TypeError as cause:
+            raise SandboxError(FailureCode.TOOL_PROTOCOL, f"arguments that are not JSON: {cause}") from cause
+
+    async def _check(self, frame: Frame, header: dict[str, Any]) -> Frame:
+        answer = frame.header
+        if answer.get("id") != header["id"] or not isinstance(answer.get("ok"), bool):
+            await self._lost(Fate(FailureCode.SANDBOX_BROKEN, "the tool server answered another call"))
+        if answer["ok"]:
+            return frame
+        message = str(answer.get("error", ""))[:2000]
+        if header["op"] == "get" and answer.get("missing") is True:
+            raise FileNotFoundError(message)
+        if header["op"] in ("call", "exec"):
+            # Bad arguments are the policy's: a result that it can read.
+            return Frame({"exit_code": 2, "duration_s": 0.0, "truncated": False, "timed_out": False}, message.encode())
+        raise SandboxError(FailureCode.SANDBOX_BROKEN, f"{header['op']} {header.get('path')}: {message}")
+
+    def _abort(self) -> None:
+        self._closed = True
+        self._writer.transport.abort()
+
+    async def _lost(self, fate: Fate) -> NoReturn:
+        self._abort()
+        raise SandboxError(fate.code, fate.message)
+
+
+def _result(frame: Frame) -> ToolResult:
+    header = frame.header
+    exit_code, duration_s = header.get("exit_code"), header.get("duration_s")
+    if not isinstance(exit_code, int) or not isinstance(duration_s, int | float):
+        raise SandboxError(FailureCode.SANDBOX_BROKEN, "the tool server's answer lacks its exit code or duration")
+    return ToolResult(
+        output=frame.body.decode("utf-8", "replace"),
+        exit_code=max(-(1 << 31), min(exit_code, (1 << 31) - 1)),
+        duration_s=float(duration_s),
+        truncated=header.get("truncated") is True,
+        timed_out=header.get("timed_out") is True,
+    )

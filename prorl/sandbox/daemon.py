@@ -1,0 +1,206 @@
+"""sandboxd: one per node, owns every sandbox. `python -m prorl.sandbox.daemon --socket PATH --root DIR --kind auto`.
+
+It says `ready` on stdout when it listens, stops everything and exits on SIGTERM, and dies with its parent. Its own death, however
+violent, ends all sandboxes (zygote and launchers follow it); what that leaves on disk the next daemon in the same root removes.
+
+Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may be open at once):
+
+    {"op": "start" | "reserve", "owner", "purpose", "spec"}   {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
+    {"op": "fate", "sandbox_id"}   {"op": "status"}   {"op": "hello"}
+
+A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does not stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError
+from prorl.sandbox import linux
+from prorl.sandbox.paths import check_socket_path
+from prorl.sandbox.pool import Pool
+from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
+from prorl.sandbox.wire import Frame, WireError, encode, receive
+from prorl.types import FailureCode, SandboxRef, SandboxSpec
+
+PEER = struct.Struct("3i")
+DEFAULTS = Settings()
+
+
+class Daemon:
+    """The socket in front of a Pool."""
+
+    def __init__(self, pool: Pool, node_id: str) -> None:
+        self._pool, self._node_id = pool, node_id
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def listen(self, path: str) -> None:
+        """Serve on a 0600 socket; a stale file of a dead daemon is replaced."""
+        Path(path).unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, path, backlog=128)
+        os.chmod(path, 0o600)
+
+    async def close(self) -> None:
+        """Stop listening, end every client; idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._clients:
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        try:
+            if _is_ours(writer):
+                await self._converse(reader, writer)
+        except (WireError, ConnectionError, asyncio.CancelledError):
+            pass  # the client's business; the daemon closes the connection
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests: set[asyncio.Task[None]] = set()
+        try:
+            while (frame := await receive(reader)) is not None:
+                request = asyncio.create_task(self._answer(frame, writer))
+                requests.add(request)
+                request.add_done_callback(requests.discard)
+        finally:
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
+
+    async def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
+        reply: dict[str, Any]
+        try:
+            reply = {"ok": True, **await self._perform(frame.header)}
+        except RolloutError as error:
+            reply = {"ok": False, "code": error.code.value, "error": error.message}
+        except ProrlError as error:
+            reply = {"ok": False, "code": FailureCode.SANDBOX_START.value, "error": str(error)}
+        except (KeyError, TypeError, ValueError) as error:
+            reply = {"ok": False, "code": FailureCode.STAGE_ERROR.value, "error": f"bad request: {error!r}"}
+        writer.write(encode({"id": frame.header.get("id"), **reply}))
+        await writer.drain()
+
+    async def _perform(self, ask: dict[str, Any]) -> dict[str, Any]:
+        pool = self._pool
+        match ask.get("op"):
+            case "start":
+                ref = await pool.start(str(ask["owner"]), str(ask["purpose"]), spec_of(ask["spec"]))
+                return {"ref": list(ref)}
+            case "reserve":
+                pool.reserve(str(ask["owner"]), str(ask["purpose"]), spec_of(ask["spec"]))
+            case "stop":
+                await pool.stop(str(ask["sandbox_id"]))
+            case "stop_owner":
+                await pool.stop_owner(str(ask["owner"]))
+            case "fate":
+                code, message = await pool.fate(SandboxRef(sandbox_id=str(ask["sandbox_id"])))
+                return {"code": code.value, "message": message}
+            case "status":
+                return {"status": pool.status()}
+            case "hello":
+                return {"node_id": self._node_id}
+            case other:
+                raise ValueError(f"unknown op {other!r}")
+        return {}
+
+
+def spec_of(fields: dict[str, Any]) -> SandboxSpec:
+    """A spec from its JSON form."""
+    return SandboxSpec(**{**fields, "tools": tuple(fields["tools"])})
+
+
+def _is_ours(writer: asyncio.StreamWriter) -> bool:
+    peer: socket.socket = writer.get_extra_info("socket")
+    _pid, uid, _gid = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return uid in (os.getuid(), 0)
+
+
+async def serve(options: argparse.Namespace) -> None:
+    """Open the pool, listen, and wait for SIGTERM or SIGINT."""
+    check_socket_path(options.socket)
+    root = Path(options.root)
+    root.mkdir(mode=0o711, parents=True, exist_ok=True)
+    lock = _lock(root)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    kind = await _kind(options.kind)
+    settings = Settings(max_sandboxes=options.max_sandboxes, parallel_starts=options.parallel_starts, warm=options.warm)
+    pool = Pool(kind, root, options.node_id, settings)
+    await pool.open()
+    daemon = Daemon(pool, options.node_id)
+    try:
+        await daemon.listen(options.socket)
+        print("ready", flush=True)
+        await stop.wait()
+    finally:
+        await daemon.close()
+        await pool.close()
+        Path(options.socket).unlink(missing_ok=True)
+        os.close(lock)
+
+
+async def _kind(asked: str) -> str:
+    from prorl.sandbox.probe import choose
+
+    return await choose(asked)
+
+
+def _lock(root: Path) -> int:
+    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise ConfigError(f"another sandboxd works in {root}", "a root of its own", "stop it or choose another root") from None
+    return fd
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m prorl.sandbox.daemon", description="Owns the sandboxes of one node.")
+    parser.add_argument("--socket", required=True, help="Unix socket to listen on, under 100 bytes")
+    parser.add_argument("--root", required=True, help="folder for notes and workspaces, one per daemon")
+    parser.add_argument("--kind", default="auto", choices=["auto", *KINDS], help=f"auto = first that works of {AUTO_ORDER}")
+    parser.add_argument("--node-id", default="local")
+    parser.add_argument("--parent-pid", type=int, default=0, help="die with this process")
+    parser.add_argument("--max-sandboxes", type=int, default=DEFAULTS.max_sandboxes)
+    parser.add_argument("--parallel-starts", type=int, default=DEFAULTS.parallel_starts)
+    parser.add_argument("--warm", type=int, default=DEFAULTS.warm)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM; 2 and one line on stderr for what the user can mend."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    if options.parent_pid:
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != options.parent_pid:
+            return 1
+    try:
+        asyncio.run(serve(options))
+    except (ConfigError, SandboxError) as error:
+        print(f"sandboxd: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

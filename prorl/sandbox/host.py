@@ -1,0 +1,133 @@
+"""Client of this node's sandboxd: `UnixSandboxHost` implements `prorl.protocols.SandboxHost`.
+
+One connection carries all requests; answers are paired by id. It is opened with the first request and again after sandboxd was
+restarted. A request that was written is never written again: when the connection goes before the answer, it fails.
+
+    host = UnixSandboxHost(socket_path, node_id)
+    ref = await host.start("run/17/1", "run", SandboxSpec())
+    async with host.connect(ref) as sandbox:
+        print((await sandbox.call("bash", {"command": "uname"}, 5.0)).output)
+    await host.stop(ref)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
+from typing import Any
+
+from prorl.errors import SandboxError
+from prorl.sandbox.client import ConnectedSandbox, Fate, connected
+from prorl.sandbox.wire import WireError, encode, receive
+from prorl.types import FailureCode, SandboxRef, SandboxSpec
+
+START_S = 90.0
+"""A start may wait for room and for the start gate."""
+REQUEST_S = 30.0
+
+
+class UnixSandboxHost:
+    """Talks to the sandboxd that listens on `socket_path`."""
+
+    def __init__(self, socket_path: str, node_id: str = "local") -> None:
+        self.node_id = node_id
+        self._path = socket_path
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._next_id = 0
+        self._opening = asyncio.Lock()  # protects the making of the one connection
+
+    async def __aenter__(self) -> UnixSandboxHost:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
+        """A fresh sandbox. Raises SandboxError."""
+        answer = await self._ask({"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, START_S)
+        return SandboxRef(*answer["ref"])
+
+    async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
+        """Have one warm for a later `start` with the same arguments. Raises SandboxError."""
+        await self._ask({"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, REQUEST_S)
+
+    async def stop(self, ref: SandboxRef) -> None:
+        """End it and remove every trace; idempotent."""
+        await self._ask({"op": "stop", "sandbox_id": ref.sandbox_id}, REQUEST_S)
+
+    async def stop_owner(self, owner: str) -> None:
+        """End everything of an owner; idempotent."""
+        await self._ask({"op": "stop_owner", "owner": owner}, REQUEST_S)
+
+    async def status(self) -> dict[str, Any]:
+        """Counts: kind, live, warm, reserved, ended, cpu_s, sandboxes."""
+        status: dict[str, Any] = (await self._ask({"op": "status"}, REQUEST_S))["status"]
+        return status
+
+    async def fate(self, ref: SandboxRef) -> Fate:
+        """Why a sandbox does not answer; when sandboxd is gone too, that is why."""
+        try:
+            answer = await self._ask({"op": "fate", "sandbox_id": ref.sandbox_id}, REQUEST_S)
+        except SandboxError as error:
+            return Fate(FailureCode.SANDBOX_LOST, f"sandboxd is gone: {error.message}")
+        return Fate(FailureCode(answer["code"]), answer["message"])
+
+    def connect(self, ref: SandboxRef) -> AbstractAsyncContextManager[ConnectedSandbox]:
+        """A connection to the sandbox's tool server. Raises SandboxError."""
+        return connected(ref, self.fate)
+
+    async def close(self) -> None:
+        """Close the connection to sandboxd; sandboxes live on. Idempotent."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._reading is not None:
+            await self._reading
+        self._writer = self._reading = None
+
+    async def _ask(self, ask: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        writer = await self._connected()
+        self._next_id += 1
+        number = self._next_id
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            writer.write(encode({**ask, "id": number}))
+            async with asyncio.timeout(timeout_s):
+                reply = await answer
+        except TimeoutError as cause:
+            raise SandboxError(FailureCode.SANDBOX_LOST, f"sandboxd did not answer {ask['op']} in {timeout_s:g} s") from cause
+        finally:
+            del self._waiting[number]
+        if reply.get("ok") is not True:
+            raise SandboxError(FailureCode(reply["code"]), str(reply["error"]))
+        return reply
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        async with self._opening:
+            if self._writer is not None and self._reading is not None and not self._reading.done():
+                return self._writer
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(self._path)
+            except OSError as cause:
+                message = f"no sandboxd at {self._path}: {cause.strerror or cause}"
+                raise SandboxError(FailureCode.SANDBOX_LOST, message) from cause
+            self._reading = asyncio.create_task(self._read(reader, self._writer))
+            return self._writer
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while (frame := await receive(reader)) is not None:
+                waiting = self._waiting.get(frame.header.get("id", -1))
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(frame.header)
+        except WireError:
+            pass  # the daemon is gone in the middle of an answer; told to whoever waits
+        finally:
+            writer.close()
+            gone = {"ok": False, "code": FailureCode.SANDBOX_LOST.value, "error": "sandboxd closed the connection"}
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_result(gone)

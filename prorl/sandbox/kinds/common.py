@@ -1,0 +1,67 @@
+"""Steps that several kinds share: joining control groups, dropping to an ordinary uid, limits, waiting for the one inside."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import NoReturn
+
+from prorl.sandbox import linux
+from prorl.sandbox.launch import Launch
+
+MAX_OPEN_FILES = 1024
+
+
+def join_cgroups(launch: Launch) -> None:
+    """Everything that this process starts from now on is counted and limited together."""
+    for folder in launch.cgroups:
+        with open(f"{folder}/cgroup.procs", "w") as file:
+            file.write("0")
+
+
+def drop_to(uid: int) -> None:
+    """Become an ordinary user for good. Raises PermissionError when that would leave us uid 0."""
+    if uid >= 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    if os.getuid() == 0 or os.geteuid() == 0:
+        raise PermissionError("refusing to run a sandbox as uid 0")
+    # A change of uid makes a process undumpable, and then /proc/self/uid_map belongs to root.
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+
+
+def set_limits(launch: Launch) -> None:
+    """rlimits for everything inside; a process can only lower them."""
+    limits = (
+        (resource.RLIMIT_NPROC, launch.processes),
+        (resource.RLIMIT_AS, launch.memory_bytes),
+        (resource.RLIMIT_FSIZE, launch.file_bytes),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 64 << 10),
+        (resource.RLIMIT_MSGQUEUE, 819200),
+    )
+    for which, value in limits:
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+
+
+def exit_like(status: int) -> NoReturn:
+    """End with a child's exit code (128 + signal when it was killed)."""
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def guard(pid: int) -> NoReturn:
+    """Wait for pid 1 of the sandbox; on SIGTERM kill it. Its end means that everything inside has ended."""
+    watched = {signal.SIGTERM, signal.SIGCHLD}
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            exit_like(status)
+        if signal.sigwait(watched) == signal.SIGTERM:
+            os.kill(pid, signal.SIGKILL)
+            exit_like(os.waitpid(pid, 0)[1])

@@ -1,0 +1,163 @@
+"""local: a plain process tree with an ordinary uid of its own, rlimits and a session of its own. It isolates little.
+
+Contained: the host's other users' private files (by uid, where we are root), process count, file size, memory per process; every
+process of the sandbox ends with it. Not contained: network, host's readable files, /tmp, other processes' names, total memory,
+disk. Without root it has not even a uid of its own. Never chosen by itself.
+
+The guardian stays outside (root where we are root, no agent's byte reaches it) and is the reaper of all orphans inside, so that
+ending the sandbox is: kill everything of the uid, reap until nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import NoReturn
+
+from prorl.sandbox import linux
+from prorl.sandbox.kinds.common import drop_to, exit_like, join_cgroups, set_limits
+from prorl.sandbox.launch import BASE_PATH, EXIT_CRASHED, Forked, Launch, environment, interpreter, interpreter_roots
+from prorl.sandbox.zygote import Serve
+
+WATCHED = {signal.SIGTERM, signal.SIGCHLD}
+
+
+def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
+    """Become the guardian of one sandbox."""
+    join_cgroups(launch)
+    # TERM, not KILL: when the zygote dies the guardian must still have time to end what is inside.
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    parent = os.getppid()
+    linux.die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    if launch.uid >= 0:
+        _show_interpreter()
+    pid = os.fork()
+    if pid == 0:
+        _inside(launch, listener_fd, status_fd, serve)
+    os.close(listener_fd)
+    os.close(status_fd)
+    _guard(pid, launch.uid)
+
+
+def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
+    with Forked(status_fd):
+        guardian = os.getppid()
+        os.setsid()
+        drop_to(launch.uid)
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        set_limits(launch)
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != guardian:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        folder = os.path.dirname(interpreter())
+        env = environment(launch.folder, f"{folder}:{BASE_PATH}")
+        refuse_uid = launch.uid
+        serve(
+            listener_fd,
+            status_fd,
+            {"workspace": launch.folder, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid},
+        )
+    os._exit(EXIT_CRASHED)
+
+
+def _show_interpreter() -> None:
+    """Where our Python lies in a private home, hide that home behind an empty tmpfs that holds only the interpreter."""
+    hidden: dict[str, list[tuple[str, int]]] = {}
+    for path in interpreter_roots():
+        closed = _closed_ancestor(path)
+        if closed is not None:
+            hidden.setdefault(closed, []).append((path, linux.clone_tree(path)))
+    if not hidden:
+        return
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    for closed, trees in hidden.items():
+        linux.mount("tmpfs", closed, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=755")
+        for path, fd in trees:
+            os.makedirs(path, exist_ok=True)
+            linux.attach_tree(fd, path)
+            os.close(fd)
+
+
+def _closed_ancestor(path: str) -> str | None:
+    """The topmost folder on the way to `path` that others may not enter."""
+    parts = path.strip("/").split("/")
+    for depth in range(1, len(parts) + 1):
+        folder = "/" + "/".join(parts[:depth])
+        if not os.stat(folder).st_mode & 0o001:
+            return folder
+    return None
+
+
+def _guard(pid: int, uid: int) -> NoReturn:
+    while True:
+        status = _reap(pid)
+        if status is not None:
+            _end_all(uid)
+            exit_like(status)
+        if signal.sigwait(WATCHED) == signal.SIGTERM:
+            _end_all(uid)
+            os._exit(128 + signal.SIGKILL)
+
+
+def _reap(pid: int) -> int | None:
+    """Reap whatever has ended; the status of the tool server if that is among it."""
+    found = None
+    while True:
+        try:
+            done, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if done == 0:
+            return found
+        if done == pid:
+            found = status
+
+
+def _end_all(uid: int) -> None:
+    """Kill until no child is left; all orphans of the sandbox are our children."""
+    while True:
+        if uid >= 0:
+            _kill_uid(uid)
+        else:
+            _kill_descendants(os.getpid())
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+        except ChildProcessError:
+            return
+
+
+def _kill_uid(uid: int) -> None:
+    """SIGKILL to every process of this uid at once, so that a fork bomb cannot outrun it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _kill_descendants(root: int) -> None:
+    pending = [root]
+    while pending:
+        parent = pending.pop()
+        try:
+            with open(f"/proc/{parent}/task/{parent}/children") as file:
+                children = [int(word) for word in file.read().split()]
+        except OSError:
+            continue
+        pending += children
+        for child in children:
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                pass

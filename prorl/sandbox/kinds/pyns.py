@@ -1,0 +1,120 @@
+"""pyns: a rootless namespace sandbox in pure Python, no package needed. The order of the steps is the whole secret.
+
+    launcher (ordinary uid)  unshare user, mount, pid, net, ipc, uts, cgroup -> fork
+    `- pid 1                 a root of its own on tmpfs, /usr read-only, own /dev /proc /tmp /workspace, pivot_root,
+                             second user namespace (uid 1000, no capability over the mounts), limits, tool server
+
+pid 1 is the tool server, so nothing inside can kill it, and its end takes every process, mount and file of the sandbox along.
+It dies with the launcher, the launcher with the zygote, the zygote with sandboxd.
+
+Contained: files, processes, network, IPC, nested namespaces, sized /tmp, /dev/shm and workspace. Not contained: kernel bugs, CPU
+share; memory is bounded per process and tmpfs unless a control group is usable (`prorl doctor` says).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from typing import NoReturn
+
+from prorl.sandbox import linux
+from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
+from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources
+from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, SANDBOX_UID, WORKSPACE, Forked, Launch, environment
+from prorl.sandbox.zygote import Serve
+
+NAMESPACES = (
+    linux.CLONE_NEWUSER
+    | linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
+
+
+def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
+    """Become the launcher of one sandbox."""
+    join_cgroups(launch)
+    sources = open_sources(launch) if launch.uid >= 0 else []  # root can open what the ordinary uid cannot reach
+    parent = os.getppid()
+    drop_to(launch.uid)
+    uid, gid = os.getuid(), os.getgid()  # inside the new namespace both read as nobody until they are mapped
+    linux.unshare(NAMESPACES)
+    _map_ids(0, uid, gid)
+    _stay_with(parent)
+    if launch.uid < 0:
+        sources = open_sources(launch)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        os.close(alive_write)
+        _pid_one(launch, sources, listener_fd, status_fd, serve, alive_read)
+    for fd in (alive_read, listener_fd, status_fd, *(source.fd for source in sources)):
+        os.close(fd)
+    guard(pid)
+
+
+def _stay_with(parent: int) -> None:
+    linux.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _map_ids(inside: int, uid: int, gid: int) -> None:
+    if _read("/proc/self/setgroups") == "allow":
+        _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{inside} {uid} 1")
+    _write("/proc/self/gid_map", f"{inside} {gid} 1")
+
+
+def _pid_one(launch: Launch, sources: list[Source], listener_fd: int, status_fd: int, serve: Serve, alive_read: int) -> NoReturn:
+    with Forked(status_fd):
+        linux.die_with_parent(signal.SIGKILL)
+        socket.sethostname("sandbox")
+        linux.loopback_up()
+        build_root(launch, sources)
+        _lock()
+        set_limits(launch)
+        # The last change of credentials has cleared it; and a launcher that died before this line is noticed by the pipe.
+        linux.die_with_parent(signal.SIGKILL)
+        if select.select([alive_read], [], [], 0)[0]:
+            os._exit(1)
+        os.close(alive_read)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        env = environment(WORKSPACE, f"{BIN}:{BASE_PATH}")
+        refuse_uid = SANDBOX_UID if launch.uid >= 0 else -1
+        serve(
+            listener_fd,
+            status_fd,
+            {"workspace": WORKSPACE, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid},
+        )
+    os._exit(EXIT_CRASHED)
+
+
+def _lock() -> None:
+    """Give up every power over the namespaces: an ordinary user in a second user namespace, and no third one."""
+    try:
+        _write("/proc/sys/user/max_user_namespaces", "1")
+    except OSError:
+        pass  # a kernel without this limit: nested namespaces stay possible, without capabilities over ours
+    linux.unshare(linux.CLONE_NEWUSER)
+    _map_ids(SANDBOX_UID, 0, 0)
+    linux.drop_capabilities()
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read().strip()

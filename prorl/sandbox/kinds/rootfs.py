@@ -1,0 +1,147 @@
+"""The file system that a pyns sandbox sees: built on a tmpfs over /tmp of a private mount namespace, then pivoted into.
+
+Host folders come in read-only: /usr, a few files of /etc, and the Python that the tool server runs in, at its own path. Such a
+folder may lie where the sandbox's uid cannot go (a home of mode 0700); it is opened before privileges are dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from prorl.sandbox import linux
+from prorl.sandbox.launch import BIN, WORKSPACE, Launch, interpreter, interpreter_roots
+
+ROOT = "/tmp"
+"""Where the new root is mounted, in a mount namespace of its own."""
+LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ETC_FOLDERS = ("alternatives", "ssl")
+ETC_FILES = ("ld.so.cache", "localtime", "mime.types", "protocols", "services")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
+}
+SHM_BYTES = 64 << 20
+SAFE = linux.MS_NOSUID | linux.MS_NODEV
+
+
+class Source(NamedTuple):
+    """A host folder to be shown inside at `target`."""
+
+    target: str
+    fd: int
+    detached: bool
+    """A clone of the mount (made as root), else an O_PATH descriptor."""
+
+
+def open_sources(launch: Launch) -> list[Source]:
+    """Open the interpreter's folders while we still may."""
+    sources: list[Source] = []
+    for path in interpreter_roots():
+        if launch.uid >= 0:
+            sources.append(Source(path, linux.clone_tree(path), True))
+        else:
+            sources.append(Source(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), False))
+    return sources
+
+
+def build_root(launch: Launch, sources: list[Source]) -> None:
+    """Mount everything and make it this process's root; the working directory becomes the workspace."""
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")
+    for name in ("usr", "etc", "proc", "dev", "tmp", "var", "run", "home", "root", WORKSPACE[1:], "old"):
+        os.mkdir(f"{ROOT}/{name}")
+    os.symlink("../tmp", f"{ROOT}/var/tmp")
+    _system()
+    for source in sources:
+        _show(source)
+    _own_python()
+    _etc()
+    _devices()
+    linux.mount("proc", f"{ROOT}/proc", "proc", SAFE | linux.MS_NOEXEC)
+    linux.mount("tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777")
+    size = f"size={launch.workspace_bytes},nr_inodes=256k,mode=755"
+    linux.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
+    os.chdir(ROOT)
+    linux.pivot_root(".", "old")
+    linux.umount_detach("/old")
+    os.rmdir("/old")
+    linux.mount(None, "/", None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_BIND | SAFE)
+    os.chdir(WORKSPACE)
+
+
+def _read_only(target: str) -> None:
+    # A flag that the host's mount has locked must be repeated, or the remount is refused.
+    noexec = linux.MS_NOEXEC if os.statvfs(target).f_flag & os.ST_NOEXEC else 0
+    linux.mount(None, target, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | SAFE | noexec)
+
+
+def _bind(source: str, target: str) -> None:
+    linux.mount(source, target, None, linux.MS_BIND | linux.MS_REC)
+    _read_only(target)
+
+
+def _system() -> None:
+    _bind("/usr", f"{ROOT}/usr")
+    for name in LINKS:
+        path = f"/{name}"
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), f"{ROOT}/{name}")
+        elif os.path.isdir(path):
+            os.mkdir(f"{ROOT}/{name}")
+            _bind(path, f"{ROOT}/{name}")
+
+
+def _show(source: Source) -> None:
+    target = ROOT + source.target
+    os.makedirs(target, exist_ok=True)
+    if source.detached:
+        linux.attach_tree(source.fd, target)
+    else:
+        linux.mount(f"/proc/self/fd/{source.fd}", target, None, linux.MS_BIND | linux.MS_REC)
+    os.close(source.fd)
+    _read_only(target)
+
+
+def _own_python() -> None:
+    os.makedirs(ROOT + BIN)
+    for name in ("python", "python3"):
+        os.symlink(interpreter(), f"{ROOT}{BIN}/{name}")
+
+
+def _etc() -> None:
+    for name in ETC_FOLDERS:
+        if os.path.isdir(f"/etc/{name}"):
+            os.mkdir(f"{ROOT}/etc/{name}")
+            _bind(f"/etc/{name}", f"{ROOT}/etc/{name}")
+    for name in ETC_FILES:
+        if os.path.isfile(f"/etc/{name}"):
+            _file(f"etc/{name}")
+            _bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}")
+    _file("etc/passwd", f"user:x:1000:1000::{WORKSPACE}:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n")
+    _file("etc/group", "user:x:1000:\nnogroup:x:65534:\n")
+    _file("etc/hosts", "127.0.0.1 localhost sandbox\n")
+    _file("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+
+
+def _file(name: str, text: str = "") -> None:
+    with open(f"{ROOT}/{name}", "w") as file:
+        file.write(text)
+
+
+def _devices() -> None:
+    linux.mount("tmpfs", f"{ROOT}/dev", "tmpfs", linux.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
+    for name in DEVICES:
+        _file(f"dev/{name}")
+        linux.mount(f"/dev/{name}", f"{ROOT}/dev/{name}", None, linux.MS_BIND)
+    for name, target in DEVICE_LINKS.items():
+        os.symlink(target, f"{ROOT}/dev/{name}")
+    for name in ("pts", "shm"):
+        os.mkdir(f"{ROOT}/dev/{name}")
+    linux.mount("devpts", f"{ROOT}/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
+    linux.mount("tmpfs", f"{ROOT}/dev/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777")
+    linux.mount(None, f"{ROOT}/dev", None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_BIND)

@@ -1,0 +1,100 @@
+"""What sandboxd tells its zygote about one sandbox: a flat record that crosses as JSON, with descriptors beside it.
+
+This module is imported by every launcher, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+EXIT_CRASHED = 70
+"""How a launcher or tool server ends that met a bug of ours."""
+WORKSPACE = "/workspace"
+"""The agent's folder inside namespace sandboxes."""
+BIN = "/opt/prorl/bin"
+"""Inside: `python` and `python3` that work whatever the image holds."""
+BASE_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+SANDBOX_UID = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One sandbox to be started."""
+
+    sandbox_id: str
+    kind: str
+    uid: int
+    """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own."""
+    image: str
+    tools: tuple[str, ...]
+    memory_bytes: int
+    processes: int
+    file_bytes: int
+    tmp_bytes: int
+    workspace_bytes: int
+    folder: str
+    """On the host, for kinds that need one: workspace, overlay."""
+    cgroups: tuple[str, ...]
+    """Control groups to join before privileges are dropped."""
+
+    def to_json(self) -> bytes:
+        """As one datagram."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> Launch:
+        """From a datagram."""
+        fields = json.loads(data)
+        return Launch(**{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])})
+
+
+def interpreter_roots() -> tuple[str, ...]:
+    """Folders that this Python runs from, outside /usr: its base prefix, then a virtual environment's."""
+    roots: list[str] = []
+    for prefix in (sys.base_prefix, sys.prefix):
+        path = os.path.realpath(prefix)
+        if not any(path == root or path.startswith(root + "/") for root in ("/usr", *roots)):
+            roots.append(path)
+    return tuple(roots)
+
+
+def interpreter() -> str:
+    """The real executable, without a virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+def environment(workspace: str, path: str) -> dict[str, str]:
+    """The whole environment of everything inside; nothing of the host's is passed on."""
+    return {
+        "PATH": path,
+        "HOME": workspace,
+        "USER": "user",
+        "LOGNAME": "user",
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "PAGER": "cat",
+        "GIT_PAGER": "cat",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+class Forked:
+    """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the child ends."""
+
+    def __init__(self, status_fd: int) -> None:
+        self._status_fd = status_fd
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> NoReturn:
+        try:
+            if error is not None and kind is not None:
+                os.write(self._status_fd, f"error: {error or kind.__name__}".encode()[:4000])
+        finally:
+            os._exit(EXIT_CRASHED)

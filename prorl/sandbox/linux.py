@@ -1,0 +1,118 @@
+"""The Linux calls that Python lacks, by ctypes. Each raises OSError with what was tried. Imported by the zygote, never by a server.
+
+Numbers are those of the generic ABI (mount, prctl) or of x86_64 and aarch64 (raw system calls).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import socket
+import struct
+from typing import Final
+
+CLONE_NEWNS: Final = 0x20000
+CLONE_NEWCGROUP: Final = 0x2000000
+CLONE_NEWUTS: Final = 0x4000000
+CLONE_NEWIPC: Final = 0x8000000
+CLONE_NEWUSER: Final = 0x10000000
+CLONE_NEWPID: Final = 0x20000000
+CLONE_NEWNET: Final = 0x40000000
+
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
+MS_REMOUNT: Final = 32
+MS_BIND: Final = 4096
+MS_REC: Final = 16384
+MS_PRIVATE: Final = 1 << 18
+MNT_DETACH: Final = 2
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_DUMPABLE: Final = 4
+PR_CAPBSET_DROP: Final = 24
+PR_SET_CHILD_SUBREAPER: Final = 36
+PR_SET_NO_NEW_PRIVS: Final = 38
+
+OPEN_TREE_CLONE: Final = 1
+OPEN_TREE_CLOEXEC: Final = os.O_CLOEXEC
+AT_RECURSIVE: Final = 0x8000
+AT_EMPTY_PATH: Final = 0x1000
+MOVE_MOUNT_F_EMPTY_PATH: Final = 4
+AT_FDCWD: Final = -100
+SYS_OPEN_TREE: Final = 428
+SYS_MOVE_MOUNT: Final = 429
+SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 155)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """New namespaces for this process (a pid namespace: for its children)."""
+    _check(_libc.unshare(flags), f"unshare {flags:#x}")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2)."""
+    words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
+    result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
+    _check(result, f"mount {kind or 'bind'} {source} on {target}")
+
+
+def umount_detach(target: str) -> None:
+    """Take a mount away at once; it ends when its last user does."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount {target}")
+
+
+def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root and put the old one at `old`."""
+    _check(_libc.syscall(SYS_PIVOT_ROOT, os.fsencode(new), os.fsencode(old)), f"pivot_root {new}")
+
+
+def prctl(option: int, value: int = 0) -> None:
+    """prctl(2)."""
+    _check(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """PR_SET_PDEATHSIG: follows the parent *thread*; cleared by every change of credentials, so set again after each."""
+    prctl(PR_SET_PDEATHSIG, signal_number)
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set, the bounding set included, and forbid new privileges for ever."""
+    for capability in range(64):
+        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+            break
+    header = struct.pack("Ii", 0x20080522, 0)
+    _check(_libc.capset(header, bytes(24)), "capset")
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def clone_tree(path: str) -> int:
+    """A detached copy of the mounts at `path`, usable from another mount namespace (Linux 5.2)."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
+    return _check(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}")
+
+
+def attach_tree(fd: int, target: str) -> None:
+    """Attach what `clone_tree` made."""
+    result = _libc.syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    _check(result, f"move_mount to {target}")
+
+
+def loopback_up() -> None:
+    """Switch on `lo` of this network namespace."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        fcntl.ioctl(handle, 0x8914, struct.pack("16sH14s", b"lo", 0x49, bytes(14)))

@@ -1,0 +1,192 @@
+"""All sandboxes of one node: starting, lending, ending. Owned by sandboxd's loop; nothing here blocks it for long.
+
+A sandbox belongs to (owner = run/rollout/attempt, purpose) and is lent once. `reserve` and the warm pool start it ahead; a
+start takes a reserved one, else a warm one, else makes one. A start for a newer attempt of a rollout ends what older attempts left.
+Every sandbox ends by `stop`, with its owner, at its wall time, by itself, or with sandboxd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prorl.errors import ProrlError, SandboxError
+from prorl.sandbox.client import Fate
+from prorl.sandbox.live import Live
+from prorl.sandbox.maker import Maker
+from prorl.sandbox.settings import Settings
+from prorl.types import FailureCode, SandboxRef, SandboxSpec
+
+MAX_FATES = 4096
+MAX_WARM_SPECS = 4
+FATE_S = 2.0
+
+
+class Booking(NamedTuple):
+    """What a reservation is found by."""
+
+    owner: str
+    purpose: str
+    spec: SandboxSpec
+
+
+class Pool:
+    """Who has which sandbox; `Maker` makes and ends them."""
+
+    def __init__(self, kind: str, root: Path, node_id: str, settings: Settings) -> None:
+        self._settings = settings
+        self._maker = Maker(kind, root, node_id, settings, self._on_end)
+        self._reserved: dict[Booking, asyncio.Task[Live]] = {}
+        self._warm: OrderedDict[SandboxSpec, list[Live]] = OrderedDict()
+        self._fates: OrderedDict[str, Fate] = OrderedDict()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    async def open(self) -> None:
+        """Sweep what an earlier daemon left, start the zygote."""
+        await self._maker.open()
+
+    async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
+        """A sandbox for this owner. Raises SandboxError."""
+        self._fence(owner)
+        reserved = self._reserved.pop(Booking(owner, purpose, spec), None)
+        live = await reserved if reserved is not None else self._take_warm(spec)
+        if live is None or live.ending is not None or live.exited.done():
+            live = await self._maker.make(spec)
+        live.owner, live.purpose = owner, purpose
+        live.wall = asyncio.get_running_loop().call_later(spec.wall_s, self._out_of_time, live)
+        self._refill(spec)
+        return live.ref
+
+    def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
+        """Begin to make one for a later `start` with the same arguments."""
+        booking = Booking(owner, purpose, spec)
+        if booking not in self._reserved:
+            self._fence(owner)
+            self._reserved[booking] = self._spawn(self._make_for(owner, purpose, spec))
+
+    async def stop(self, sandbox_id: str) -> None:
+        """End it; returns when nothing of it is left. Idempotent."""
+        live = self._maker.lives.get(sandbox_id)
+        if live is not None:
+            await self._maker.end(live, FailureCode.SANDBOX_LOST, "the sandbox was stopped")
+
+    async def stop_owner(self, owner: str) -> None:
+        """End everything of an owner, reservations included."""
+        for booking, task in list(self._reserved.items()):
+            if booking.owner == owner:
+                del self._reserved[booking]
+                task.cancel()
+        mine = [live.ref.sandbox_id for live in self._maker.lives.values() if live.owner == owner]
+        await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
+
+    async def fate(self, ref: SandboxRef) -> Fate:
+        """Why a sandbox does not answer. Its end may reach us later than its client, so a living one is given a moment."""
+        live = self._maker.lives.get(ref.sandbox_id)
+        if live is not None:
+            try:
+                async with asyncio.timeout(FATE_S):
+                    await live.ended.wait()
+            except TimeoutError:
+                return Fate(FailureCode.SANDBOX_BROKEN, "the tool server hung up")
+        return self._fates.get(ref.sandbox_id, Fate(FailureCode.SANDBOX_LOST, "the sandbox is not known here"))
+
+    def status(self) -> dict[str, Any]:
+        """Counts and names, for people and tests."""
+        return {
+            **self._maker.status(),
+            "warm": sum(len(lives) for lives in self._warm.values()),
+            "reserved": len(self._reserved),
+        }
+
+    async def close(self) -> None:
+        """End every sandbox and the zygote; idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._maker.close()
+
+    # ---- ahead of time
+
+    async def _make_for(self, owner: str, purpose: str, spec: SandboxSpec) -> Live:
+        live = self._take_warm(spec) or await self._maker.make(spec)
+        live.owner, live.purpose = owner, purpose
+        self._refill(spec)
+        return live
+
+    def _take_warm(self, spec: SandboxSpec) -> Live | None:
+        lives = self._warm.get(spec, [])
+        while lives:
+            live = lives.pop()
+            if not live.exited.done() and live.ending is None:
+                return live
+        return None
+
+    def _refill(self, spec: SandboxSpec) -> None:
+        if self._settings.warm == 0 or self._closing:
+            return
+        self._warm.setdefault(spec, [])
+        self._warm.move_to_end(spec)
+        while len(self._warm) > MAX_WARM_SPECS:
+            _, lives = self._warm.popitem(last=False)
+            for live in lives:
+                self._spawn(self.stop(live.ref.sandbox_id))
+        if len(self._warm[spec]) < self._settings.warm and self._maker.has_room:
+            self._spawn(self._warm_one(spec))
+
+    async def _warm_one(self, spec: SandboxSpec) -> None:
+        try:
+            live = await self._maker.make(spec)
+        except SandboxError:
+            return  # the next start will meet the same error and report it
+        lives = self._warm.get(spec)
+        if lives is None or len(lives) >= self._settings.warm:
+            await self.stop(live.ref.sandbox_id)
+        else:
+            lives.append(live)
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None and not isinstance(error, ProrlError):
+                raise error
+
+    # ---- endings
+
+    def _fence(self, owner: str) -> None:
+        """A newer attempt of a rollout has begun: end what older attempts left."""
+        rollout, _, attempt = owner.rpartition("/")
+        if not rollout or not attempt.isdigit():
+            return
+        owners = {live.owner for live in self._maker.lives.values()} | {booking.owner for booking in self._reserved}
+        for other in owners:
+            other_rollout, _, other_attempt = other.rpartition("/")
+            if other_rollout == rollout and other_attempt.isdigit() and int(other_attempt) < int(attempt):
+                self._spawn(self.stop_owner(other))
+
+    def _out_of_time(self, live: Live) -> None:
+        message = f"the sandbox used up its wall time of {live.spec.wall_s:g} s"
+        self._spawn(self._maker.end(live, FailureCode.SANDBOX_BROKEN, message))
+
+    def _on_end(self, live: Live, fate: Fate) -> None:
+        if live.wall is not None:
+            live.wall.cancel()
+        self._fates[live.ref.sandbox_id] = fate
+        while len(self._fates) > MAX_FATES:
+            self._fates.popitem(last=False)
+        for lives in self._warm.values():
+            if live in lives:
+                lives.remove(live)

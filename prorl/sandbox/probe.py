@@ -1,0 +1,96 @@
+"""Which kinds of sandbox work on this machine: each is run, not looked for.
+
+`probe()` tries every kind and says what it enforces, what it cannot, and how to mend what does not work; `choose("auto")` takes the
+strongest that works and never `local`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from prorl.errors import ConfigError, SandboxError
+from prorl.sandbox.cgroups import Cgroups
+from prorl.sandbox.client import connected
+from prorl.sandbox.pool import Pool
+from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
+from prorl.types import SandboxSpec
+
+PROBE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What one kind did here."""
+
+    kind: str
+    works: bool
+    reason: str
+    """Why not, or what was run."""
+    fix: str
+    """How to make it work; empty when it does."""
+    enforces: tuple[str, ...]
+    cannot: tuple[str, ...]
+
+
+async def probe_one(kind: str) -> Probe:
+    """Start one sandbox of this kind and run `true` and `id -u` in it."""
+    traits = KINDS[kind]
+    try:
+        missing = traits.missing()
+        if missing:
+            raise ConfigError(missing)
+        await _try(kind)
+    except (SandboxError, ConfigError, OSError) as error:
+        return Probe(kind=kind, works=False, reason=str(error), fix=traits.fix, enforces=(), cannot=())
+    enforces, cannot = traits.enforces, traits.cannot
+    groups = Cgroups.usable()
+    for controller, what in (("memory", "memory of all processes together"), ("pids", "processes, by the kernel")):
+        if controller in groups:
+            enforces = (*enforces, what)
+        elif controller == "memory":
+            cannot = (*cannot, what)
+    return Probe(kind=kind, works=True, reason="ran a command as an ordinary user", fix="", enforces=enforces, cannot=cannot)
+
+
+async def probe() -> list[Probe]:
+    """Every kind, strongest first."""
+    return [await probe_one(kind) for kind in KINDS]
+
+
+async def choose(kind: str = "auto") -> str:
+    """The strongest kind that works, or the one asked for. Raises ConfigError with one clear line."""
+    if kind != "auto":
+        if kind not in KINDS:
+            raise ConfigError(f"sandbox kind {kind!r}", f"auto, {', '.join(KINDS)}")
+        found = await probe_one(kind)
+        if not found.works:
+            raise ConfigError(f"sandbox kind {kind} does not work here: {found.reason}", mend=found.fix)
+        return kind
+    reasons = []
+    for candidate in AUTO_ORDER:
+        found = await probe_one(candidate)
+        if found.works:
+            return candidate
+        reasons.append(f"{candidate}: {found.reason}")
+    raise ConfigError(
+        f"no sandbox works here ({'; '.join(reasons)})",
+        "one of " + ", ".join(AUTO_ORDER),
+        "run `prorl doctor` for fixes; `local` isolates little and must be asked for",
+    )
+
+
+async def _try(kind: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="prorl-probe-", dir="/tmp") as folder:
+        Path(folder).chmod(0o711)
+        pool = Pool(kind, Path(folder), "probe", Settings(warm=0))
+        await pool.open()
+        try:
+            ref = await pool.start("probe", "run", SandboxSpec(tools=("bash",)))
+            async with connected(ref, pool.fate) as sandbox:
+                found = await sandbox.exec(["id", "-u"], PROBE_S)
+        finally:
+            await pool.close()
+    if found.exit_code != 0 or found.output.strip() in ("", "0"):
+        raise ConfigError(f"`id -u` inside gave {found.output.strip()!r} with exit code {found.exit_code}", "an ordinary uid")

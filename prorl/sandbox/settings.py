@@ -1,0 +1,65 @@
+"""What sandboxd can be told, and what its kinds are like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+AUTO_ORDER = ("apptainer", "bwrap", "pyns")
+"""Strongest first. `local` isolates little and is never chosen by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Limits of one node."""
+
+    max_sandboxes: int = 512
+    """Alive at once, warm and reserved ones included; more wait."""
+    parallel_starts: int = 8
+    """Starting at once: stampedes of mounts make every start slower."""
+    warm: int = 1
+    """Kept ready for each of the last few specs that were asked for."""
+    cgroups: bool = True
+    """Use control groups where they can be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What sandboxd must know of a kind."""
+
+    folder: bool
+    """Needs a folder on the host."""
+    server_can_be_killed: bool
+    """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
+    enforces: tuple[str, ...]
+    cannot: tuple[str, ...]
+    fix: str
+    """What to do when the kind does not work."""
+    missing: Callable[[], str] = lambda: ""
+    """What the machine lacks for this kind, seen without running it; empty = nothing."""
+
+
+_NAMESPACES = (
+    "files, processes, network, IPC and host name of the host are out of reach",
+    "no privileges, no nested user namespaces",
+    "sized workspace, /tmp and /dev/shm",
+    "processes, size of a file, open files, memory of one process",
+    "everything inside ends with it",
+)
+
+KINDS = {
+    "pyns": Traits(
+        folder=False,
+        server_can_be_killed=False,
+        enforces=_NAMESPACES,
+        cannot=("CPU share", "bugs of the kernel"),
+        fix="allow unprivileged user namespaces: sysctl user.max_user_namespaces (and kernel.apparmor_restrict_unprivileged_userns=0)",
+    ),
+    "local": Traits(
+        folder=True,
+        server_can_be_killed=True,
+        enforces=("processes, size of a file, open files, memory of one process", "everything inside ends with it"),
+        cannot=("network", "readable files of the host", "/tmp and disk space", "CPU share", "bugs of the kernel"),
+        fix="run as root (a uid of its own per sandbox), or make the Python interpreter readable by other users",
+    ),
+}

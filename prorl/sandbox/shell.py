@@ -1,0 +1,63 @@
+"""One sandbox for a script or a person, and a bash in it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from prorl.sandbox.client import ConnectedSandbox, connected
+from prorl.sandbox.pool import Pool
+from prorl.sandbox.probe import choose
+from prorl.sandbox.settings import Settings
+from prorl.types import SandboxSpec, ToolResult
+
+
+class Sent(NamedTuple):
+    """What a command gave: its output (both streams, capped), exit code (124 after a time-out) and whether time ran out."""
+
+    output: str
+    exit_code: int
+    timed_out: bool
+
+
+class Shell:
+    """A persistent bash: directory, variables, functions and jobs live from one command to the next."""
+
+    def __init__(self, sandbox: ConnectedSandbox) -> None:
+        self.sandbox = sandbox
+
+    async def send(self, command: str, timeout_s: float = 30.0, *, on_timeout: str = "interrupt") -> Sent:
+        """Run a command (several lines are fine) and wait for its end.
+
+        At the time-out the command gets Ctrl-C, then TERM, then KILL, and the shell lives on; with `on_timeout="keep"` it is
+        left running and `send_input` types to it. `exit` gives its code; the next command has a new shell in the last directory.
+        """
+        arguments = {"command": command, "on_timeout": on_timeout}
+        return _sent(await self.sandbox.call("bash", arguments, timeout_s))
+
+    async def send_input(self, text: str, timeout_s: float = 30.0, *, on_timeout: str = "keep") -> Sent:
+        """Type to the program that was left running: text, `\\x03` for Ctrl-C, `\\x04` for end of file."""
+        return _sent(await self.sandbox.call("bash", {"input": text, "on_timeout": on_timeout}, timeout_s))
+
+
+def _sent(result: ToolResult) -> Sent:
+    return Sent(result.output, result.exit_code, result.timed_out)
+
+
+@asynccontextmanager
+async def opened(kind: str, spec: SandboxSpec | None) -> AsyncIterator[ConnectedSandbox]:
+    """A connected sandbox with a pool of its own in this process."""
+    chosen = await choose(kind)
+    with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as folder:
+        Path(folder).chmod(0o711)  # the sandbox's own uid must pass through to its workspace
+        pool = Pool(chosen, Path(folder), "local", Settings(warm=0))
+        await pool.open()
+        try:
+            ref = await pool.start("shell", "run", spec or SandboxSpec())
+            async with connected(ref, pool.fate) as sandbox:
+                yield sandbox
+        finally:
+            await pool.close()

@@ -1,0 +1,136 @@
+"""The zygote: a single-threaded process with everything imported that forks a launcher per sandbox.
+
+A bare Python start costs more CPU than all namespaces together, so it is paid once. sandboxd talks to it over a SOCK_SEQPACKET
+pair: `launch` with two descriptors (listening socket, status pipe), `kill`; back come `started` and `exited`. The zygote alone
+reaps launchers, so a pid that it signals cannot have been reused. It dies with sandboxd's main thread, launchers die with it.
+
+Not promised: to outlive a full control socket; sandboxd reads it in its event loop.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from prorl.sandbox import linux
+from prorl.sandbox.launch import EXIT_CRASHED, Forked, Launch
+
+Serve = Callable[[int, int, dict[str, Any]], None]
+MESSAGE_BYTES = 64 << 10
+
+
+class Launcher(Protocol):
+    """`prorl/sandbox/kinds/*.py`: turns a forked child into a sandbox; writes `ok` or `error: ...` to the status pipe."""
+
+    def __call__(self, launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
+        """Never returns."""
+
+
+class Zygote:
+    """Owns the launchers' pids."""
+
+    def __init__(self, control: socket.socket, serve: Serve, launchers: dict[str, Launcher]) -> None:
+        self._control, self._serve, self._launchers = control, serve, launchers
+        self._pids: dict[str, int] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Until sandboxd closes the control socket."""
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        while True:
+            ready = dict(poller.poll())
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._serve_one():
+                return
+
+    def _serve_one(self) -> bool:
+        data, fds, _flags, _address = socket.recv_fds(self._control, MESSAGE_BYTES, 2)
+        if not data:
+            return False
+        message = json.loads(data)
+        if "kill" in message:
+            pid = self._pids.get(message["kill"])
+            if pid is not None:
+                os.kill(pid, message["signal"])
+            return True
+        self._launch(Launch.from_json(data), fds)
+        return True
+
+    def _launch(self, launch: Launch, fds: list[int]) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become(launch, fds, parent)
+        for fd in fds:
+            os.close(fd)
+        self._pids[launch.sandbox_id] = pid
+        self._tell({"started": launch.sandbox_id, "pid": pid})
+
+    def _become(self, launch: Launch, fds: list[int], parent: int) -> NoReturn:
+        listener_fd, status_fd = fds
+        with Forked(status_fd):
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._control.close()
+            linux.die_with_parent(signal.SIGKILL)
+            if os.getppid() == parent:
+                self._launchers[launch.kind](launch, listener_fd, status_fd, self._serve)
+        os._exit(EXIT_CRASHED)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for sandbox_id, known in list(self._pids.items()):
+                if known == pid:
+                    del self._pids[sandbox_id]
+                    cpu_s = usage.ru_utime + usage.ru_stime
+                    self._tell({"exited": sandbox_id, "status": status, "cpu_s": cpu_s})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._control.sendall(json.dumps(message).encode())
+
+
+def main() -> None:
+    """`python -m prorl.sandbox.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND...`."""
+    control_fd, parent, module, *kinds = sys.argv[1:]
+    linux.die_with_parent(signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is sandboxd's to judge
+    serve: Serve = importlib.import_module(module).serve
+    launchers = {kind: importlib.import_module(f"prorl.sandbox.kinds.{kind}").launch for kind in kinds}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
+    os.chdir("/")
+    gc.collect()
+    gc.freeze()  # keeps the collector from writing to pages that all children share
+    control = socket.socket(fileno=int(control_fd))
+    control.set_inheritable(False)
+    Zygote(control, serve, launchers).run()
+
+
+if __name__ == "__main__":
+    main()

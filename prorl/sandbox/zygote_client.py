@@ -1,0 +1,127 @@
+"""sandboxd's end of the zygote: starts it, passes descriptors, hears of launchers' ends. Restarted by its owner when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from prorl.sandbox.launch import Launch
+
+TOOL_SERVER = "prorl.tools.server.main"
+"""Loaded by name: the tool server is not a part of this package, and inside an image it is a zipapp."""
+MESSAGE_BYTES = 64 << 10
+
+
+class Exit(NamedTuple):
+    """A launcher's end: a wait status, and the CPU seconds of everything that it reaped."""
+
+    status: int
+    cpu_s: float
+
+
+class ZygoteClient:
+    """One zygote process. `on_started(id, pid)`, `on_exit(id, Exit)` and `on_lost()` are called in the loop."""
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        on_started: Callable[[str, int], None],
+        on_exit: Callable[[str, Exit], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._kinds = kinds
+        self._on_started, self._on_exit, self._on_lost = on_started, on_exit, on_lost
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the zygote process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Spawn it. Call from the main thread: PDEATHSIG follows the thread that forks."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        argv = [sys.executable, "-m", "prorl.sandbox.zygote", str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, *self._kinds]
+        # A minimal environment: what the zygote has, /proc/1/environ shows inside every sandbox.
+        env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+        self._process = subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        theirs.close()
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours, self._receive)
+
+    def launch(self, launch: Launch, listener: socket.socket, status_fd: int) -> None:
+        """Fork a launcher with these two descriptors; they are duplicated, so the caller closes its own after `sent`."""
+        self._send(launch.to_json(), [os.dup(listener.fileno()), os.dup(status_fd)])
+
+    def kill(self, sandbox_id: str, number: int) -> None:
+        """Signal a launcher; one that is gone is no error."""
+        self._send(json.dumps({"kill": sandbox_id, "signal": number}).encode(), [])
+
+    def _send(self, data: bytes, fds: list[int]) -> None:
+        self._unsent.append((data, fds))
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._unsent:
+            data, fds = self._unsent[0]
+            try:
+                socket.send_fds(self._control, [data], fds)
+            except BlockingIOError:
+                loop.add_writer(self._control, self._flush)
+                return
+            except OSError:
+                pass  # it has died; the reader says so
+            for fd in fds:
+                os.close(fd)
+            self._unsent.popleft()
+        loop.remove_writer(self._control)
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self._lost()
+                return
+            self._dispatch(json.loads(data))
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if "started" in message:
+            self._on_started(message["started"], message["pid"])
+        else:
+            self._on_exit(message["exited"], Exit(message["status"], message["cpu_s"]))
+
+    def _lost(self) -> None:
+        self.close()
+        self._on_lost()
+
+    def close(self) -> None:
+        """Kill it; launchers follow. Idempotent."""
+        if self._process is None:
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._control)
+        loop.remove_writer(self._control)
+        self._control.close()
+        while self._unsent:
+            for fd in self._unsent.popleft()[1]:
+                os.close(fd)
+        self._process.kill()
+        self._process.wait()
+        self._process = None

@@ -1,0 +1,104 @@
+"""Starting and ending the agent's processes. Each runs in a session of its own, so that all of it can be signalled at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+OOM_FIRST = b"1000"
+
+
+def prepare(make_dumpable: bool = True) -> None:
+    """In a new child: default signals, first to go when memory runs out, visible to its own /proc."""
+    for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    if make_dumpable:
+        set_dumpable(1)
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(fd, OOM_FIRST)
+        os.close(fd)
+    except OSError:
+        pass
+
+
+def set_dumpable(value: int) -> None:
+    """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch it back on."""
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(4, value, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+class Forked:
+    """Holds the body of a forked child: whatever happens in it, the child ends and never runs the parent's code."""
+
+    def __init__(self, report_fd: int) -> None:
+        self._report_fd = report_fd
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if isinstance(error, OSError):
+                os.write(self._report_fd, str(error.errno or 0).encode())
+            elif error is not None:
+                os.write(self._report_fd, b"0")
+        finally:
+            os._exit(127)
+
+
+def spawn(argv: Sequence[str], stdin: int, stdout: int, env: dict[str, str], cwd: str) -> int:
+    """Fork and exec with both outputs on `stdout`; returns the pid. Raises OSError when the program cannot be run."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        with Forked(write):
+            os.setsid()
+            prepare()
+            os.chdir(cwd)
+            os.dup2(stdin, 0)
+            os.dup2(stdout, 1)
+            os.dup2(stdout, 2)
+            os.execvpe(argv[0], list(argv), env)
+    os.close(write)
+    error = os.read(read, 64)
+    os.close(read)
+    if error:
+        number = int(error)
+        raise OSError(number, os.strerror(number) if number else "cannot run", argv[0])
+    return pid
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Signal a session leader's group; one that is gone is no error."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def descendants(pid: int) -> list[int]:
+    """All living descendants of a process, nearest first (from /proc, so a snapshot)."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        parent = pending.pop()
+        children = _read(f"/proc/{parent}/task/{parent}/children")
+        numbers = [int(word) for word in (children or b"").split()]
+        found += numbers
+        pending += numbers
+    return found
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None

@@ -1,0 +1,93 @@
+"""Waiting: one `poll` over file descriptors, children and the client that asked, with a deadline and no polling interval.
+
+The server is often pid 1 of its sandbox, so it reaps every child, its own and orphans alike. Statuses of watched children are
+kept until taken. Nothing else in the server may call `waitpid`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+PEER_GONE = GONE | getattr(select, "POLLRDHUP", 0x2000)
+
+
+class ClientGone(Exception):
+    """The client that asked for the running call has closed its connection: nobody wants the result."""
+
+
+class Events:
+    """One per process; the handlers live until the process ends."""
+
+    def __init__(self) -> None:
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._status: dict[int, int | None] = {}
+        self._stopped: dict[int, bool] = {}
+        self.client = -1
+        """Connection whose hang-up ends the running call; -1 for none."""
+
+    def watch(self, pid: int) -> None:
+        """Keep this child's exit status. Call before it can have been reaped, that is, straight after the fork."""
+        self._status[pid] = None
+
+    def status(self, pid: int) -> int | None:
+        """Exit code of a watched child (128 + signal when killed), or None while it lives."""
+        return self._status.get(pid, 0)
+
+    def forget(self, pid: int) -> None:
+        """Stop watching."""
+        self._status.pop(pid, None)
+        self._stopped.pop(pid, None)
+
+    def take_stopped(self, pid: int) -> bool:
+        """Whether the child was stopped (SIGSTOP) since the last call."""
+        return self._stopped.pop(pid, False)
+
+    def reap(self) -> None:
+        """Collect every child that has ended or stopped."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid not in self._status:
+                continue
+            if os.WIFSTOPPED(status):
+                self._stopped[pid] = True
+            else:
+                self._status[pid] = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def wait(self, fds: list[int], until: float | None, peers: bool = False) -> list[int]:
+        """Readable descriptors among `fds`; empty at the time `until` (monotonic), or when a child changed.
+
+        Raises ClientGone when the client of the running call hangs up, unless `peers` says that `fds` are the clients.
+        """
+        poller = select.poll()
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        watch_client = self.client >= 0 and not peers
+        if watch_client:
+            poller.register(self.client, PEER_GONE & ~GONE)
+        timeout_ms = None if until is None else max(0.0, (until - time.monotonic()) * 1000.0)
+        ready = dict(poller.poll(timeout_ms))
+        if ready.pop(self._wake_read, 0):
+            self._drain()
+            self.reap()
+        if watch_client and ready.pop(self.client, 0):
+            raise ClientGone
+        return [fd for fd in fds if fd in ready]
+
+    def _drain(self) -> None:
+        try:
+            while os.read(self._wake_read, 4096):
+                pass
+        except BlockingIOError:
+            pass

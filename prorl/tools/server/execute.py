@@ -1,0 +1,97 @@
+"""exec: run one program without a shell, feed its stdin, cap its output, end its whole session at the deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from prorl.tools.server.children import signal_group, spawn
+from prorl.tools.server.events import Events
+from prorl.tools.server.output import Capped
+
+EXIT_TIMEOUT = 124
+LINGER_S = 0.2
+"""How long output is awaited after the program has ended while something it left behind holds the pipe."""
+KILL_S = 1.0
+
+
+def execute(
+    events: Events,
+    argv: list[str],
+    stdin: bytes,
+    env: dict[str, str],
+    cwd: str,
+    output_bytes: int,
+    until: float,
+) -> dict[str, Any]:
+    """Exit code 124 at the deadline, 126/127 when the program cannot be run, 128 + n when signal n ended it."""
+    output = Capped(output_bytes)
+    source = _stdin_of(stdin)
+    read, write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = spawn(argv, source, write, env, cwd)
+    except OSError as error:
+        os.close(read)
+        output.feed((f"{argv[0]}: {error.strerror}\n").encode("utf-8", "replace"))
+        return {"output": output, "exit_code": 127 if isinstance(error, FileNotFoundError) else 126, "timed_out": False}
+    finally:
+        os.close(write)
+        os.close(source)
+    events.watch(pid)
+    try:
+        exit_code = _wait(events, pid, read, output, until)
+    finally:
+        # Also when all went well: what the program left in its own session goes with it.
+        signal_group(pid, signal.SIGKILL)
+        _reap(events, pid)
+        os.close(read)
+    timed_out = exit_code < 0
+    return {"output": output, "exit_code": EXIT_TIMEOUT if timed_out else exit_code, "timed_out": timed_out}
+
+
+def _stdin_of(data: bytes) -> int:
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _wait(events: Events, pid: int, read: int, output: Capped, until: float) -> int:
+    """The exit code, or -1 at the deadline."""
+    ended_at = None
+    while True:
+        status = events.status(pid)
+        if status is not None and ended_at is None:
+            ended_at = time.monotonic()
+        limit = until if ended_at is None else min(until, ended_at + LINGER_S)
+        if time.monotonic() >= limit:
+            return -1 if status is None else status
+        if events.wait([read], limit):
+            data = os.read(read, 1 << 16)
+            output.feed(data)
+            if not data:
+                return _exit_code(events, pid, until)
+
+
+def _exit_code(events: Events, pid: int, until: float) -> int:
+    """After the end of its output: wait for the program itself."""
+    while True:
+        status = events.status(pid)
+        if status is not None:
+            return status
+        if time.monotonic() >= until:
+            return -1
+        events.wait([], until)
+
+
+def _reap(events: Events, pid: int) -> None:
+    client, events.client = events.client, -1
+    until = time.monotonic() + KILL_S
+    while events.status(pid) is None and time.monotonic() < until:
+        events.wait([], until)
+    events.forget(pid)
+    events.client = client

@@ -1,0 +1,70 @@
+"""Frames on the tool server's socket: two lengths, a JSON header, then raw bytes.
+
+    u32 header length | u32 body length | header (JSON object, UTF-8) | body
+
+Both ends refuse a frame over `FRAME_LIMIT` bytes. The host's half of this format is `prorl/sandbox/wire.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any, NamedTuple
+
+LENGTHS = struct.Struct(">II")
+FRAME_LIMIT = 4 << 20
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    header: dict[str, Any]
+    body: bytes
+
+
+class BadFrame(Exception):
+    """The other end does not speak this protocol."""
+
+
+class FrameBuffer:
+    """Bytes in, frames out. Holds at most one frame's worth of bytes more than was asked for."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add what was received."""
+        self._data += data
+
+    def next(self) -> Frame | None:
+        """The next complete frame, or None. Raises BadFrame."""
+        if len(self._data) < LENGTHS.size:
+            return None
+        header_bytes, body_bytes = LENGTHS.unpack_from(self._data)
+        total = LENGTHS.size + header_bytes + body_bytes
+        if total > FRAME_LIMIT:
+            raise BadFrame(f"frame of {total} bytes; the limit is {FRAME_LIMIT}")
+        if len(self._data) < total:
+            return None
+        middle = LENGTHS.size + header_bytes
+        try:
+            header = json.loads(bytes(self._data[LENGTHS.size : middle]))
+        except ValueError as cause:
+            raise BadFrame(f"header is not JSON: {cause}") from cause
+        if not isinstance(header, dict):
+            raise BadFrame("header is not an object")
+        body = bytes(self._data[middle:total])
+        del self._data[:total]
+        return Frame(header, body)
+
+
+def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """One frame as bytes."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def send(connection: socket.socket, header: dict[str, Any], body: bytes = b"") -> None:
+    """Send one frame on a blocking socket."""
+    connection.sendall(encode(header, body))

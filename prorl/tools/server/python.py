@@ -1,0 +1,236 @@
+"""A persistent Python interpreter in a process of its own: a forked child that executes cells one after another.
+
+State lives until the child dies. The last expression's repr is shown, as IPython does. Everything written to the child's standard
+outputs, by Python or by programs that it starts, is the cell's output. The end of a cell comes over a socket; a pipe is
+synchronous, so whatever was printed before it is there to be drained by then.
+
+At the deadline: SIGINT (KeyboardInterrupt, state kept), then KILL for the child's whole session and a new interpreter.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import types
+from typing import Any
+
+from prorl.tools.server.children import Forked, prepare, signal_group
+from prorl.tools.server.events import Events
+from prorl.tools.server.output import Capped
+
+INTERRUPT_S, KILL_S = 1.0, 1.0
+EXIT_TIMEOUT = 124
+
+
+class Python:
+    """One interpreter; started with its first cell, replaced when it died."""
+
+    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int) -> None:
+        self._events, self._env, self._cwd, self._cap = events, env, cwd, output_bytes
+        self._pid = 0
+
+    def start(self) -> None:
+        """Fork the interpreter if it does not run."""
+        if self._pid:
+            return
+        ours, theirs = socket.socketpair()
+        read, write = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            with Forked(2):
+                _become_interpreter(theirs, write, self._env, self._cwd)
+        theirs.close()
+        os.close(write)
+        os.set_blocking(read, False)
+        self._events.watch(pid)
+        self._pid, self._socket, self._output = pid, ours, read
+
+    def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
+        """Execute `{code}`."""
+        code = arguments.get("code")
+        if not isinstance(code, str):
+            raise ValueError("python needs `code` (a string)")
+        self.start()
+        output = Capped(self._cap)
+        try:
+            self._socket.sendall(json.dumps(code).encode() + b"\n")
+        except OSError:
+            pass  # the child has died; the wait below says so
+        try:
+            exit_code = self._wait(output, until)
+            timed_out = exit_code is None
+            if timed_out:
+                self._interrupt(output)
+        except BaseException:
+            self._interrupt(Capped(0))
+            raise
+        return {"output": output, "exit_code": EXIT_TIMEOUT if timed_out else exit_code, "timed_out": timed_out}
+
+    def _wait(self, output: Capped, until: float) -> int | None:
+        """Exit code of the cell (0, or 1 for an exception), or None at the deadline."""
+        done = self._socket.fileno()
+        fds = [done, self._output]
+        while True:
+            ready = self._events.wait(fds, until)
+            if self._output in ready and self._read(output) == 0:
+                fds = [done]  # the child closed its outputs; it may still compute
+            if done in ready:
+                answer = self._answer()
+                self._drain(output)
+                if answer:
+                    return int(answer.split()[-1])
+                return self._died(output)
+            status = self._events.status(self._pid)
+            if status is not None:
+                self._drain(output)
+                return self._died(output)
+            if time.monotonic() >= until:
+                return None
+
+    def _answer(self) -> bytes:
+        try:
+            return self._socket.recv(64)
+        except ConnectionError:
+            return b""
+
+    def _read(self, output: Capped) -> int:
+        try:
+            data = os.read(self._output, 1 << 16)
+        except BlockingIOError:
+            return -1
+        output.feed(data)
+        return len(data)
+
+    def _drain(self, output: Capped) -> None:
+        for _ in range(1024):  # bounded: a child in the background may write for ever
+            if self._read(output) <= 0:
+                return
+
+    def _died(self, output: Capped) -> int:
+        status = self._events.status(self._pid)
+        self.stop()
+        output.feed(b"\n[the interpreter ended; the next cell starts a new one]\n")
+        return status if status else 1
+
+    def _interrupt(self, output: Capped) -> None:
+        client, self._events.client = self._events.client, -1
+        try:
+            if self._pid:
+                os.kill(self._pid, signal.SIGINT)
+                if self._wait(output, time.monotonic() + INTERRUPT_S) is None:
+                    self.stop()
+                    output.feed(b"\n[the interpreter did not stop and was killed; its state is lost]\n")
+        except ProcessLookupError:
+            self.stop()
+        finally:
+            self._events.client = client
+
+    def stop(self) -> None:
+        """Kill the interpreter's session."""
+        if not self._pid:
+            return
+        signal_group(self._pid, signal.SIGKILL)
+        until = time.monotonic() + KILL_S
+        while self._events.status(self._pid) is None and time.monotonic() < until:
+            self._events.wait([], until, peers=True)
+        self._events.forget(self._pid)
+        self._socket.close()
+        os.close(self._output)
+        self._pid = 0
+
+
+# ---- the child
+
+
+def _become_interpreter(control: socket.socket, output: int, env: dict[str, str], cwd: str) -> None:
+    os.setsid()
+    prepare()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    fd = os.dup2(control.detach(), 3, inheritable=False)
+    os.closerange(4, 1024)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.stdin = open(0, encoding="utf-8", errors="replace")  # noqa: SIM115 - lives as long as the process
+    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    sys.argv = [""]
+    sys.path.insert(0, cwd)
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    try:
+        _serve(socket.socket(fileno=fd), main.__dict__)
+    except KeyboardInterrupt:
+        pass
+    os._exit(0)
+
+
+def _serve(control: socket.socket, names: dict[str, Any]) -> None:
+    lines = control.makefile("rb")
+    number = 0
+    while True:
+        try:
+            line = lines.readline()
+        except KeyboardInterrupt:
+            continue  # the interrupt came after the cell had ended
+        if not line:
+            return
+        number += 1
+        try:
+            exit_code = _run_cell(json.loads(line), number, names)
+        except KeyboardInterrupt:
+            exit_code = 130
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            pass
+        control.sendall(b"%d\n" % exit_code)
+
+
+class Cell:
+    """Holds the agent's code: whatever it raises is its output, and its exit code."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.exit_code = 0
+
+    def __enter__(self) -> Cell:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, trace: types.TracebackType | None) -> bool:
+        if isinstance(error, SystemExit):
+            self.exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        elif error is not None:
+            self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+            while trace is not None and trace.tb_frame.f_code.co_filename != self._name:
+                trace = trace.tb_next  # our own frames are of no interest
+            traceback.print_exception(type(error), error, trace)
+        return True
+
+
+def _run_cell(code: str, number: int, names: dict[str, Any]) -> int:
+    name = f"<cell {number}>"
+    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+    with Cell(name) as cell:
+        tree = ast.parse(code, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval"), names)
+            if value is not None:
+                names["_"] = value
+                print(repr(value))
+    return cell.exit_code

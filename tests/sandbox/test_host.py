@@ -1,0 +1,153 @@
+"""sandboxd and its client, as INIT, RUN and EVAL use them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from prorl.errors import SandboxError
+from prorl.sandbox.host import UnixSandboxHost
+from prorl.types import FailureCode, SandboxRef, SandboxSpec
+from tests.sandbox.conftest import Sandboxd
+
+SPEC = SandboxSpec()
+
+
+async def test_start_call_stop(sandboxd: Sandboxd) -> None:
+    host = sandboxd.host
+    ref = await host.start("run/1/1", "run", SPEC)
+    assert len(ref.socket_path) < 100
+    async with host.connect(ref) as sandbox:
+        done = await sandbox.call("bash", {"command": "echo $((6*7)); exit 3"}, 5.0)
+        assert done.exit_code == 3
+        assert done.output.startswith("42\n")
+        assert (await sandbox.exec(["id", "-u"], 5.0)).output.strip() not in ("", "0")
+        assert (await sandbox.call("python", {"code": "x = 20\nx + 1"}, 5.0)).output == "21\n"
+        assert (await sandbox.call("python", {"code": "x * 2"}, 5.0)).output == "40\n"
+    await host.stop(ref)
+    await host.stop(ref)
+    assert not os.path.exists(ref.socket_path)
+    assert (await host.status())["live"] == 0
+
+
+async def test_python3_is_on_the_path_and_whole(sandboxd: Sandboxd) -> None:
+    ref = await sandboxd.host.start("run/1/1", "run", SPEC)
+    async with sandboxd.host.connect(ref) as sandbox:
+        done = await sandbox.exec(["python3", "-c", "import json, decimal, sqlite3, ssl; print('all here')"], 20.0)
+    assert (done.exit_code, done.output) == (0, "all here\n")
+
+
+async def test_files_cross_both_ways(sandboxd: Sandboxd) -> None:
+    ref = await sandboxd.host.start("run/1/1", "run", SPEC)
+    content = os.urandom(3 << 20)
+    async with sandboxd.host.connect(ref) as sandbox:
+        await sandbox.put("a/b/c.bin", content, 0o755)
+        assert await sandbox.get("a/b/c.bin", 4 << 20) == content
+        assert (await sandbox.exec(["stat", "-c", "%a %s", "a/b/c.bin"], 5.0)).output == f"755 {len(content)}\n"
+        assert (await sandbox.exec(["sha256sum", "-"], 5.0, stdin=b"abc")).output.startswith("ba7816bf")
+        with pytest.raises(FileNotFoundError):
+            await sandbox.get("nothing")
+        with pytest.raises(SandboxError):
+            await sandbox.get("a/b/c.bin", 100)
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", "a\0b"])
+async def test_paths_stay_below_the_workspace(sandboxd: Sandboxd, path: str) -> None:
+    ref = await sandboxd.host.start("run/1/1", "run", SPEC)
+    async with sandboxd.host.connect(ref) as sandbox:
+        with pytest.raises(SandboxError):
+            await sandbox.get(path)
+        with pytest.raises(SandboxError):
+            await sandbox.put(path, b"x")
+
+
+async def test_links_of_the_agent_are_not_followed(sandboxd: Sandboxd) -> None:
+    ref = await sandboxd.host.start("run/1/1", "run", SPEC)
+    async with sandboxd.host.connect(ref) as sandbox:
+        await sandbox.call("bash", {"command": "ln -s /etc/passwd p; ln -s / root; mkfifo pipe; mkdir d"}, 5.0)
+        for path in ("p", "root/etc/passwd", "pipe", "d"):
+            with pytest.raises(SandboxError):
+                await sandbox.get(path)
+        with pytest.raises(SandboxError):
+            await sandbox.put("root/tmp/x", b"x")
+        await sandbox.put("p", b"a file of our own")  # replaces the link, does not write through it
+        assert await sandbox.get("p") == b"a file of our own"
+
+
+async def test_bad_calls_are_results_that_the_policy_can_read(sandboxd: Sandboxd) -> None:
+    ref = await sandboxd.host.start("run/1/1", "run", SPEC)
+    async with sandboxd.host.connect(ref) as sandbox:
+        for tool, arguments in (("nothing", {}), ("bash", {}), ("bash", {"command": 3}), ("python", {}), ("files", {})):
+            done = await sandbox.call(tool, arguments, 5.0)
+            assert done.exit_code in (1, 2)
+            assert done.output
+        assert (await sandbox.exec(["no-such-program"], 5.0)).exit_code == 127
+
+
+async def test_a_reservation_is_taken_by_its_start(sandboxd: Sandboxd) -> None:
+    host = sandboxd.host
+    await host.reserve("run/1/1", "eval", SPEC)
+    await host.reserve("run/1/1", "eval", SPEC)
+    first = await host.start("run/1/1", "eval", SPEC)
+    assert (await host.status())["live"] == 1
+    assert [entry["id"] for entry in (await host.status())["sandboxes"]] == [first.sandbox_id]
+    assert (await host.start("run/1/1", "eval", SPEC)).sandbox_id != first.sandbox_id
+
+
+async def test_stop_owner_ends_all_of_an_attempt_and_nothing_else(sandboxd: Sandboxd) -> None:
+    host = sandboxd.host
+    await host.start("run/1/1", "run", SPEC)
+    await host.reserve("run/1/1", "eval", SPEC)
+    other = await host.start("run/2/1", "run", SPEC)
+    await host.stop_owner("run/1/1")
+    for _ in range(100):
+        if (await host.status())["live"] == 1:
+            break
+        await asyncio.sleep(0.02)
+    assert [entry["id"] for entry in (await host.status())["sandboxes"]] == [other.sandbox_id]
+
+
+async def test_a_newer_attempt_ends_what_an_older_left(sandboxd: Sandboxd) -> None:
+    host = sandboxd.host
+    await host.start("run/1/1", "run", SPEC)
+    newer = await host.start("run/1/2", "run", SPEC)
+    for _ in range(100):
+        if (await host.status())["live"] == 1:
+            break
+        await asyncio.sleep(0.02)
+    assert [entry["id"] for entry in (await host.status())["sandboxes"]] == [newer.sandbox_id]
+
+
+async def test_wall_time_ends_a_sandbox_and_blames_the_policy(sandboxd: Sandboxd) -> None:
+    ref = await sandboxd.host.start("run/1/1", "run", SandboxSpec(wall_s=0.3))
+    async with sandboxd.host.connect(ref) as sandbox:
+        with pytest.raises(SandboxError) as caught:
+            await sandbox.call("bash", {"command": "sleep 20"}, 30.0)
+    assert caught.value.code is FailureCode.SANDBOX_BROKEN
+    assert "wall time" in caught.value.message
+
+
+async def test_no_daemon_is_one_clear_error() -> None:
+    host = UnixSandboxHost("/tmp/prorl-no-such-socket")
+    with pytest.raises(SandboxError, match="no sandboxd at"):
+        await host.start("run/1/1", "run", SPEC)
+    with pytest.raises(SandboxError) as caught:
+        async with host.connect(SandboxRef("local", "x", "/tmp/prorl-no-such-socket")):
+            pass
+    assert caught.value.code is FailureCode.SANDBOX_LOST
+
+
+async def test_a_cancelled_call_ends_its_command(sandboxd: Sandboxd) -> None:
+    host = sandboxd.host
+    ref = await host.start("run/1/1", "run", SPEC)
+    async with host.connect(ref) as sandbox:
+        call = asyncio.create_task(sandbox.call("bash", {"command": "touch begun; sleep 60; touch ended"}, 90.0))
+        await asyncio.sleep(0.2)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    async with host.connect(ref) as sandbox:
+        done = await sandbox.call("bash", {"command": "ls; jobs -r"}, 10.0)
+    assert done.output == "begun\n"
