@@ -1,0 +1,38 @@
+"""What an agent is given for one attempt, as a plain record: implements `prorl.protocols.AgentContext`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from prorl.limits import Deadline
+from prorl.protocols import Backend, Env, Renderer, Sandbox
+from prorl.types import AttemptKey, Message, PolicyVersion, RolloutLimits, SamplingParams, Task, ToolSpec
+
+FIRST_VERSION = PolicyVersion(0)
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(slots=True, kw_only=True)
+class AttemptContext:
+    """One attempt. Cancelling: make `cancelled` true, then cancel the task that runs the agent; it returns what it has."""
+
+    task: Task
+    env: Env
+    messages: Sequence[Message]
+    tools: Sequence[ToolSpec]
+    renderer: Renderer
+    backend: Backend
+    sandbox: Sandbox | None
+    deadline: Deadline
+    key: AttemptKey
+    session: str
+    cancelled: Callable[[], bool] = _never
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    sample_index: int = 0
+    run_seed: int = 0
+    min_version: PolicyVersion = FIRST_VERSION

@@ -1,0 +1,267 @@
+"""The native tool loop: sample, parse, run the calls, append their output, again, until the policy answers or a budget ends.
+
+    prompt -> [completion -> calls -> tool output]* -> completion without calls -> artefact
+
+Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again; whatever happens, `run` returns a
+trajectory with everything that was sampled until then; nothing is retried here. A budget that ends leaves the artefact to be scored
+(class policy); a backend or sandbox that we lost leaves none (class infra). Not promised: tokens of a model call that was cut short,
+since backends give none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from prorl.agents.record import AttemptRecord, join
+from prorl.agents.seeds import derive_seed
+from prorl.agents.waiting import within
+from prorl.completion import check_completion
+from prorl.errors import BackendError, BudgetError, ProrlError, RolloutError, SandboxError, TaskError, boundary
+from prorl.protocols import AgentContext
+from prorl.renderer import visible
+from prorl.types import (
+    FAILURE_CLASS,
+    Completion,
+    Failure,
+    FailureClass,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    Json,
+    Message,
+    PolicyVersion,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+)
+
+ARTEFACT_S = 30.0
+"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by."""
+TOOL_GRACE_S = 15.0
+"""After a tool call's own limit; its sandbox has answered by then or is lost."""
+MAX_EMPTY_ABORTS = 20
+"""Pieces without a token that a backend may return in one turn while it takes new weights."""
+
+
+class End(NamedTuple):
+    """How the loop ended."""
+
+    stop: StopReason
+    failure: Failure = Failure(code=FailureCode.NONE)
+
+
+_STOPS = {
+    FailureCode.DEADLINE: StopReason.DEADLINE,
+    FailureCode.MAX_TURNS: StopReason.MAX_TURNS,
+    FailureCode.MAX_TOKENS: StopReason.MAX_TOKENS,
+    FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
+    FailureCode.CANCELLED: StopReason.CANCELLED,
+}
+
+
+class NativeAgent:
+    """Implements `prorl.protocols.Agent`; holds no state."""
+
+    async def run(self, context: AgentContext) -> Trajectory:
+        """Drive one attempt to its end. Raises only CancelledError, and only when `context.cancelled()` is false."""
+        attempt = _Attempt(context)
+        try:
+            end = await _ended(attempt.drive())
+            artefact = b""
+            if end.failure.failure_class in (FailureClass.NONE, FailureClass.POLICY):
+                end, artefact = await attempt.artefact(end)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not context.cancelled() or task is None:
+                raise
+            task.uncancel()
+            end, artefact = _end(FailureCode.CANCELLED), b""
+        return attempt.trajectory(end, artefact)
+
+
+async def _ended(loop: Coroutine[Json, Json, End]) -> End:
+    """The loop's end; an error that passes out of it becomes one."""
+    try:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
+            return await loop
+    except RolloutError as error:
+        return _end(error.code, error.message)
+    except TaskError as error:
+        return _end(FailureCode.BAD_TASK, str(error))
+    except ProrlError as error:
+        return _end(FailureCode.STAGE_ERROR, str(error))
+
+
+def _end(code: FailureCode, message: str = "") -> End:
+    return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
+
+
+class _Attempt:
+    """One run of the loop; its state is the record."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._record = AttemptRecord(tuple(context.messages))
+        self._min_version = context.min_version
+        self._clock = context.deadline.clock
+
+    async def drive(self) -> End:
+        """Turns until one ends the loop."""
+        context, record = self._context, self._record
+        prompt = context.renderer.prompt(context.messages, context.tools)
+        if len(prompt) >= context.limits.max_tokens:
+            raise TaskError(f"a prompt of {len(prompt)} tokens", f"fewer than limits.max_tokens = {context.limits.max_tokens}")
+        record.sequence.context(prompt, turn=0)
+        turn = 0
+        while (end := await self._turn(turn)) is None:
+            turn += 1
+        return end
+
+    async def _turn(self, turn: int) -> End | None:
+        context, record = self._context, self._record
+        completion = await self._sample(turn)
+        message = replace(context.renderer.parse(completion.token_ids_C), turn=turn)
+        record.messages.append(message)
+        record.final = visible(message.content)
+        if not message.tool_calls:
+            cut_off = completion.finish_reason is FinishReason.LENGTH
+            return _end(FailureCode.MAX_TOKENS, "cut off in the answer") if cut_off else End(StopReason.DONE)
+        outputs = await self._call_tools(turn, message.tool_calls)
+        if turn + 1 >= context.limits.max_turns:
+            return _end(FailureCode.MAX_TURNS, f"{turn + 1} turns without an answer")
+        bridge = context.renderer.bridge(completion.token_ids_C, outputs)
+        if len(record.sequence) + len(bridge) >= context.limits.max_tokens:
+            return _end(FailureCode.MAX_TOKENS, "tool output does not fit")
+        record.sequence.context(bridge, turn=turn + 1)
+        return None
+
+    # ---- the model
+
+    async def _sample(self, turn: int) -> Completion:
+        """One turn's completion; pieces that a weight update cut are continued from their exact ids."""
+        record, parts = self._record, list[Completion]()
+        prompt_tokens, began = len(record.sequence), self._clock()
+        try:
+            while True:
+                part = await self._sample_part(turn, parts)
+                parts.append(part)
+                if part.finish_reason is not FinishReason.ABORT:
+                    return join(parts)
+        finally:
+            if any(len(part.token_ids_C) for part in parts):
+                record.turn(join(parts), prompt_tokens, self._context.sampling.temperature, self._clock() - began)
+            else:
+                record.llm_s += self._clock() - began
+
+    async def _sample_part(self, turn: int, parts: Sequence[Completion]) -> Completion:
+        context, record = self._context, self._record
+        if context.cancelled():
+            raise RolloutError(FailureCode.CANCELLED, "")
+        if sum(not len(part.token_ids_C) for part in parts) > MAX_EMPTY_ABORTS:
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"aborted {MAX_EMPTY_ABORTS} times without a token")
+        wanted = context.sampling.max_tokens - sum(len(part.token_ids_C) for part in parts)
+        wanted = min(wanted, context.limits.max_tokens - len(record.sequence))
+        if wanted <= 0:
+            raise BudgetError(FailureCode.MAX_TOKENS, f"{len(record.sequence)} tokens")
+        request = self._request(turn, len(parts), wanted)
+        with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
+            completion = await within(context.deadline, context.backend.generate(request), "a model call")
+        check_completion(completion, context.renderer.vocab_size, wanted)
+        record.sequence.sampled(completion, turn, context.sampling.temperature)
+        if completion.versions:
+            self._min_version = max(self._min_version, completion.versions[-1])
+        return completion
+
+    def _request(self, turn: int, part: int, max_tokens: int) -> GenerateRequest:
+        context, key = self._context, self._context.key
+        return GenerateRequest(
+            prompt_ids_L=self._record.sequence.ids_L,
+            sampling=replace(context.sampling, max_tokens=max_tokens),
+            seed=derive_seed(context.run_seed, context.task.task_id, context.sample_index, key.attempt, turn, part),
+            stop_token_ids=context.renderer.stop_token_ids,
+            request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}" + (f".{part}" if part else ""),
+            session=context.session,
+            min_version=PolicyVersion(self._min_version),
+            task=context.task,
+            sample_index=context.sample_index,
+            run_seed=context.run_seed,
+        )
+
+    # ---- the tools
+
+    async def _call_tools(self, turn: int, calls: Sequence[ToolCall]) -> list[Message]:
+        """Run the calls in order; what the policy is told of each."""
+        context, outputs = self._context, list[Message]()
+        began = self._clock()
+        try:
+            for call in calls:
+                if context.cancelled():
+                    raise RolloutError(FailureCode.CANCELLED, "")
+                context.deadline.check(FailureCode.DEADLINE, "tool calls")
+                limit_s = min(context.limits.tool_s, context.deadline.remaining_s)
+                text = tool_text(await self._call_tool(call, limit_s), limit_s)
+                outputs.append(Message(role="tool", content=text, name=call.name, turn=turn))
+        finally:
+            self._record.messages += outputs
+            self._record.tools(self._clock() - began, len(calls))
+        return outputs
+
+    async def _call_tool(self, call: ToolCall, limit_s: float) -> ToolResult:
+        context = self._context
+        try:
+            async with asyncio.timeout(limit_s + TOOL_GRACE_S) as guard:
+                return await context.env.call(context.task, context.sandbox, call, limit_s)
+        except TimeoutError as cause:
+            if not guard.expired():
+                raise
+            message = f"no answer to {call.name} {TOOL_GRACE_S:g} s after its limit"
+            raise SandboxError(FailureCode.SANDBOX_LOST, message) from cause
+
+    # ---- the end
+
+    async def artefact(self, end: End) -> tuple[End, bytes]:
+        """What crosses into EVAL. A sandbox that cannot give it any more changes a good end, and an end that was bad stays."""
+        context = self._context
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
+                async with asyncio.timeout(ARTEFACT_S):
+                    return end, await context.env.artefact(context.task, self._record.final, context.sandbox)
+        except RolloutError as error:
+            ours = FAILURE_CLASS[error.code] is FailureClass.INFRA
+            keep = end.stop is StopReason.SANDBOX_BROKEN or (end.stop is not StopReason.DONE and not ours)
+            return (end if keep else _end(error.code, error.message)), b""
+
+    def trajectory(self, end: End, artefact: bytes) -> Trajectory:
+        """The record as it is now."""
+        record = self._record
+        return Trajectory(
+            sequences=(record.sequence.sequence(),),
+            turns=tuple(record.turns),
+            messages=tuple(record.messages),
+            artefact=artefact,
+            stop_reason=end.stop,
+            failure=end.failure,
+            llm_s=record.llm_s,
+            tool_s=record.tool_s,
+        )
+
+
+def tool_text(result: ToolResult, limit_s: float) -> str:
+    """What the policy is told of a call: its output, and what went wrong.
+
+    >>> tool_text(ToolResult(output="no\\n", exit_code=1), 30.0)
+    'no\\n[exit status 1]'
+    """
+    notes = []
+    if result.truncated:
+        notes.append("[output truncated]")
+    if result.timed_out:
+        notes.append(f"[stopped after {limit_s:.3g} s]")
+    elif result.exit_code:
+        notes.append(f"[exit status {result.exit_code}]")
+    text = result.output.rstrip("\n")
+    return "\n".join([*([text] if text else []), *notes]) or "[no output]"

@@ -1,0 +1,153 @@
+"""What an attempt writes down while it runs: one growing sequence of exact ids, its spans, turns and messages.
+
+Invariants: ids are appended and never changed, so a view that was handed out stays true; spans tile the ids; each sampled id has one
+logprob; where the weights changed inside a turn the span is split at that very id. Ids never become Python lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prorl.types import Completion, FinishReason, Message, PolicyVersion, Sequence, SpanKind, Turn
+
+if TYPE_CHECKING:
+    from prorl.types import Float32, Int32
+
+_FIRST_CAPACITY = 4096
+
+
+class SequenceRecord:
+    """One append-only token sequence."""
+
+    def __init__(self) -> None:
+        self._ids_L: Int32 = np.empty(_FIRST_CAPACITY, dtype=np.int32)
+        self._length = 0
+        self._logprobs: list[Float32] = []
+        self._ends: list[int] = []
+        self._kinds: list[int] = []
+        self._versions: list[int] = []
+        self._turns: list[int] = []
+        self._temperatures: list[float] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def ids_L(self) -> Int32:
+        """Read-only view of all ids so far."""
+        view = self._ids_L[: self._length]
+        view.flags.writeable = False
+        return view
+
+    def context(self, ids: Int32, turn: int) -> None:
+        """Append a prompt or tool output."""
+        self._append(ids)
+        self._span(self._length, SpanKind.CONTEXT, -1, turn, 0.0)
+
+    def sampled(self, completion: Completion, turn: int, temperature: float) -> None:
+        """Append what a model sampled, split where its version changes."""
+        start = self._length
+        self._append(completion.token_ids_C)
+        self._logprobs.append(completion.logprobs_C)
+        for end, version in zip(completion.version_ends, completion.versions, strict=True):
+            self._span(start + end, SpanKind.TRAINED, version, turn, temperature)
+
+    def sequence(self) -> Sequence:
+        """The sequence as it is now."""
+        return Sequence(
+            segment=0,
+            token_ids_L=self.ids_L.copy(),
+            logprobs_C=np.concatenate([np.empty(0, dtype=np.float32), *self._logprobs]),
+            span_end_S=np.array(self._ends, dtype=np.int32),
+            span_kind_S=np.array(self._kinds, dtype=np.uint8),
+            span_version_S=np.array(self._versions, dtype=np.int32),
+            span_turn_S=np.array(self._turns, dtype=np.int32),
+            span_temperature_S=np.array(self._temperatures, dtype=np.float32),
+        )
+
+    def _append(self, ids: Int32) -> None:
+        end = self._length + len(ids)
+        if end > len(self._ids_L):
+            # A larger buffer instead of a resize in place: views that a backend still holds keep the old one.
+            grown = np.empty(max(end, 2 * len(self._ids_L)), dtype=np.int32)
+            grown[: self._length] = self._ids_L[: self._length]
+            self._ids_L = grown
+        self._ids_L[self._length : end] = ids
+        self._length = end
+
+    def _span(self, end: int, kind: SpanKind, version: int, turn: int, temperature: float) -> None:
+        if end == (self._ends[-1] if self._ends else 0):
+            return
+        last = (self._kinds[-1], self._versions[-1], self._turns[-1]) if self._ends else None
+        if last == (kind, version, turn):
+            self._ends[-1] = end
+            return
+        self._ends.append(end)
+        self._kinds.append(int(kind))
+        self._versions.append(version)
+        self._turns.append(turn)
+        self._temperatures.append(temperature)
+
+
+class AttemptRecord:
+    """All that an attempt leaves, while it grows."""
+
+    def __init__(self, messages: tuple[Message, ...]) -> None:
+        self.sequence = SequenceRecord()
+        self.turns: list[Turn] = []
+        self.messages: list[Message] = list(messages)
+        self.final = ""
+        """What the policy said last, for the artefact."""
+        self.llm_s = 0.0
+        self.tool_s = 0.0
+
+    def turn(self, completion: Completion, prompt_tokens: int, temperature: float, llm_s: float) -> None:
+        """Write down a model call whose ids `sequence` already holds."""
+        self.llm_s += llm_s
+        self.turns.append(
+            Turn(
+                turn=len(self.turns),
+                segment=0,
+                prompt_tokens=prompt_tokens,
+                completion_tokens=len(completion.token_ids_C),
+                cached_tokens=completion.cached_tokens,
+                finish_reason=completion.finish_reason,
+                temperature=temperature,
+                policy_version=int(completion.versions[0]) if completion.versions else -1,
+                backend=completion.backend,
+                llm_s=llm_s,
+                tool_s=0.0,
+                tool_calls=0,
+            )
+        )
+
+    def tools(self, tool_s: float, num_calls: int) -> None:
+        """Write down the tool calls of the last turn."""
+        self.tool_s += tool_s
+        self.turns[-1] = replace(self.turns[-1], tool_s=tool_s, tool_calls=num_calls)
+
+
+def join(parts: list[Completion]) -> Completion:
+    """One completion from the pieces of a turn that weight updates interrupted."""
+    if len(parts) == 1:
+        return parts[0]
+    ends: list[int] = []
+    versions: list[PolicyVersion] = []
+    start = 0
+    for part in parts:
+        ends += [start + end for end in part.version_ends]
+        versions += part.versions
+        start += len(part.token_ids_C)
+    return Completion(
+        token_ids_C=np.concatenate([part.token_ids_C for part in parts]),
+        logprobs_C=np.concatenate([part.logprobs_C for part in parts]),
+        finish_reason=parts[-1].finish_reason if parts else FinishReason.ABORT,
+        version_ends=tuple(ends),
+        versions=tuple(versions),
+        cached_tokens=parts[0].cached_tokens,
+        llm_s=sum(part.llm_s for part in parts),
+        backend=parts[-1].backend,
+    )

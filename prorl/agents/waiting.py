@@ -1,0 +1,30 @@
+"""Waiting under a `Deadline` that others may pause: what `asyncio.timeout` cannot do, since it fixes the end when it starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from prorl.limits import Deadline
+from prorl.types import FailureCode, Json
+
+ResultT = TypeVar("ResultT")
+
+_MIN_WAIT_S = 0.01
+"""A paused deadline with nothing left would otherwise be looked at without rest."""
+_CANCEL_S = 5.0
+
+
+async def within(deadline: Deadline, call: Coroutine[Json, Json, ResultT], what: str) -> ResultT:
+    """The result of `call`, unless the deadline ends first: then `call` is cancelled. Raises BudgetError(DEADLINE)."""
+    task = asyncio.ensure_future(call)
+    try:
+        while not task.done():
+            deadline.check(FailureCode.DEADLINE, what)
+            await asyncio.wait({task}, timeout=max(deadline.remaining_s, _MIN_WAIT_S))
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=_CANCEL_S)

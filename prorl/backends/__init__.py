@@ -1,0 +1,38 @@
+"""Backends: where tokens come from. All implement `prorl.protocols.Backend` and pass the same contract tests.
+
+| URL | what |
+|---|---|
+| `scripted:oracle` | solves the task through the real tools, from `Env.reference` |
+| `scripted:flaky?p=0.6` | the oracle, right with a seeded probability per task, so that groups differ |
+| `scripted:noop` | a useless answer at once |
+| `scripted:random` | a tiny seeded distribution: real sampling, temperatures and logprobs without a model |
+| `scripted:faulty?error=0.1&delay_s=0.05` | any of them with scripted failures; see `prorl/backends/scripted.py` |
+| `http://host:port` | vLLM, or anything that speaks its token subset |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prorl.protocols import Backend, Env, Renderer
+
+
+def open_backend(url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = "") -> Backend:
+    """A backend by URL. `env` finds an env by name, for scripted backends. Connects to nothing yet. Raises ConfigError."""
+    scheme = url.partition(":")[0]
+    if scheme == "scripted":
+        from prorl.backends.scripted import open_scripted
+
+        return open_scripted(url, renderer, env)
+    if scheme in ("http", "https"):
+        from prorl.backends.vllm import VllmBackend
+
+        return VllmBackend(url, renderer.vocab_size, model=model, api_key=api_key)
+    raise ConfigError(
+        f"backend {url!r}", "scripted:oracle|flaky|noop|random|faulty, or http://host:port", "start vLLM and name its address"
+    )

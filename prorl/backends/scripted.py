@@ -1,0 +1,262 @@
+"""Policies that are scripts: in-process backends that take and give token ids like any other, for tests, checks and benches.
+
+Invariants: what they say depends on (run seed, task, sample index) and the turn alone, so that a run repeats and a retry says the
+same; which turn it is they read from the prompt's ids, never from state of their own. Faults are drawn from the request's seed, which
+differs between attempts, so that a retry can do better. Logprobs are made up but valid, except where a fault is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+
+from prorl.errors import BackendError, ConfigError
+from prorl.types import Completion, FailureCode, FinishReason, GenerateRequest, Json, Message, PolicyVersion
+
+if TYPE_CHECKING:
+    from prorl.protocols import Backend, Env, Renderer
+    from prorl.types import Float32, Int32, Task
+
+WRONG_ANSWER = "I do not know."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a scripted URL asks for; each field is a query parameter. Shares are probabilities per model call."""
+
+    p: float = 0.5
+    """flaky: mean probability of being right; each task has its own."""
+    delay_s: float = 0.0
+    """Time of every model call."""
+    base: str = "oracle"
+    """faulty: whose tokens are spoilt."""
+    error: float = 0.0
+    """faulty: share that fails as an unreachable backend does."""
+    hang: float = 0.0
+    """faulty: share that never answers."""
+    nan: float = 0.0
+    """faulty: share with a NaN logprob."""
+    positive: float = 0.0
+    """faulty: share with a logprob above 0."""
+    short: float = 0.0
+    """faulty: share with one logprob too few."""
+    foreign: float = 0.0
+    """faulty: share with an id outside the vocabulary."""
+    raw: float = 0.0
+    """random: 1 gives logprobs of temperature 1 whatever was asked for, as vLLM's default does."""
+
+
+_FAULTS = ("error", "hang", "nan", "positive", "short", "foreign")
+
+
+class Speaker(Protocol):
+    """Decides the tokens of one turn."""
+
+    def __call__(self, request: GenerateRequest) -> Spoken: ...
+
+
+class Spoken(NamedTuple):
+    """What a speaker says: ids, with logprobs or without any of its own."""
+
+    ids_C: Int32
+    logprobs_C: Float32 | None = None
+
+
+def open_scripted(url: str, renderer: Renderer, env: Callable[[str], Env]) -> Backend:
+    """A scripted backend from its URL. Raises ConfigError."""
+    name, script = _parse(url)
+    speakers: dict[str, Callable[[], Speaker]] = {
+        "oracle": lambda: Oracle(renderer, env, lambda request: True),
+        "flaky": lambda: Oracle(renderer, env, lambda request: is_right(request, script.p)),
+        "noop": lambda: Useless(renderer),
+        "random": lambda: Dice(renderer, raw=script.raw >= 1.0),
+    }
+    if name == "faulty":
+        if script.base not in speakers:
+            raise ConfigError(f"{url}: base={script.base}", f"one of {', '.join(speakers)}")
+        return ScriptedBackend(url, speakers[script.base](), script)
+    if name not in speakers:
+        raise ConfigError(f"scripted backend {name!r}", f"one of {', '.join(speakers)}, faulty", "write scripted:oracle")
+    if any(getattr(script, fault) for fault in _FAULTS):
+        raise ConfigError(f"{url} asks for faults", "scripted:faulty", f"write scripted:faulty?base={name}&...")
+    return ScriptedBackend(url, speakers[name](), script)
+
+
+def _parse(url: str) -> tuple[str, Script]:
+    parts = urlsplit(url)
+    kinds = {field.name: str if field.name == "base" else float for field in fields(Script)}
+    values: dict[str, Json] = {}
+    for key, text in parse_qsl(parts.query, keep_blank_values=True):
+        if key not in kinds:
+            raise ConfigError(f"{url}: unknown parameter {key!r}", ", ".join(kinds))
+        try:
+            values[key] = kinds[key](text)
+        except ValueError as cause:
+            raise ConfigError(f"{url}: {key}={text!r}", "a number") from cause
+        if kinds[key] is float and not 0.0 <= values[key] <= (3600.0 if key == "delay_s" else 1.0):
+            raise ConfigError(f"{url}: {key}={text}", "seconds from 0 to 3600" if key == "delay_s" else "a share from 0 to 1")
+    return parts.path, Script(**values)
+
+
+class ScriptedBackend:
+    """Implements `prorl.protocols.Backend` around a speaker."""
+
+    def __init__(self, url: str, speaker: Speaker, script: Script) -> None:
+        self.name = url
+        self.policy_version = PolicyVersion(0)
+        self._speaker, self._script = speaker, script
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """What the speaker says, cut at the requested length, late or spoilt as the script asks."""
+        script = self._script
+        if script.delay_s:
+            await asyncio.sleep(script.delay_s)
+        fault = self._fault(request)
+        if fault == "error":
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self.name}: a scripted error")
+        if fault == "hang":
+            await asyncio.Event().wait()
+        spoken = self._speaker(request)
+        cut = spoken.ids_C[: request.sampling.max_tokens]
+        logprobs = _made_up(request, len(cut)) if spoken.logprobs_C is None else spoken.logprobs_C[: len(cut)]
+        stopped = len(cut) > 0 and int(cut[-1]) in request.stop_token_ids
+        completion = Completion(
+            token_ids_C=cut,
+            logprobs_C=logprobs,
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            version_ends=(len(cut),),
+            versions=(self.policy_version,),
+            llm_s=script.delay_s,
+            backend=self.name,
+        )
+        return _spoil(completion, fault)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _fault(self, request: GenerateRequest) -> str:
+        """The fault of this call, if any: the shares lie one after the other on [0, 1)."""
+        point = draw("fault", request.seed)
+        for name in _FAULTS:
+            point -= getattr(self._script, name)
+            if point < 0:
+                return name
+        return ""
+
+
+def _spoil(completion: Completion, fault: str) -> Completion:
+    ids, logprobs = completion.token_ids_C.copy(), completion.logprobs_C.copy()
+    if fault == "nan":
+        logprobs[-1] = np.nan
+    elif fault == "positive":
+        logprobs[0] = 0.5
+    elif fault == "short":
+        logprobs = logprobs[:-1]
+    elif fault == "foreign":
+        ids[0] = 2**31 - 1
+    else:
+        return completion
+    return replace(completion, token_ids_C=ids, logprobs_C=logprobs)
+
+
+class Oracle:
+    """Makes the reference's calls one a turn, then answers; or, where `is_right` says no, gives a useless answer at once."""
+
+    def __init__(self, renderer: Renderer, env: Callable[[str], Env], is_right: Callable[[GenerateRequest], bool]) -> None:
+        self._renderer, self._env, self._is_right = renderer, env, is_right
+        self._useless = Useless(renderer)
+
+    def __call__(self, request: GenerateRequest) -> Spoken:
+        """The assistant message of this turn, as ids."""
+        task = request.task
+        if task is None:
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, "a scripted oracle needs the task, which no wire carries: run it in-process")
+        if not self._is_right(request):
+            return self._useless(request)
+        env = self._env(task.env)
+        reference, turn = env.reference(task), self._turn(request.prompt_ids_L, task, env)
+        if turn < len(reference.calls):
+            return self._say(Message(role="assistant", content="", tool_calls=(reference.calls[turn],)))
+        return self._say(Message(role="assistant", content=reference.answer))
+
+    def _turn(self, prompt_ids_L: Int32, task: Task, env: Env) -> int:
+        """Assistant starts beyond those of the first prompt, which may hold worked examples."""
+        first = self._renderer.prompt(env.messages(task), env.tools(task))
+        return self._renderer.assistant_starts(prompt_ids_L) - self._renderer.assistant_starts(first)
+
+    def _say(self, message: Message) -> Spoken:
+        return Spoken(self._renderer.completion(message))
+
+
+class Useless:
+    """Gives the same useless answer to everything."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._ids_C = renderer.completion(Message(role="assistant", content=WRONG_ANSWER))
+
+    def __call__(self, request: GenerateRequest) -> Spoken:
+        """The answer."""
+        return Spoken(self._ids_C)
+
+
+class Dice:
+    """A distribution made from the last id alone: eight likely ids and a stop token, the rest unlikely."""
+
+    def __init__(self, renderer: Renderer, *, raw: bool) -> None:
+        self._vocab_size, self._raw = renderer.vocab_size, raw
+
+    def __call__(self, request: GenerateRequest) -> Spoken:
+        """Sample until a stop token or the length ends it."""
+        generator = np.random.default_rng(request.seed)
+        last = int(request.prompt_ids_L[-1])
+        ids: list[int] = []
+        logprobs: list[float] = []
+        while len(ids) < request.sampling.max_tokens and (not ids or last not in request.stop_token_ids):
+            logits = self._logits(last, request.stop_token_ids)
+            scaled = _log_softmax(logits / max(request.sampling.temperature, 1e-3))
+            last = int(np.argmax(scaled + generator.gumbel(size=self._vocab_size)))
+            ids.append(last)
+            logprobs.append(float((_log_softmax(logits) if self._raw else scaled)[last]))
+        return Spoken(np.array(ids, dtype=np.int32), np.minimum(np.array(logprobs, dtype=np.float32), np.float32(0.0)))
+
+    def _logits(self, last: int, stop_token_ids: tuple[int, ...]) -> Float32:
+        logits = np.zeros(self._vocab_size, dtype=np.float32)
+        likely = np.random.default_rng(last).integers(0, self._vocab_size, size=8)
+        logits[likely] = np.linspace(4.0, 7.0, 8, dtype=np.float32)
+        logits[list(stop_token_ids[:1])] = 4.0
+        return logits
+
+
+def _log_softmax(logits: Float32) -> Float32:
+    shifted = logits - logits.max()
+    result: Float32 = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def is_right(request: GenerateRequest, mean: float) -> bool:
+    """Whether flaky solves this sample: each task has its own probability, `mean` on average over tasks."""
+    task_id = request.task.task_id if request.task else ""
+    if mean <= 0.0:
+        return False
+    # u ** ((1 - m) / m) has mean m for uniform u, and spreads over all of (0, 1).
+    probability: float = draw("task", request.run_seed, task_id) ** ((1 - mean) / mean)
+    return draw("sample", request.run_seed, task_id, request.sample_index) < probability
+
+
+def draw(*parts: Json) -> float:
+    """A number in [0, 1) that depends on the parts alone."""
+    digest = blake2b(repr(parts).encode("utf-8", "replace"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / float(1 << 53)
+
+
+def _made_up(request: GenerateRequest, count: int) -> Float32:
+    """Logprobs of (run seed, task, sample, prompt length) alone, as a model might have given them."""
+    task_id = request.task.task_id if request.task else ""
+    seed = int(draw("logprobs", request.run_seed, task_id, request.sample_index, len(request.prompt_ids_L)) * (1 << 53))
+    return -np.random.default_rng(seed).random(count, dtype=np.float32)

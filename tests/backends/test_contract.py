@@ -1,0 +1,148 @@
+"""What every backend promises: the same body over a scripted backend in-process, and over HTTP through server and client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import numpy as np
+import pytest
+
+from prorl.backends import open_backend
+from prorl.backends.server import TokenServer
+from prorl.backends.vllm import VllmBackend
+from prorl.completion import check_completion
+from prorl.envs import get_env
+from prorl.errors import BackendError
+from prorl.protocols import Backend
+from prorl.renderer import ChatMLRenderer
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import Completion, FailureCode, FinishReason, GenerateRequest, Message, PolicyVersion, SamplingParams
+
+TOKENIZER = ByteTokenizer()
+RENDERER = ChatMLRenderer(TOKENIZER)
+
+Open = Callable[[str], Awaitable[Backend]]
+
+
+@pytest.fixture(params=["in-process", "http"])
+async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
+    """Opens a scripted backend by URL, directly or behind a server."""
+    async with AsyncExitStack() as stack:
+
+        async def open_one(url: str) -> Backend:
+            backend = open_backend(url, RENDERER, get_env)
+            if request.param == "http":
+                server = await stack.enter_async_context(TokenServer(backend, TOKENIZER, model="toy"))
+                backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+            stack.push_async_callback(backend.close)
+            return backend
+
+        yield open_one
+
+
+def _request(text: str = "hello", seed: int = 7, temperature: float = 1.0, max_tokens: int = 64) -> GenerateRequest:
+    return GenerateRequest(
+        prompt_ids_L=RENDERER.prompt([Message(role="user", content=text)], []),
+        sampling=SamplingParams(temperature=temperature, max_tokens=max_tokens),
+        seed=seed,
+        stop_token_ids=RENDERER.stop_token_ids,
+        request_id=f"run/1/1/{seed}",
+        session="a key/with ünusual\r\nletters",
+    )
+
+
+def _same(one: Completion, other: Completion) -> bool:
+    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.array_equal(one.logprobs_C, other.logprobs_C)
+
+
+async def test_ids_and_logprobs_are_valid_and_repeat_with_the_seed(open_: Open) -> None:
+    backend = await open_("scripted:random")
+    first, again, other = [await backend.generate(_request(seed=seed)) for seed in (1, 1, 2)]
+    check_completion(first, TOKENIZER.vocab_size, 64)
+    assert _same(first, again)
+    assert not _same(first, other)
+    assert first.versions == (0,)
+    assert first.backend == backend.name
+
+
+async def test_logprobs_are_the_same_numbers_on_both_sides_of_a_wire(open_: Open) -> None:
+    """Float32 survives JSON text, to the last bit."""
+    direct = await open_backend("scripted:random", RENDERER, get_env).generate(_request())
+    assert _same(await (await open_("scripted:random")).generate(_request()), direct)
+
+
+async def test_length_and_stop_are_told_apart(open_: Open) -> None:
+    backend = await open_("scripted:random")
+    cut = await backend.generate(_request(max_tokens=2, seed=4))
+    assert (len(cut.token_ids_C), cut.finish_reason) == (2, FinishReason.LENGTH)
+    noop = await open_("scripted:noop")
+    said = await noop.generate(_request())
+    assert said.finish_reason is FinishReason.STOP
+    assert int(said.token_ids_C[-1]) in RENDERER.stop_token_ids
+    assert RENDERER.parse(said.token_ids_C).content == "I do not know."
+
+
+async def test_logprobs_follow_the_temperature(open_: Open) -> None:
+    backend = await open_("scripted:random")
+    hot = await backend.generate(_request(temperature=1000.0, max_tokens=8))
+    np.testing.assert_allclose(hot.logprobs_C, -np.log(TOKENIZER.vocab_size), atol=0.1)
+    cold = await backend.generate(_request(temperature=0.01, max_tokens=1))
+    assert cold.logprobs_C[0] > -0.1
+
+
+async def test_many_at_once_keep_their_answers_apart(open_: Open) -> None:
+    backend = await open_("scripted:random")
+    expected = [await backend.generate(_request(seed=seed)) for seed in range(20)]
+    got = await asyncio.gather(*(backend.generate(_request(seed=seed)) for seed in range(20)))
+    assert all(_same(one, other) for one, other in zip(expected, got, strict=True))
+
+
+@pytest.mark.parametrize("fault", ["nan", "positive", "short", "foreign"])
+async def test_impossible_replies_are_refused(open_: Open, fault: str) -> None:
+    backend = await open_(f"scripted:faulty?base=noop&{fault}=1")
+    with pytest.raises(BackendError) as caught:
+        check_completion(await backend.generate(_request()), TOKENIZER.vocab_size, 64)
+    assert caught.value.code is FailureCode.BACKEND_PROTOCOL
+
+
+async def test_an_error_says_that_trying_again_may_help(open_: Open) -> None:
+    backend = await open_("scripted:faulty?error=1")
+    with pytest.raises(BackendError) as caught:
+        await backend.generate(_request())
+    assert caught.value.code is FailureCode.BACKEND_UNAVAILABLE
+
+
+async def test_cancelling_ends_a_call_and_leaves_the_backend_usable(open_: Open) -> None:
+    backend = await open_("scripted:faulty?base=noop&hang=0.5")
+    finished = 0
+    for seed in range(12):
+        try:
+            async with asyncio.timeout(0.3):
+                await backend.generate(_request(seed=seed))
+            finished += 1
+        except TimeoutError:
+            pass
+    assert 0 < finished < 12
+
+
+async def test_the_version_is_the_backends(open_: Open) -> None:
+    backend = await open_("scripted:noop")
+    if isinstance(backend, VllmBackend):
+        async with TokenServer(backend, TOKENIZER, model="chained") as outer:
+            inner, backend = backend, VllmBackend(outer.url, TOKENIZER.vocab_size)
+            inner.policy_version = PolicyVersion(3)
+            # The innermost server states its own version, which wins over what a client believes.
+            assert (await backend.generate(_request())).versions == (0,)
+            await backend.close()
+    else:
+        backend.policy_version = PolicyVersion(3)  # type: ignore[attr-defined]
+        assert (await backend.generate(_request())).versions == (3,)
+
+
+async def test_closing_twice_is_fine(open_: Open) -> None:
+    backend = await open_("scripted:noop")
+    await backend.generate(_request())
+    await backend.close()
+    await backend.close()

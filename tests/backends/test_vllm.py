@@ -1,0 +1,263 @@
+"""The HTTP client against servers that misbehave, and the server against clients that do. Real sockets, scripted replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+import numpy as np
+import orjson
+import pytest
+
+from prorl.backends import open_backend
+from prorl.backends.server import TokenServer
+from prorl.backends.vllm import HttpLimits, VllmBackend
+from prorl.envs import get_env
+from prorl.errors import BackendError, ConfigError
+from prorl.renderer import ChatMLRenderer
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import Completion, FailureCode, GenerateRequest, Json, PolicyVersion, SamplingParams
+
+TOKENIZER = ByteTokenizer()
+RENDERER = ChatMLRenderer(TOKENIZER)
+REQUEST = GenerateRequest(
+    prompt_ids_L=np.arange(4, dtype=np.int32),
+    sampling=SamplingParams(max_tokens=8),
+    seed=2**63 - 1,
+    stop_token_ids=(258,),
+    request_id="run/1/1/0",
+    session="key 1",
+)
+CHOICE: Mapping[str, Json] = {"token_ids": [65, 258], "logprobs": {"token_logprobs": [-0.5, 0]}, "finish_reason": "stop"}
+
+
+@asynccontextmanager
+async def _raw_server(reply: bytes, *, wait: bool = False) -> AsyncIterator[str]:
+    """A server that sends the same bytes to everybody, and then hangs up or waits."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(reply)
+            await writer.drain()
+            if wait:
+                await reader.read()
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def _http(body: bytes, status: str = "200 OK", length: int | None = None) -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body) if length is None else length, body)
+
+
+async def _code(reply: bytes, *, wait: bool = False, limits: HttpLimits | None = None) -> FailureCode:
+    async with _raw_server(reply, wait=wait) as url:
+        backend = VllmBackend(url, TOKENIZER.vocab_size, model="m", limits=limits)
+        try:
+            with pytest.raises(BackendError) as caught:
+                await backend.generate(REQUEST)
+        finally:
+            await backend.close()
+    return caught.value.code
+
+
+def _choice(**changes: Json) -> bytes:
+    return orjson.dumps({"choices": [{**CHOICE, **changes}]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"not json",
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": null}',
+        _choice(token_ids=None),
+        _choice(token_ids=[]),
+        _choice(token_ids=["65"]),
+        _choice(token_ids=[65.5, 66]),
+        _choice(token_ids=[65, 2**40]),
+        _choice(token_ids=[65, -1]),
+        _choice(token_ids=[65, 265]),
+        _choice(token_ids=[[65, 66]]),
+        _choice(token_ids=list(range(9))),
+        _choice(logprobs=None),
+        _choice(logprobs={"token_logprobs": [None, -1]}),
+        _choice(logprobs={"token_logprobs": [-1]}),
+        _choice(logprobs={"token_logprobs": [0.1, -1]}),
+        b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [NaN]}, "finish_reason": "stop"}]}',
+        b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [-1e999]}, "finish_reason": "stop"}]}',
+        _choice(finish_reason="tired"),
+        _choice(weight_versions=[{"version": "1", "start": 0, "end": 1}]),
+        _choice(weight_versions=[{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 2}]),
+    ],
+)
+async def test_a_reply_that_makes_no_sense_is_a_protocol_error(body: bytes) -> None:
+    assert await _code(_http(body)) is FailureCode.BACKEND_PROTOCOL
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        (b"", FailureCode.BACKEND_UNAVAILABLE),
+        (b"garbage\r\n\r\n", FailureCode.BACKEND_UNAVAILABLE),
+        (_http(_choice(), length=10_000), FailureCode.BACKEND_UNAVAILABLE),
+        (_http(b"busy", "503 Busy"), FailureCode.BACKEND_UNAVAILABLE),
+        (_http(b"slow down", "429 Too Many"), FailureCode.BACKEND_UNAVAILABLE),
+        (_http(b"too long", "400 Bad Request"), FailureCode.BACKEND_PROTOCOL),
+        (_http(b"", "302 Found"), FailureCode.BACKEND_PROTOCOL),
+    ],
+)
+async def test_status_and_connection_trouble_are_told_apart(reply: bytes, code: FailureCode) -> None:
+    assert await _code(reply) is code
+
+
+@pytest.mark.parametrize("limits", [HttpLimits(read_s=0.2), HttpLimits(request_s=0.2)])
+async def test_silence_ends_the_call(limits: HttpLimits) -> None:
+    assert await _code(_http(b"{", length=100), wait=True, limits=limits) is FailureCode.BACKEND_UNAVAILABLE
+
+
+async def test_nobody_listening_is_unavailable() -> None:
+    async with _raw_server(b"") as url:
+        pass
+    backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
+    with pytest.raises(BackendError) as caught:
+        await backend.generate(REQUEST)
+    assert caught.value.code is FailureCode.BACKEND_UNAVAILABLE
+    await backend.close()
+
+
+async def test_versions_split_where_the_server_says() -> None:
+    stated = [{"version": "4", "start": 0, "end": 1}, {"version": "5", "start": 1, "end": 2}]
+    async with _raw_server(_http(_choice(weight_versions=stated))) as url:
+        backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
+        completion = await backend.generate(REQUEST)
+        assert (completion.version_ends, completion.versions) == ((1, 2), (4, 5))
+        await backend.close()
+
+
+async def test_a_reply_without_versions_has_the_version_of_its_sending() -> None:
+    async with _raw_server(_http(_choice())) as url:
+        backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
+        backend.policy_version = PolicyVersion(6)
+        assert (await backend.generate(REQUEST)).versions == (6,)
+        await backend.close()
+
+
+class _Recorder:
+    """A backend that keeps its requests, and can be told to wait."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.started, self.cancelled = asyncio.Event(), asyncio.Event()
+        self.wait = False
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.requests.append(request)
+        self.started.set()
+        try:
+            if self.wait:
+                await asyncio.Event().wait()
+        finally:
+            if self.wait:
+                self.cancelled.set()
+        return await open_backend("scripted:noop", RENDERER, get_env).generate(request)
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_the_request_arrives_whole_and_hanging_up_cancels_it() -> None:
+    recorder = _Recorder()
+    async with TokenServer(recorder, TOKENIZER, model="toy") as server:
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        await backend.generate(REQUEST)
+        (got,) = recorder.requests
+        np.testing.assert_array_equal(got.prompt_ids_L, REQUEST.prompt_ids_L)
+        assert (got.sampling, got.seed, got.stop_token_ids) == (REQUEST.sampling, REQUEST.seed, REQUEST.stop_token_ids)
+        assert (got.request_id, got.session) == (REQUEST.request_id, "key%201")
+        recorder.wait = True
+        recorder.started.clear()
+        call = asyncio.create_task(backend.generate(REQUEST))
+        await recorder.started.wait()
+        call.cancel()
+        await asyncio.wait_for(recorder.cancelled.wait(), 5.0)
+        await backend.close()
+
+
+async def test_a_full_context_is_the_policys_budget() -> None:
+    async with TokenServer(_Recorder(), TOKENIZER, model="toy", max_model_len=4) as server:
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        with pytest.raises(BackendError) as caught:
+            await backend.generate(REQUEST)
+        assert caught.value.code is FailureCode.MAX_TOKENS
+        await backend.close()
+
+
+async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
+    for url, accepted in (("scripted:random", True), ("scripted:random?raw=1", False)):
+        async with TokenServer(open_backend(url, RENDERER, get_env), TOKENIZER, model="toy") as server:
+            backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+            if accepted:
+                await backend.probe()
+            else:
+                with pytest.raises(ConfigError, match="processed_logprobs"):
+                    await backend.probe()
+            await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ({"prompt": "text"}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, 999]}, "from 0 to 264"),
+        ({"prompt": [1], "n": 2}, "n > 1"),
+        ({"prompt": [1], "stream": True}, "stream"),
+        ({"prompt": [1], "temperature": -1}, "temperature"),
+        ({"prompt": [1], "max_tokens": True}, "max_tokens"),
+        ({"prompt": [1], "seed": "x"}, "seed"),
+        ({"prompt": [1], "model": "other"}, "'other'"),
+    ],
+)
+async def test_the_server_refuses_what_it_does_not_serve(body: Json, found: str) -> None:
+    async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server, aiohttp.ClientSession() as session:
+        async with session.post(f"{server.url}/v1/completions", json=body) as response:
+            assert response.status == 400
+            assert found in (await response.json())["error"]["message"]
+        async with session.post(f"{server.url}/v1/completions", data=b"{") as response:
+            assert response.status == 400
+
+
+async def test_the_servers_other_routes() -> None:
+    async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server, aiohttp.ClientSession() as session:
+        backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+        await backend.health()
+        await backend.generate(REQUEST)
+        async with session.post(f"{server.url}/tokenize", json={"prompt": "hé"}) as response:
+            assert (await response.json())["tokens"] == list("hé".encode())
+        async with session.post(f"{server.url}/detokenize", json={"tokens": [104, 105]}) as response:
+            assert (await response.json())["prompt"] == "hi"
+        async with session.get(f"{server.url}/metrics") as response:
+            assert 'vllm:prompt_tokens_total{model_name="toy"} 4' in await response.text()
+        async with session.get(f"{server.url}/version") as response:
+            assert (await response.json())["version"].startswith("prorl-")
+        await backend.close()
+
+
+async def test_a_taken_port_is_named() -> None:
+    async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server:
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match="cannot listen"):
+            async with TokenServer(_Recorder(), TOKENIZER, model="toy", port=port):
+                pass
