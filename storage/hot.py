@@ -82,6 +82,8 @@ class HotCopy:
         self._next += 1
         self._sink = pa.OSFile(path, "wb")
         self._writer = pa.ipc.new_stream(self._sink, SEQUENCES)
+        # The schema is written with the first batch: an empty one, so that a group's message stands alone at its offset.
+        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema=SEQUENCES))
         self._files[path] = 0
         return path
 
