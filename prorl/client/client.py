@@ -105,13 +105,13 @@ class Client:
         still add nothing). `last` says that no more will come, so that the run can finish. Raises ConflictError for a used key with
         other content.
         """
-        key = key or uuid.uuid4().hex
+        http, key = self._http, key or uuid.uuid4().hex
         bodies = (_group_body(task, n, f"{key}/{i}", sampling, extra) for i, task in enumerate(tasks, first))
         answers: list[Json] = []
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
         while chunk:
             following = list(islice(bodies, GROUPS_PER_REQUEST))
-            answer = self._http.request("POST", "v1", "runs", run, "groups", body={"groups": chunk, "last": last and not following})
+            answer = http.request("POST", "v1", "runs", run, "groups", body={"groups": chunk, "last": last and not following})
             answers.extend(answer["groups"])
             chunk = following
         return answers

@@ -1,0 +1,110 @@
+"""Streams from a real replay endpoint: by mapped file and by DoGet, from any cursor, with bounds and commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from prorl.bench.synthetic import Shape, delivered, group, write_run
+from prorl.client import Client, PackedBatch, connect
+from prorl.client.fetch import FlightSource
+from prorl.columns import row_hashes
+from prorl.errors import ConflictError, NotFoundError, UserError
+from prorl.flight.ticket import Ticket
+from tests.client.served import served
+
+NUM_GROUPS = 23
+SHAPE = Shape(n=3, num_tokens=60, rewritten_share=0.3)
+
+
+def groups() -> list[pa.RecordBatch]:
+    return [group(i, SHAPE) for i in range(NUM_GROUPS)]
+
+
+@pytest.fixture(scope="module")
+def location(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    run_dir = write_run(tmp_path_factory.mktemp("runs") / "demo", groups(), "demo")
+    with served(run_dir) as where:
+        yield where
+
+
+@pytest.fixture
+def client(location: str) -> Iterator[Client]:
+    with connect(location) as client:
+        yield client
+
+
+def hashes(batches: list[PackedBatch]) -> list[str]:
+    return [digest for batch in batches for digest in row_hashes(batch.arrow)]
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+def test_equal_rows_in_equal_order_on_both_paths(location: str, same_host: bool) -> None:
+    source = FlightSource(location, same_host=same_host)
+    fetched = source.fetch(Ticket(run="demo", cursor="demo@0"))
+    source.close()
+    assert fetched.mapped is same_host
+    assert (fetched.cursor, fetched.end) == (f"demo@{NUM_GROUPS}", True)
+    found = [digest for batch in fetched.batches for digest in row_hashes(batch)]
+    assert found == row_hashes(delivered(groups()))
+    for batch in fetched.batches:
+        seqs = batch.column("delivery_seq").to_numpy()
+        assert np.count_nonzero(np.diff(seqs)) + 1 == len(np.unique(seqs)), "a batch holds whole groups"
+
+
+def test_mapped_tensors_are_the_files_own_pages(location: str) -> None:
+    source = FlightSource(location)
+    fetched = source.fetch(Ticket(run="demo", cursor="demo@0", max_groups=1))
+    source.close()
+    address = PackedBatch(fetched.batches[0], "demo").torch().token_ids.data_ptr()
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".arrows")]
+    assert any(int(low, 16) <= address < int(high, 16) for low, high in (parts[0].split("-") for parts in mapped))
+
+
+def test_a_stream_goes_on_from_a_cursor(client: Client) -> None:
+    whole = list(client.stream("demo", cursor="demo@0", groups_per_batch=5))
+    assert [batch.num_groups for batch in whole] == [5, 5, 5, 5, 3]
+    rest = list(client.stream("demo", cursor=whole[1].cursor, groups_per_batch=5))
+    assert hashes(rest) == hashes(whole[2:])
+    assert whole[0].advantages is not None
+
+
+def test_bounds_change_the_fetches_and_not_the_rows(client: Client) -> None:
+    whole = hashes(list(client.stream("demo", cursor="demo@0")))
+    assert hashes(list(client.stream("demo", cursor="demo@0", max_groups=2))) == whole
+    assert hashes(list(client.stream("demo", cursor="demo@0", max_bytes=1))) == whole
+
+
+def test_commits_are_kept_per_consumer(client: Client) -> None:
+    batch = next(client.stream("demo", "one", groups_per_batch=4))
+    client.commit(batch, "one")
+    assert next(client.stream("demo", "one", groups_per_batch=1)).delivery_seq[0] == 4
+    assert next(client.stream("demo", "two", groups_per_batch=1)).delivery_seq[0] == 0
+
+
+def test_wrong_cursors_runs_and_uses_say_so(client: Client) -> None:
+    with pytest.raises(ConflictError, match="ahead"):
+        next(client.stream("demo", cursor="demo@99"))
+    with pytest.raises(ConflictError, match="belongs to run"):
+        next(client.stream("demo", cursor="other@1"))
+    with pytest.raises(NotFoundError, match="nope"):
+        next(client.stream("nope"))
+    with pytest.raises(UserError, match="RUN@SEQ"):
+        next(client.stream("demo", cursor="12"))
+    with pytest.raises(UserError, match="groups_per_batch 0"):
+        client.stream("demo", groups_per_batch=0)
+    with pytest.raises(UserError, match="is a replay"):
+        client.submit("demo", [])
+
+
+def test_a_stream_outlives_its_server(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "demo", groups(), "demo")
+    with served(run_dir) as where, connect(where) as client:
+        batch = next(client.stream("demo", cursor="demo@0", groups_per_batch=NUM_GROUPS))
+        pages = next(client.stream("demo", cursor="demo@0"))
+    assert hashes([batch]) == row_hashes(delivered(groups()))
+    assert hashes([pages]) == row_hashes(delivered(groups()[: pages.num_groups]))
