@@ -4,6 +4,8 @@
 |---|---|---|
 | math | python | number or text match of the final answer; math-verify where it is installed |
 | code | bash, python, files | HumanEval-shaped tests in a fresh sandbox |
+| arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
+| shop | price, python | exact match, after two or three calls that depend on each other |
 | noop | - | always 1; no sandbox, for benches and tests |
 
 Your own: an entry point of the group `prorl.envs` whose value is a class (or function) that takes no arguments and gives an Env.
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 BUILT_IN: Mapping[str, str] = {
     "math": "prorl.envs.math:MathEnv",
     "code": "prorl.envs.code:CodeEnv",
+    "arith": "prorl.envs.arith:ArithEnv",
+    "shop": "prorl.envs.shop:ShopEnv",
     "noop": "prorl.envs.noop:NoopEnv",
 }
 

@@ -6,28 +6,15 @@ RUN needs a sandbox for the tool; EVAL needs none: the reward is 1 for the exact
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
 
-from prorl.errors import TaskError
+from prorl.envs.tools import BAD_CALL, PYTHON, Solution, run_call, text_field
 from prorl.limits import Deadline
 from prorl.protocols import Reference, Sandbox
 from prorl.types import Message, RewardPart, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
 
 SYSTEM = "Answer with a number."
-PYTHON = ToolSpec(
-    "python",
-    "Evaluates Python code.",
-    {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-)
 _OUTPUT_CHARS = 40
-_USAGE = 2  # exit code of a call with bad arguments
-
-
-class Solution(NamedTuple):
-    """A known way through a task (`prorl.protocols.Reference`)."""
-
-    calls: tuple[ToolCall, ...]
-    answer: str
 
 
 class ArithEnv:
@@ -37,7 +24,8 @@ class ArithEnv:
 
     def check(self, task: Task) -> None:
         """Raise TaskError if `task.data` lacks the expression or the answer."""
-        need_text(task, "expression", "answer")
+        text_field(task, "expression")
+        text_field(task, "answer")
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """One for the tool in RUN, none in EVAL."""
@@ -56,8 +44,6 @@ class ArithEnv:
 
     async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
         """Run `python` in the sandbox; only the value's last line comes back."""
-        if call.name != PYTHON.name:
-            return ToolResult(output=f"error: no tool {call.name[:_OUTPUT_CHARS]}", exit_code=_USAGE)
         return await call_python(sandbox, call, timeout_s)
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
@@ -74,22 +60,9 @@ class ArithEnv:
 
 
 async def call_python(sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
-    """Run the code of a `python` call; output cut to what a policy with a short context can read.
-
-    A value gives its last line, an exception `error: ` and its name. Raises SandboxError.
-    """
-    code = call.arguments.get("code")
-    if not isinstance(code, str):
-        return ToolResult(output="error: python needs code", exit_code=_USAGE)
-    assert sandbox is not None, "RUN of these envs has a sandbox"
-    result = await sandbox.call(PYTHON.name, {"code": code}, timeout_s)
-    return ToolResult(
-        output=short_output(result),
-        exit_code=result.exit_code,
-        duration_s=result.duration_s,
-        truncated=result.truncated,
-        timed_out=result.timed_out,
-    )
+    """Run a `python` call; its output cut to what a policy with a short context can read. Raises SandboxError."""
+    result = await run_call((PYTHON,), sandbox, call, timeout_s)
+    return replace(result, output=short_output(result))
 
 
 def short_output(result: ToolResult) -> str:
@@ -98,6 +71,8 @@ def short_output(result: ToolResult) -> str:
     >>> short_output(ToolResult(output="42\\n")), short_output(ToolResult(output="Traceback ...\\nNameError: x", exit_code=1))
     ('42', 'error: NameError')
     """
+    if result.exit_code == BAD_CALL:
+        return f"error: {result.output}"[:_OUTPUT_CHARS]
     if result.timed_out:
         return "error: timeout"
     last = (result.output.strip().splitlines() or [""])[-1].strip()
@@ -112,10 +87,3 @@ def exact(task: Task, artefact: bytes) -> Score:
     right = given == task.data["answer"]
     log = "" if right else f"expected {task.data['answer']}, given {given[:_OUTPUT_CHARS]}"
     return Score(parts=(RewardPart(name="exact", value=float(right)),), log=log)
-
-
-def need_text(task: Task, *names: str) -> None:
-    """Raise TaskError unless `task.data` holds these as text."""
-    for name in names:
-        if not isinstance(task.data.get(name), str):
-            raise TaskError(f"task {task.task_id}: data.{name} = {task.data.get(name)!r}", "text", "see prorl.tasks.generated")

@@ -6,7 +6,8 @@ tasks. `price` is answered here from the task's data; `python` runs in the RUN s
 
 from __future__ import annotations
 
-from prorl.envs.arith import PYTHON, SYSTEM, Solution, call_python, exact, need_text
+from prorl.envs.arith import SYSTEM, call_python, exact
+from prorl.envs.tools import BAD_CALL, PYTHON, Solution, call_problem, text_field
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Reference, Sandbox
@@ -26,7 +27,8 @@ class ShopEnv:
 
     def check(self, task: Task) -> None:
         """Raise TaskError if `task.data` lacks prices, items, the expression or the answer."""
-        need_text(task, "expression", "answer")
+        text_field(task, "expression")
+        text_field(task, "answer")
         prices, items = task.data.get("prices"), task.data.get("items")
         if not isinstance(prices, dict) or not isinstance(items, list) or not all(item in prices for item in items):
             raise TaskError(f"task {task.task_id}: prices {prices!r} for items {items!r}", "a price for each item")
@@ -48,11 +50,7 @@ class ShopEnv:
 
     async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
         """Answer `price` from the task; run `python` in the sandbox."""
-        if call.name == PRICE.name:
-            return look_up(task, call)
-        if call.name != PYTHON.name:
-            return ToolResult(output=f"error: no tool {call.name[:40]}", exit_code=2)
-        return await call_python(sandbox, call, timeout_s)
+        return look_up(task, call) if call.name == PRICE.name else await call_python(sandbox, call, timeout_s)
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The final answer's text."""
@@ -70,8 +68,7 @@ class ShopEnv:
 
 def look_up(task: Task, call: ToolCall) -> ToolResult:
     """What `price` says."""
-    item = call.arguments.get("item")
-    if not isinstance(item, str):
-        return ToolResult(output="error: price needs item", exit_code=2)
-    price = task.data["prices"].get(item)
+    if problem := call_problem((PRICE,), call):
+        return ToolResult(output=f"error: {problem}"[:40], exit_code=BAD_CALL)
+    price = task.data["prices"].get(call.arguments["item"])
     return ToolResult(output="error: not sold", exit_code=1) if price is None else ToolResult(output=str(price))

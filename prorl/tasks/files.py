@@ -17,6 +17,7 @@ import orjson
 
 from prorl.errors import TaskError
 from prorl.tasks.formats import Format, Row, detect
+from prorl.tasks.generated import from_spec, is_generated
 from prorl.types import Task
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -28,14 +29,16 @@ class _Line(NamedTuple):
 
 
 def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) -> list[Task]:
-    """Tasks of a JSON Lines file, plain or gzipped, in file order; the first `limit` of them.
+    """Tasks of a JSON Lines file, plain or gzipped, in file order; the first `limit` of them. Or of a generated set: `arith:train?n=100`.
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, the row's for ours), any other name replaces it.
     Raises TaskError.
     """
-    path = Path(path)
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
+    if is_generated(str(path)):
+        return [task if env == "auto" else replace(task, env=env) for task in from_spec(str(path))[:limit]]
+    path = Path(path)
     tasks: list[Task] = []
     seen: dict[str, int] = {}
     layout: Format | None = None
