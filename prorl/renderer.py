@@ -44,6 +44,8 @@ _EXCERPT_CHARS = 200
 class ChatMLRenderer:
     """Implements `prorl.protocols.Renderer` over any tokenizer that has `<|im_start|>` and `<|im_end|>`.
 
+    Tools are described as Qwen's template does, or on one line, `tools: python(code)`, for a checkpoint whose tokenizer has
+    `compact_tools`: a toy model has neither the context nor the training for more.
     A tag that the tokenizer has no special for (some lack `<tool_call>`) is written and read as plain text.
     """
 
@@ -56,6 +58,7 @@ class ChatMLRenderer:
         self._end_id = tokenizer.specials[_END]
         self.stop_token_ids = tuple(tokenizer.specials[tag] for tag in (_END, _EOT) if tag in tokenizer.specials)
         self._tags = {tokenizer.specials[tag]: tag for tag in _TAGS if tag in tokenizer.specials}
+        self._compact_tools = bool(getattr(tokenizer, "compact_tools", False))
         self._assistant_L = self._ids(_START, "assistant\n")
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
@@ -119,6 +122,8 @@ class ChatMLRenderer:
         return self.tokenizer.encode(part) if special is None else np.array([special], dtype=np.int32)
 
     def _system(self, system: str, tools: Sequence[ToolSpec]) -> Int32:
+        if self._compact_tools:
+            return self._ids(_START, f"system\n{system}\ntools: {', '.join(map(_signature, tools))}", _END, "\n")
         specs = "\n".join(_tool_json(tool) for tool in tools)
         head = f"{system}\n\n" if system else ""
         return self._ids(
@@ -189,6 +194,10 @@ def visible(content: str) -> str:
     if tag:
         return tail.strip()
     return content.partition(_THINK)[0].strip()
+
+
+def _signature(tool: ToolSpec) -> str:
+    return f"{tool.name}({', '.join(tool.parameters.get('properties', ()))})"
 
 
 def _tool_json(tool: ToolSpec) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from prorl.errors import ConfigError
+from prorl.types import Json
 
 if TYPE_CHECKING:
     from prorl.protocols import Tokenizer
@@ -75,6 +76,7 @@ def _decode_bytes(ids: Int32) -> str:
 class HFTokenizer:
     """A Hugging Face `tokenizer.json`, read with the `tokenizers` package (extra `render`).
 
+    `compact_tools` (`"prorl_compact_tools": true` in tokenizer_config.json) asks the renderer for one line of tools, for toy models.
     Two copies are held: the file as it is decodes; one without its added tokens encodes, so that text is only ever text.
     """
 
@@ -92,7 +94,8 @@ class HFTokenizer:
         self._decoder = tokenizers.Tokenizer.from_str(orjson.dumps(data).decode())
         plain = data | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
         self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
-        self.vocab_size = max(_model_vocab_size(Path(path)), 1 + max(self._decoder.get_vocab(with_added_tokens=True).values()))
+        self.vocab_size = max(_model_size(Path(path)), 1 + max(self._decoder.get_vocab(with_added_tokens=True).values()))
+        self.compact_tools = _setting(Path(path) / "tokenizer_config.json", "prorl_compact_tools") is True
 
     def encode(self, text: str) -> Int32:
         """Ids of plain text, without any begin or end token."""
@@ -127,14 +130,19 @@ def _read_tokenizer_json(directory: Path) -> dict[str, Any]:
     return data
 
 
-def _model_vocab_size(directory: Path) -> int:
+def _model_size(directory: Path) -> int:
     """Rows of the model's embedding, which may be padded beyond the tokenizer's own ids; 0 when not stated."""
-    try:
-        config = orjson.loads((directory / "config.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return 0
-    size = config.get("vocab_size", 0) if isinstance(config, dict) else 0
+    size = _setting(directory / "config.json", "vocab_size")
     return size if isinstance(size, int) else 0
+
+
+def _setting(path: Path, key: str) -> Json:
+    """A value of a JSON file that a checkpoint may lack; None when it does."""
+    try:
+        settings = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return settings.get(key) if isinstance(settings, dict) else None
 
 
 def load_tokenizer(spec: str) -> Tokenizer:

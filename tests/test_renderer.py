@@ -150,3 +150,16 @@ def test_a_tokenizer_without_message_markers_is_refused() -> None:
     tokenizer.specials = {}
     with pytest.raises(ConfigError, match="im_start"):
         ChatMLRenderer(tokenizer)
+
+
+class _CompactTokenizer(ByteTokenizer):
+    compact_tools = True
+
+
+def test_a_tokenizer_that_asks_for_it_gets_its_tools_on_one_line() -> None:
+    tokenizer = _CompactTokenizer()
+    tools = (ToolSpec("python", "Runs code.", {"type": "object", "properties": {"code": {"type": "string"}}}), ToolSpec("stop", "", {}))
+    ids = ChatMLRenderer(tokenizer).prompt((Message(role="system", content="Be brief."), Message(role="user", content="6*7?")), tools)
+    assert tokenizer.decode(ids) == (
+        "<|im_start|>system\nBe brief.\ntools: python(code), stop()<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n"
+    )
