@@ -1,0 +1,137 @@
+"""The engine as a `Backend`: one asyncio task steps it while there is work; weights change while it is paused.
+
+Invariants: everything happens on one event loop, which is the engine's alone for the length of a step (milliseconds for the models it
+is meant for); a cancelled `generate` leaves no request behind; weights never change in the middle of a step; a request that comes
+while it is paused waits and is answered after `resume`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from prorl.backends.embedded.engine import Engine, Row
+from prorl.errors import BackendError, boundary
+from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion
+
+if TYPE_CHECKING:
+    from prorl.types import GenerateRequest
+
+PauseMode = Literal["abort", "keep"]
+
+
+class Settings(NamedTuple):
+    """How much it may use."""
+
+    rows: int = 64
+    """Requests computed at a time."""
+    length: int = 4096
+    """Context, at most that of the model."""
+    prefix_bytes: int = 128 << 20
+    """Keys and values kept for the next turn."""
+
+
+class EmbeddedBackend:
+    """Implements `prorl.protocols.Backend` and what a weight publisher needs: `pause`, `update_weights`, `resume`."""
+
+    def __init__(self, directory: str | Path, *, version: int = 0, name: str = "embedded", settings: Settings | None = None) -> None:
+        self.name = name
+        chosen = settings or Settings()
+        self.engine = Engine(
+            Path(directory), version=PolicyVersion(version), rows=chosen.rows, length=chosen.length, prefix_bytes=chosen.prefix_bytes
+        )
+        self._waiters: dict[Row, asyncio.Future[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether new requests wait."""
+        return self._paused
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Of the weights that sample the next token."""
+        return self.engine.version
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one completion. Raises BackendError; cancelling takes the request out of the batch."""
+        started = time.monotonic()
+        row = self.engine.add(request)
+        waiter = self._waiters[row] = asyncio.get_running_loop().create_future()
+        self._wake()
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(row, None)
+            self.engine.abort(row)
+        return _completion(row, self.name, time.monotonic() - started)
+
+    def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop between two steps. `abort` ends what runs with its tokens so far, `keep` freezes it until `resume`."""
+        self._paused = True
+        if mode == "abort":
+            for row in self.engine.running_and_waiting():
+                self.engine.abort(row)
+                self._finish(row)
+
+    def resume(self) -> None:
+        """Go on; idempotent."""
+        self._paused = False
+        self._wake()
+
+    def update_weights(self, directory: str | Path, version: int) -> None:
+        """Take over another version of the weights between two steps. Raises ConfigError; then the old ones go on serving."""
+        self.engine.load(Path(directory), PolicyVersion(version))
+
+    async def close(self) -> None:
+        """Abort everything and stop stepping; idempotent."""
+        self.pause("abort")
+        if self._task is not None:
+            await self._task
+
+    def _wake(self) -> None:
+        if not self._paused and self.engine.busy and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._drive())
+
+    async def _drive(self) -> None:
+        """Step while there is work, giving way to the loop after each step. A bug in the engine fails the requests, not the server."""
+        while self.engine.busy and not self._paused:
+            try:
+                with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, "embedded engine"):
+                    finished = self.engine.step()
+            except BackendError as error:
+                self._fail(error)
+                return
+            for row in finished:
+                self._finish(row)
+            await asyncio.sleep(0)
+
+    def _fail(self, error: BackendError) -> None:
+        for waiter in self._waiters.values():
+            if not waiter.done():
+                waiter.set_exception(error)
+        self.engine.reset()
+
+    def _finish(self, row: Row) -> None:
+        waiter = self._waiters.get(row)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def _completion(row: Row, name: str, seconds: float) -> Completion:
+    assert row.finish is not None
+    return Completion(
+        token_ids_C=row.completion.astype(np.int32),
+        logprobs_C=np.array(row.logprobs, dtype=np.float32),
+        finish_reason=row.finish or FinishReason.ABORT,
+        version_ends=tuple(row.version_ends),
+        versions=tuple(row.versions),
+        cached_tokens=row.cached,
+        llm_s=seconds,
+        backend=name,
+    )

@@ -1,0 +1,241 @@
+"""Continuous batching over the numpy model: requests join and leave between steps. Knows no event loop, no socket and no clock.
+
+Invariants: running requests occupy rows 0 .. n-1 of the cache without a gap; a request's tokens and logprobs do not depend on
+its neighbours (up to float32 rounding); tokens sampled before new weights keep the version that sampled them. Bounded: running
+requests by rows, waiting ones by `max_waiting`, the prefix store by bytes, a step by `STEP_TOKENS` packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prorl.backends.embedded.model import Chunk, KVCache, Model
+from prorl.backends.embedded.prefix import PrefixStore, common_prefix
+from prorl.backends.embedded.sampling import draw, uniforms
+from prorl.backends.embedded.weights import load, read_shape
+from prorl.errors import BackendError, ConfigError
+from prorl.types import FailureCode, FinishReason, PolicyVersion
+
+if TYPE_CHECKING:
+    from prorl.types import Float32, GenerateRequest, Int32
+
+STEP_TOKENS = 1024
+_CHUNK_TOKENS = 128
+_WORTH_WAITING = 16  # a sibling's prompt that is being computed now is worth a step's wait from this many tokens on
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One request on its way. `ids[:length]` are prompt and sampled so far; `computed` of them are in the cache."""
+
+    request: GenerateRequest
+    ids: Int32
+    length: int
+    uniforms: np.ndarray[tuple[int], np.dtype[np.float64]]
+    prompt_length: int
+    computed: int = 0
+    cached: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    version_ends: list[int] = field(default_factory=list)
+    versions: list[PolicyVersion] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+    @property
+    def completion(self) -> Int32:
+        """Ids sampled so far."""
+        return self.ids[self.prompt_length : self.length]
+
+    def take(self, token: int, logprob: float, version: PolicyVersion) -> None:
+        """Append a sampled token."""
+        self.ids[self.length] = token
+        self.length += 1
+        self.logprobs.append(logprob)
+        if self.versions and self.versions[-1] == version:
+            self.version_ends[-1] += 1
+        else:
+            self.versions.append(version)
+            self.version_ends.append(len(self.logprobs))
+        if token in self.request.stop_token_ids:
+            self.finish = FinishReason.STOP
+        elif self.length == len(self.ids):
+            self.finish = FinishReason.LENGTH
+
+
+class Engine:
+    """Serves one checkpoint directory. `step` until `busy` is false."""
+
+    def __init__(
+        self, directory: Path, *, version: PolicyVersion, rows: int, length: int, prefix_bytes: int, max_waiting: int = 4096
+    ) -> None:
+        self.shape = read_shape(directory)
+        self.length = min(length, self.shape.max_length)
+        self.version = version
+        self._model = Model(load(directory), self.length)
+        self._cache = KVCache(self.shape, rows, self.length)
+        self._prefixes = PrefixStore(prefix_bytes, self.length)
+        self._ids: Int32 = np.full((rows, self.length), -1, dtype=np.int32)
+        self._running: list[Row] = []
+        self._waiting: deque[Row] = deque()
+        self._max_waiting = max_waiting
+        self.prompt_tokens = self.cached_tokens = self.sampled_tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._running or self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in the batch."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a row."""
+        return len(self._waiting)
+
+    def add(self, request: GenerateRequest) -> Row:
+        """Queue a request. Raises BackendError for one that cannot be served."""
+        prompt, limit = request.prompt_ids_L, self.length - len(request.prompt_ids_L)
+        if len(self._waiting) >= self._max_waiting:
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self._max_waiting} requests are waiting")
+        if not len(prompt) or limit < 1 or request.sampling.max_tokens < 1:
+            given = f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample, context {self.length}"
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, given)
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self.shape.vocab_size:
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, f"a prompt id outside a vocabulary of {self.shape.vocab_size}")
+        count = min(limit, request.sampling.max_tokens)
+        ids = np.concatenate([prompt, np.full(count, -1, dtype=np.int32)])
+        row = Row(request, ids, len(prompt), uniforms(request.seed, len(prompt), count), len(prompt))
+        self._waiting.append(row)
+        return row
+
+    def step(self) -> list[Row]:
+        """Advance every request by one chunk or one token; returns those that finished."""
+        self._admit()
+        chunks = self._chunks()
+        if not chunks:
+            return []
+        logits = self._model.forward(chunks, self._cache)
+        ready = []
+        for index, chunk in enumerate(chunks):
+            row = self._running[chunk.row]
+            row.computed = chunk.start + len(chunk.ids)
+            self._ids[chunk.row, chunk.start : row.computed] = chunk.ids
+            if row.computed == row.length:
+                ready.append((index, row))
+        self._sample(logits[[index for index, _ in ready]], [row for _, row in ready])
+        finished = [row for _, row in ready if row.finish]
+        for row in finished:
+            self._leave(row)
+        return finished
+
+    def abort(self, row: Row) -> None:
+        """Take a request out, keeping its tokens so far; nothing happens if it has finished."""
+        if row.finish is None:
+            row.finish = FinishReason.ABORT
+            if row in self._waiting:
+                self._waiting.remove(row)
+            else:
+                self._leave(row)
+
+    def reset(self) -> None:
+        """Forget every request and every prefix, as after an error in the middle of a step."""
+        for row in self.running_and_waiting():
+            row.finish = FinishReason.ABORT
+        self._running.clear()
+        self._waiting.clear()
+        self._prefixes.clear()
+        self._ids[:] = -1
+
+    def running_and_waiting(self) -> list[Row]:
+        """All requests that have not finished."""
+        return [*self._running, *self._waiting]
+
+    def load(self, directory: Path, version: PolicyVersion) -> None:
+        """Serve other weights from the next step on. What runs goes on with them: its context is computed anew, its tokens stay.
+
+        Raises ConfigError for a directory that is not this model; then nothing has changed.
+        """
+        shape = read_shape(directory)
+        if shape != self.shape:
+            raise ConfigError(f"{directory} holds {shape}", f"the shape that is served, {self.shape}", "start another backend for it")
+        self._model = Model(load(directory), self.length)
+        self.version = version
+        self._prefixes.clear()
+        self._ids[:] = -1
+        for row in self._running:
+            row.computed = 0
+
+    def _admit(self) -> None:
+        """Give free rows to waiting requests in order, each with the longest prefix that is known."""
+        pending: list[Int32] = []
+        while self._waiting and len(self._running) < self._cache.rows:
+            row = self._waiting[0]
+            prompt = row.ids[: row.length]
+            reused = self._reuse(row)
+            if any(_shared(prompt, other) >= reused + _WORTH_WAITING for other in pending):
+                return
+            self._waiting.popleft()
+            self._running.append(row)
+            self.prompt_tokens += row.length
+            self.cached_tokens += reused
+            row.computed = row.cached = reused
+            pending.append(prompt)
+
+    def _reuse(self, row: Row) -> int:
+        """Fill the next free row of the cache from a running row or from the store; at least one token is left to compute."""
+        target = len(self._running)
+        prompt = row.ids[: row.length]
+        limit = row.length - 1
+        running = common_prefix(self._ids[:target, : row.length], prompt) if target else np.zeros(1, dtype=np.intp)
+        source = int(running.argmax())
+        stored = self._prefixes.find(prompt)
+        common = min(limit, max(int(running[source]), stored.common if stored else 0))
+        if stored and stored.common >= running[source]:
+            self._cache.write(target, stored.saved[:, :, :, :common])
+        elif common:
+            self._cache.copy(source, target, common)
+        self._ids[target] = -1
+        self._ids[target, :common] = prompt[:common]
+        return common
+
+    def _chunks(self) -> list[Chunk]:
+        """What each row computes next; rows that sample come first in the budget, so that a long prompt delays nobody for long."""
+        left = STEP_TOKENS - len(self._running)
+        chunks = []
+        for index, row in enumerate(self._running):
+            size = min(row.length - row.computed, _CHUNK_TOKENS, 1 + max(0, left))
+            left -= size - 1
+            chunks.append(Chunk(index, row.computed, row.ids[row.computed : row.computed + size]))
+        return chunks
+
+    def _sample(self, logits: Float32, rows: list[Row]) -> None:
+        if not rows:
+            return
+        uniform = np.array([row.uniforms[row.length - row.prompt_length] for row in rows])
+        draws = draw(logits, uniform, [row.request.sampling for row in rows])
+        for row, token, logprob in zip(rows, draws.ids.tolist(), draws.logprobs.tolist(), strict=True):
+            row.take(token, logprob, self.version)
+        self.sampled_tokens += len(rows)
+
+    def _leave(self, row: Row) -> None:
+        """Keep the row's prefix and close the gap with the last row."""
+        place, last = self._running.index(row), len(self._running) - 1
+        self._prefixes.add(row.ids[: row.computed].copy(), self._cache.read(place, row.computed))
+        moved = self._running.pop()
+        if place != last:
+            self._running[place] = moved
+            self._cache.copy(last, place, moved.computed)
+            self._ids[place] = self._ids[last]
+        self._ids[last] = -1
+
+
+def _shared(first: Int32, second: Int32) -> int:
+    length = min(len(first), len(second))
+    return int(common_prefix(first[None, :length], second[:length])[0])
