@@ -1,0 +1,154 @@
+"""Makes the toy checkpoint: a small Qwen3 trained on mediocre demonstrations. `make checkpoint` runs it; a few minutes on one core.
+
+    python -m prorl.trainer.sft --seed 0 --out prorl/assets/toy
+
+Invariants: one torch thread and one seed give the same files again on the same machine; the directory is a Hugging Face checkpoint
+in float32 with its tokenizer. It does not promise a good policy: it must start low (see `prorl.trainer.demonstrations`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from prorl.renderer import ChatMLRenderer
+from prorl.tasks.generated import generate
+from prorl.tokenizer import HFTokenizer
+from prorl.trainer import toy_tokenizer
+from prorl.trainer.demonstrations import MEDIOCRE, Example, demonstrate, encode
+
+_WARM_UP_STEPS = 30
+_TOKENIZER_TASKS = 2000
+
+
+class Recipe(NamedTuple):
+    """How much training: numbers of demonstrations per step and set, steps, AdamW."""
+
+    steps: int = 1000
+    batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
+    learning_rate: float = 3e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+
+
+def build_tokenizer(seed: int, directory: Path) -> ChatMLRenderer:
+    """Learn a tokenizer from demonstrations, write it, and give the renderer over it."""
+    recorder = toy_tokenizer.TextRecorder()
+    renderer = ChatMLRenderer(recorder)
+    for name in MEDIOCRE:
+        for _ in _examples(renderer, name, seed, _TOKENIZER_TASKS):
+            pass
+    recorder.texts["assistant\n"] = recorder.texts.total()  # the renderer encodes it once and keeps it
+    texts = itertools.chain.from_iterable(itertools.repeat(text, count) for text, count in sorted(recorder.texts.items()))
+    toy_tokenizer.save(toy_tokenizer.train(texts), directory)
+    return ChatMLRenderer(HFTokenizer(directory))
+
+
+def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
+    """An untrained Qwen3 of 0.4 million parameters. Embeddings are not tied: vLLM reloads tied ones wrongly on CPU."""
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+        initializer_range=0.05,
+        eos_token_id=end_id,
+        pad_token_id=pad_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=[end_id, pad_id], pad_token_id=pad_id
+    )
+    return model
+
+
+def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe) -> Iterator[float]:
+    """One AdamW step per demonstration batch; yields each step's loss (nats per token that the script said)."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe.steps))
+    sources = [(_examples(renderer, name, seed, recipe.steps * count), count) for name, count in recipe.batch]
+    for _ in range(recipe.steps):
+        batches = [list(itertools.islice(examples, count)) for examples, count in sources]
+        num_trained = sum(int(example.trained_L.sum()) for batch in batches for example in batch)
+        losses = []
+        for batch in batches:
+            loss = _loss_sum(model, batch) / num_trained
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield sum(losses)
+
+
+def _examples(renderer: ChatMLRenderer, name: str, seed: int, n: int) -> Iterator[Example]:
+    rng = random.Random(f"demonstrations:{name}:{seed}")
+    for task in generate(name, split="train", seed=seed, n=n):
+        yield encode(renderer, task, demonstrate(task, rng, MEDIOCRE[name]))
+
+
+def _rate(step: int, steps: int) -> float:
+    """Warm-up, constant, then linear to zero over the second half."""
+    return min(1.0, (step + 1) / _WARM_UP_STEPS, 2.0 * (steps - step) / steps)
+
+
+def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
+    """Cross entropy summed over trained tokens. Padding is on the right, where causal attention never looks."""
+    length = max(len(example.ids_L) for example in batch)
+    ids_BL = np.zeros((len(batch), length), dtype=np.int64)
+    trained_BL = np.zeros((len(batch), length), dtype=bool)
+    for row, example in enumerate(batch):
+        ids_BL[row, : len(example.ids_L)] = example.ids_L
+        trained_BL[row, : len(example.ids_L)] = example.trained_L
+    hidden_BLD = model.model(input_ids=torch.from_numpy(ids_BL), use_cache=False).last_hidden_state
+    mask_BL = torch.from_numpy(trained_BL[:, 1:])
+    logits_CV = model.lm_head(hidden_BLD[:, :-1][mask_BL])
+    return functional.cross_entropy(logits_CV, torch.from_numpy(ids_BL[:, 1:])[mask_BL], reduction="sum")
+
+
+def make_checkpoint(seed: int, directory: Path, recipe: Recipe) -> None:
+    """Tokenizer, model, training, files; progress on stderr."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(seed)
+    renderer = build_tokenizer(seed, directory)
+    specials = renderer.tokenizer.specials
+    model = build_model(renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD])
+    started = time.monotonic()
+    for step, loss in enumerate(train(model, renderer, seed, recipe), start=1):
+        if step % 50 == 0 or step == recipe.steps:
+            print(f"step {step}/{recipe.steps}  loss {loss:.3f}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    model.save_pretrained(directory)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
+    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    options = parser.parse_args()
+    make_checkpoint(options.seed, options.out, Recipe(steps=options.steps))
+
+
+if __name__ == "__main__":
+    main()
