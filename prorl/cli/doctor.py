@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -44,7 +45,7 @@ def doctor(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(n
     for finding in probes(root):
         findings.append(finding)
         if not json:
-            say(f"{finding.level:<5} {finding.what:<14} {clean(finding.found)}" + (f"  -> {finding.fix}" if finding.fix else ""))
+            say(f"{finding.level:<5} {finding.what:<17} {clean(finding.found)}" + (f"  -> {finding.fix}" if finding.fix else ""))
     if json:
         say_json([finding._asdict() for finding in findings])
     return 1 if any(finding.level == "fail" for finding in findings) else 0
@@ -150,6 +151,17 @@ def _descriptors() -> Finding:
 
 def _sandboxes() -> Iterator[Finding]:
     yield _user_namespaces()
+    from prorl.sandbox.probe import probe
+    from prorl.sandbox.settings import AUTO_ORDER
+
+    found = asyncio.run(probe())
+    best = next((item.kind for item in found if item.works and item.kind in AUTO_ORDER), "")
+    for item in found:
+        if item.works:
+            limits = f"; not enforced: {', '.join(item.cannot)}" if item.cannot else ""
+            yield Finding("ok", f"sandbox {item.kind}", f"{'auto takes it' if item.kind == best else 'works'}{limits}")
+        else:
+            yield Finding("warn" if best else "fail", f"sandbox {item.kind}", item.reason, item.fix)
 
 
 def _user_namespaces() -> Finding:

@@ -101,13 +101,13 @@ async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
 
 async def first(stop: Stop, running: Running, work: Awaitable[ResultT]) -> ResultT | None:
     """Await `work`; None when a stop was asked for first. Raises what `work` or the service's failure raises."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(running.failed()), asyncio.ensure_future(stop.asked.wait())]
+    job, failure, asked = asyncio.ensure_future(work), asyncio.ensure_future(running.failed()), asyncio.ensure_future(stop.asked.wait())
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[1].done():
-            await tasks[1]
-        return await tasks[0] if tasks[0].done() else None
+        await asyncio.wait([job, failure, asked], return_when=asyncio.FIRST_COMPLETED)
+        if failure.done():
+            await failure
+        return await job if job.done() else None
     finally:
-        for task in tasks:
+        for task in (job, failure, asked):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(job, failure, asked, return_exceptions=True)

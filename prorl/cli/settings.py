@@ -18,7 +18,7 @@ from prorl.config import RunConfig, ServiceConfig, environment, load_file, parse
 from prorl.errors import ConfigError
 from prorl.types import Json
 
-POLICIES = ("oracle", "noop", "flaky", "faulty")
+POLICIES = ("oracle", "noop", "flaky", "faulty", "random")
 """Scripted policies; anything else is the address of a model server."""
 
 RESERVED_NAMES = frozenset({"logs", "lock", "token", "control.db", "service.json"})
@@ -30,7 +30,7 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    tasks: Path | None = Field(default=None, description="JSON Lines file of tasks, plain or gzipped")
+    tasks: str = Field(default="", description="JSON Lines file of tasks, plain or gzipped")
     policy: str = Field(default="oracle", description="oracle, noop, flaky, faulty, or http://HOST:PORT of a model server")
     n: int | None = Field(default=None, ge=1, le=1024, description="rollouts of each task; default 4 with flaky, else 1")
     limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
@@ -42,7 +42,7 @@ class Job(BaseModel):
     @property
     def num_samples(self) -> int:
         """Rollouts of each task."""
-        return self.n or (4 if self.policy.split(":", 1)[0] == "flaky" else 1)
+        return self.n or (4 if self.policy.removeprefix("scripted:").split("?", 1)[0] == "flaky" else 1)
 
 
 def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]) -> Job:
@@ -78,11 +78,11 @@ def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:
 
 def backend(policy: str) -> str:
     """A policy as the service names its backend. Raises ConfigError with the nearest policy."""
-    if policy.startswith(("http://", "https://", "scripted:")):
+    if policy.startswith(("http://", "https://")):
         return policy
-    name = policy.split(":", 1)[0]
+    name = policy.removeprefix("scripted:").split("?", 1)[0]
     if name in POLICIES:
-        return f"scripted:{policy}"
+        return f"scripted:{policy.removeprefix('scripted:')}"
     close = difflib.get_close_matches(name, POLICIES, n=1)
     mend = f"did you mean `{close[0]}`?" if close else ""
     raise ConfigError(f"policy {policy!r}", f"one of {', '.join(POLICIES)}, or http://HOST:PORT of a model server", mend)

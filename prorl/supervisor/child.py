@@ -95,7 +95,7 @@ class Child:
         self._reader = loop.create_task(self._read(self._process), name=f"stdout of {self.spec.name}")
 
     async def ready(self, timeout_s: float) -> Mapping[str, Json]:
-        """The JSON of its ready line. Raises UnavailableError when it exits first or takes too long."""
+        """The JSON of its ready line, `{}` when it says no more. Raises UnavailableError when it exits first or is late."""
         assert self._ready is not None
         assert self._exited is not None
         either: list[asyncio.Future[Any]] = [self._ready, self._exited]
@@ -168,8 +168,9 @@ class Child:
                 line = await reader.readline()
                 if not line:
                     return
-                if line.startswith(b"ready "):
-                    ready.set_result(json.loads(line[6:]))
+                word, _, said = line.strip().partition(b" ")
+                if word == b"ready":
+                    ready.set_result(json.loads(said or b"{}"))
             while await reader.read(MAX_LINE_BYTES):
                 pass
         finally:

@@ -52,9 +52,17 @@ class Root:
         except OSError as error:
             raise ConfigError(f"root {self.path}: {error.strerror}", "a folder that can be written", "name one with --root") from None
         self._lock()
+        try:
+            self._prepare()
+        except BaseException:
+            self.release(forget=True)
+            raise
+
+    def _prepare(self) -> None:
         sweep(self.path)
         self.service_file.unlink(missing_ok=True)
         self.socket_dir = make_socket_dir(self.path)
+        _make_box_dir(box_dir(self.path))
 
     def _lock(self) -> None:
         try:
@@ -88,7 +96,9 @@ class Root:
         if self._lock_fd < 0:
             return
         self.service_file.unlink(missing_ok=True)
-        shutil.rmtree(self.socket_dir, ignore_errors=True)
+        if self.socket_dir != Path():
+            shutil.rmtree(self.socket_dir, ignore_errors=True)
+        shutil.rmtree(box_dir(self.path), ignore_errors=True)
         if forget and self._made:
             shutil.rmtree(self._made[0], ignore_errors=True)
         os.close(self._lock_fd)
@@ -107,7 +117,22 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _prefix(root: Path) -> str:
-    return f"prl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:8]}-"
+    return f"prl-{hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:8]}-"
+
+
+def box_dir(root: Path) -> Path:
+    """Where sandboxd keeps its notes and workspaces: one name per root, so that a new sandboxd mends what a killed one left.
+
+    Not inside the socket folder: sandboxes run under other uids and must be able to walk to their workspace.
+    """
+    return _temp_dirs()[-1] / f"{_prefix(root)}box"
+
+
+def _make_box_dir(path: Path) -> None:
+    path.mkdir(mode=0o711, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+        raise ConfigError(f"{path} belongs to somebody else", "a folder that only prorl makes", "have it removed")
 
 
 def _temp_dirs() -> list[Path]:
@@ -131,6 +156,8 @@ def sweep(root: Path) -> list[Path]:
     for parent in _temp_dirs():
         for path in parent.glob(_prefix(root) + "*"):
             info = path.lstat()
+            if path == box_dir(root):
+                continue
             if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not _owner_lives(path):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.restart import Restarts, on_death
-from prorl.supervisor.root import Root
+from prorl.supervisor.root import Root, box_dir
 from prorl.types import Json
 
 READY_S = 60.0
@@ -35,7 +36,7 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
     common = ("--config", config_file)
     specs = [
         ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
-        ChildSpec(name="sandboxd", module="prorl.sandbox.daemon", args=common, stop_rank=4),
+        ChildSpec(name="sandboxd", module="prorl.sandbox.daemon", args=sandboxd_args(config), stop_rank=4),
     ]
     for stage, pool, rank in (("init", config.init, 0), ("run", config.run, 0), ("eval", config.eval, 1)):
         for index in range(pool.workers):
@@ -44,6 +45,15 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
             specs.append(ChildSpec(name=worker, module="prorl.stages", args=args, stop_rank=rank))
     specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
     return tuple(specs)
+
+
+def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
+    """sandboxd knows nothing of prorl's config: it is a program of its own."""
+    options = {
+        "--socket": config.sandbox_socket, "--root": box_dir(config.root), "--kind": config.sandbox.kind, "--node-id": config.node_id,
+        "--parent-pid": os.getpid(), "--max-sandboxes": config.sandbox.max_sandboxes, "--warm": config.sandbox.warm,
+    }  # fmt: skip
+    return tuple(str(word) for option in options.items() for word in option)
 
 
 Specs = Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]

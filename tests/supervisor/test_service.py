@@ -17,7 +17,7 @@ from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.process import start_ticks
-from prorl.supervisor.root import Root, make_socket_dir, sweep
+from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
 from prorl.supervisor.service import Supervisor, child_specs
 
 HERE = Path(__file__).parent / "children"
@@ -68,6 +68,7 @@ async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(tm
     assert [start_ticks(pid) for pid in pids] == [None] * 3
     assert not published.exists()
     assert not config.socket_dir.exists()
+    assert not box_dir(root).exists()
 
 
 async def test_the_token_survives_a_restart_of_the_service(tmp_path: Path) -> None:

@@ -1,0 +1,199 @@
+"""One task file as one run: check everything, start a service, submit, follow to the end, sum up from what was stored.
+
+Everything that can be wrong with the request is found before a process starts, so a mistake leaves nothing behind. Submitting uses
+the idempotency key `tasks/<position>`: a resumed run submits again and adds nothing that the log has.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
+
+import orjson
+
+from prorl.cli.progress import Show
+from prorl.cli.settings import Job, job_settings, run_settings, service_settings
+from prorl.config import RunConfig, ServiceConfig
+from prorl.errors import ConfigError, ConflictError
+from prorl.types import Json, Task
+
+if TYPE_CHECKING:
+    from prorl.cli.service import Running, Stop
+
+JOB_FILE = "job.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A checked job: nothing in it can be refused later but by the machine."""
+
+    job: Job
+    service: ServiceConfig
+    run: RunConfig
+    tasks: tuple[Task, ...]
+    resume: bool
+
+    @property
+    def directory(self) -> Path:
+        """Of the run."""
+        return self.service.root / self.run.run_id
+
+    @property
+    def num_rollouts(self) -> int:
+        """That will be asked for."""
+        return len(self.tasks) * self.job.num_samples
+
+    @classmethod
+    def make(cls, config: Path | None, flags: Mapping[str, Json], sets: Iterable[str], *, root: Path | None, resume: bool = False) -> Self:
+        """Merge settings, read tasks, ask their envs. Raises ConfigError, TaskError, ConflictError."""
+        from prorl.tasks import load_tasks
+
+        job = job_settings(config, flags, sets)
+        service = service_settings(job.service, root)
+        if resume:
+            job = _resumed(job, service.root.absolute())
+            service = service_settings(job.service, root)
+        if not job.tasks:
+            raise ConfigError("no task file", "--tasks FILE, or `tasks:` in the config file", "see `prorl run --help`")
+        service = service_settings(job.service, root, job.policy)
+        service = service.model_copy(update={"root": service.root.absolute()})
+        name = job.name or free_name(service.root, job)
+        run = run_settings({**job.run, "filter": filter_text(str(job.run.get("filter", "none")))}, name)
+        check_backend(service.backends)
+        tasks = load_tasks(job.tasks, job.env, job.limit)
+        check_tasks(tasks)
+        plan = cls(job=job.model_copy(update={"name": name}), service=service, run=run, tasks=tuple(tasks), resume=resume)
+        if not resume and (plan.directory / "manifest.json").exists():
+            raise ConflictError(f"run {name!r} exists in {service.root}", "a new name", f"`prorl run --resume {name}` goes on with it")
+        return plan
+
+
+def _resumed(job: Job, root: Path) -> Job:
+    """The job as it was started, with what was given now on top."""
+    name = job.name or _latest(root)
+    path = root / name / JOB_FILE
+    if not path.exists():
+        known = ", ".join(sorted(file.parent.name for file in root.glob(f"*/{JOB_FILE}"))) or "none"
+        raise ConfigError(f"no run {name!r} to resume in {root}", f"one of: {known}", "name another with --name or --root")
+    before = orjson.loads(path.read_bytes())
+    now = job.model_dump(mode="json", exclude_unset=True)
+    sections = {section: {**before.get(section, {}), **now.get(section, {})} for section in ("service", "run")}
+    return Job.model_validate({**before, **now, **sections, "name": name})
+
+
+def _latest(root: Path) -> str:
+    files = sorted(root.glob(f"*/{JOB_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise ConfigError(f"no run to resume in {root}", "a root with an interrupted run", "name one with --root")
+    return files[-1].parent.name
+
+
+def check_tasks(tasks: Iterable[Task]) -> None:
+    """Ask each task's env whether it can use it. Raises TaskError."""
+    from prorl.envs import get_env
+
+    envs = {}
+    for task in tasks:
+        if task.env not in envs:
+            envs[task.env] = get_env(task.env)
+        envs[task.env].check(task)
+
+
+def check_backend(backends: Iterable[str]) -> None:
+    """Whether each model server listens. Raises ConfigError."""
+    for url in backends:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https"):
+            try:
+                socket.create_connection((parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)), 5).close()
+            except (OSError, ValueError) as error:
+                mend = "start it, or use a scripted policy such as oracle"
+                raise ConfigError(f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", mend) from None
+
+
+def free_name(root: Path, job: Job) -> str:
+    """The first of `<tasks>-<policy>-1`, `-2` ... that no run of the root has."""
+    policy = "model" if "://" in job.policy else re.split(r"[:?]", job.policy)[0]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(job.tasks).name.split(".", 1)[0]).strip("-._").lower() or "tasks"
+    number = 1
+    while (root / f"{stem}-{policy}-{number}").exists():
+        number += 1
+    return f"{stem}-{policy}-{number}"
+
+
+def filter_text(value: str) -> str:
+    """`none`, `dapo`, SQL itself, or the content of a file of SQL. Raises ConfigError."""
+    if value in ("none", "dapo") or " " in value.strip():
+        return value
+    try:
+        return Path(value).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise ConfigError(f"filter {value!r}: {reason}", "none, dapo, or a readable file of SQL") from None
+
+
+async def run_plan(plan: Plan, *, show: Show = Show.AUTO, json: bool = False) -> int:
+    """Carry it out; the exit code."""
+    from prorl.cli.output import note
+    from prorl.cli.service import first, service, signals
+    from prorl.cli.summary import present
+
+    async with signals() as stop:
+        async with service(plan.service, stop) as running:
+            finished = await first(stop, running, _follow(plan, running, stop, show))
+        if finished is None:
+            root = "" if plan.service.root == Path("prorl-runs").absolute() else f" --root {plan.service.root}"
+            note(f"interrupted: what was done is kept in {plan.directory}; `prorl run --resume {plan.run.run_id}{root}` continues")
+            return 130
+    return present(plan.directory, json=json, elapsed_s=finished)
+
+
+async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float:
+    """Submit and wait for the end; seconds that it took."""
+    import asyncio
+    import time
+
+    from prorl.cli.progress import follow
+    from prorl.cli.service import client_of, in_thread
+
+    start = time.monotonic()
+    client = client_of(running)
+    await in_thread(_create, client, plan)
+    submitting = asyncio.ensure_future(in_thread(_submit, client, plan))
+    following = asyncio.ensure_future(follow(client, running, plan.run.run_id, plan.num_rollouts, show))
+    try:
+        await submitting
+        await following
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        client.close()
+    return time.monotonic() - start
+
+
+def _create(client: object, plan: Plan) -> None:
+    from prorl.client.client import Client
+
+    assert isinstance(client, Client)
+    client.create_run(**plan.run.model_dump(mode="json"))
+    plan.directory.mkdir(exist_ok=True)
+    (plan.directory / JOB_FILE).write_bytes(orjson.dumps(_absolute(plan.job), option=orjson.OPT_INDENT_2))
+
+
+def _absolute(job: Job) -> dict[str, Json]:
+    """The job so that it means the same from another folder."""
+    values = job.model_dump(mode="json", exclude_unset=True)
+    tasks = str(Path(job.tasks).absolute()) if Path(job.tasks).exists() else job.tasks
+    return {**values, "name": job.name, "tasks": tasks}
+
+
+def _submit(client: object, plan: Plan) -> None:
+    from prorl.client.client import Client
+
+    assert isinstance(client, Client)
+    client.submit(plan.run.run_id, plan.tasks, plan.job.num_samples, key="tasks", last=True)

@@ -1,0 +1,233 @@
+"""What a run is doing while it goes on: bars, reward, tokens a second, and the stage that holds the others up.
+
+`Snapshot` is made from what the gateway answers; everything after it is pure. On a terminal the picture changes 3 times a second, off
+it one plain line comes every 10 s and at the end. These are counters for people to watch; the summary is read back from the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from prorl.types import Json, RolloutState, Stage
+
+if TYPE_CHECKING:
+    from prorl.cli.service import Running
+    from prorl.client.client import Client
+
+LINE_EVERY_S = 10.0
+
+
+class Show(StrEnum):
+    """How much to say."""
+
+    AUTO = "auto"
+    """Bars on a terminal, plain lines off it."""
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One stage, all its workers together."""
+
+    slots: int = 0
+    busy: int = 0
+    queued: int = 0
+    tokens: int = 0
+
+    @property
+    def busy_share(self) -> float:
+        """Of its slots."""
+        return self.busy / self.slots if self.slots else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One look at a run."""
+
+    at_s: float
+    total: int
+    """Rollouts that will be asked for."""
+    states: Mapping[str, int]
+    mean_reward: float | None
+    pools: Mapping[Stage, Pool]
+    finished: bool
+    workers: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Rollouts whose fate is decided."""
+        return sum(count for state, count in self.states.items() if RolloutState(state).terminal)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return sum(pool.tokens for pool in self.pools.values())
+
+    def passed(self, stage: Stage) -> int:
+        """Rollouts that have left a stage behind."""
+        waiting = sum(self.states.get(state, 0) for state in (RolloutState.QUEUED, RolloutState.LEASED))
+        past_init = max(0, sum(self.states.values()) - waiting)
+        if stage is Stage.INIT:
+            return past_init
+        if stage is Stage.RUN:
+            run = self.pools.get(Stage.RUN, Pool())
+            return max(self.ended, past_init - run.busy - run.queued)
+        return self.ended
+
+
+def bottleneck(pools: Mapping[Stage, Pool]) -> Stage | None:
+    """The stage that holds the others up: the busiest one, the longer queue deciding between equals; None when all have room.
+
+    >>> pools = {Stage.INIT: Pool(slots=4, busy=1), Stage.RUN: Pool(slots=8, busy=8, queued=3), Stage.EVAL: Pool(slots=4, busy=4)}
+    >>> bottleneck(pools).value
+    'run'
+    """
+    busiest = max(pools, key=lambda stage: (round(pools[stage].busy_share, 1), pools[stage].queued), default=None)
+    return busiest if busiest is not None and pools[busiest].busy_share >= 0.5 else None
+
+
+def figures(now: Snapshot, before: Snapshot) -> str:
+    """The line of figures below the bars; rates since `before`."""
+    span_s = max(now.at_s - before.at_s, 1e-3)
+    reward = "-" if now.mean_reward is None else f"{now.mean_reward:.3f}"
+    parts = [f"reward {reward}", f"{max(0, now.tokens - before.tokens) / span_s:,.0f} tokens/s"]
+    lost = now.states.get(RolloutState.FAILED, 0)
+    if lost:
+        parts.append(f"failed {lost:,}")
+    slow = bottleneck(now.pools)
+    if slow is not None:
+        pool = now.pools[slow]
+        parts.append(f"{slow.upper()} is the bottleneck ({pool.busy_share:.0%} busy, {pool.queued} queued)")
+    return " · ".join(parts)
+
+
+def plain(now: Snapshot, before: Snapshot, start_s: float) -> str:
+    """One line off a terminal."""
+    flight = " ".join(f"{stage.value} {pool.busy}" for stage, pool in now.pools.items())
+    return f"{now.at_s - start_s:5.0f} s  done {now.ended:,}/{now.total:,} · in flight {flight or 'none'} · {figures(now, before)}"
+
+
+class Display(Protocol):
+    """Shows snapshots."""
+
+    def update(self, now: Snapshot) -> None:
+        """Show the newest."""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+
+
+class Plain:
+    """A line every 10 s, and one at the end."""
+
+    def __init__(self, every_s: float = LINE_EVERY_S) -> None:
+        self._every_s = every_s
+        self._first: Snapshot | None = None
+        self._shown: Snapshot | None = None
+
+    def update(self, now: Snapshot) -> None:
+        """Print a line when it is time."""
+        from prorl.cli.output import note
+
+        if self._first is None or self._shown is None:
+            self._first = self._shown = now
+        elif now.finished or now.at_s - self._shown.at_s >= self._every_s:
+            note(plain(now, self._shown, self._first.at_s))
+            self._shown = now
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Bars:
+    """A bar per stage and a line of figures, on a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.text import Text
+
+        columns = (TextColumn("{task.description:<5}"), BarColumn(40), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))
+        self._progress = Progress(*columns)
+        self._tasks = {stage: self._progress.add_task(stage.upper(), total=None, more="") for stage in Stage}
+        self._text = Text("starting")
+        self._live = Live(Group(self._progress, self._text), console=Console(stderr=True), auto_refresh=False)
+        self._shown: list[Snapshot] = []
+        self._live.start()
+
+    def update(self, now: Snapshot) -> None:
+        """Redraw; rates are over the last few seconds."""
+        self._shown = [*self._shown[-10:], now]
+        for stage, task in self._tasks.items():
+            pool = now.pools.get(stage, Pool())
+            more = f"in flight {pool.busy}" + (f" queue {pool.queued}" if pool.queued else "")
+            self._progress.update(task, completed=now.passed(stage), total=now.total, more=more)
+        self._text.plain = f" {figures(now, self._shown[0])}"
+        self._live.refresh()
+
+    def close(self) -> None:
+        """Leave the last picture on the screen."""
+        self._live.stop()
+
+
+class _Nothing:
+    def update(self, now: Snapshot) -> None:
+        """Say nothing."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def display(show: Show) -> Display:
+    """What suits `show` and the terminal."""
+    if show is Show.NOTHING:
+        return _Nothing()
+    return Bars() if sys.stderr.isatty() else Plain()
+
+
+def snapshot(run: Mapping[str, Json], status: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
+    """From the gateway's answers to `GET /v1/runs/{run}` and `GET /v1/status`."""
+    pools = {stage: Pool() for stage in Stage}
+    for worker in status.get("workers", []):
+        stats = worker.get("stats") or {}
+        if worker["role"] in (stage.value for stage in Stage):
+            pools[Stage(worker["role"])] = _add(pools[Stage(worker["role"])], stats)
+    return Snapshot(
+        at_s=at_s,
+        total=max(total, sum(run["rollouts"].values())),
+        states=run["rollouts"],
+        mean_reward=run.get("mean_reward"),
+        pools=pools,
+        finished=run["state"] == "finished",
+        workers=len(status.get("workers", [])),
+    )
+
+
+def _add(pool: Pool, stats: Mapping[str, Json]) -> Pool:
+    values = {name: getattr(pool, name) + int(stats.get(name, 0)) for name in ("slots", "busy", "queued", "tokens")}
+    return Pool(**values)
+
+
+async def follow(client: Client, running: Running, run: str, total: int, show: Show) -> Snapshot:
+    """Watch a run until it is finished; a gateway that is being restarted is waited for."""
+    from prorl.cli.service import POLL_S, in_thread
+
+    shown = display(show)
+    try:
+        while True:
+            answer, status = await in_thread(client.run, run), await in_thread(client.status)
+            now = snapshot(answer, status, total, time.monotonic())
+            running.note_commits(now.ended)
+            shown.update(now)
+            if now.finished:
+                return now
+            await asyncio.sleep(POLL_S)
+    finally:
+        shown.close()

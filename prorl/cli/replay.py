@@ -1,0 +1,70 @@
+"""`prorl replay`: serve a stored run to trainers, in the order in which it was delivered. Needs no service and no control log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+HOT_BYTES = 1 << 30
+
+
+def replay(
+    run: str,
+    /,
+    *,
+    port: int = 0,
+    root: Path = Path("prorl-runs"),
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Serve a stored run to trainers: equal values in equal order, and cursors of the live run still work.
+
+    Example: prorl replay my-run --port 7701
+
+    Parameters
+    ----------
+    run
+        Name of a run in the root, or path of a run directory (a copied one too).
+    port
+        Flight port on 127.0.0.1; default: any free one.
+    root
+        Folder of the runs.
+    json
+        Print where it is as one JSON object.
+    """
+    from prorl.cli.runs import run_directory
+
+    token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)
+    return asyncio.run(_serve(run_directory(run, root), port, token, json))
+
+
+async def _serve(directory: Path, port: int, token: str, json: bool) -> int:
+    from prorl.cli.output import say, say_json
+    from prorl.cli.service import signals
+    from prorl.flight import FlightNetwork
+    from prorl.storage.endpoint import Endpoint
+    from prorl.storage.replay import open_replay
+
+    order, index = open_replay(directory)
+    hot = Path(tempfile.mkdtemp(prefix="prorl-replay-"))
+    endpoint = Endpoint(hot, HOT_BYTES)
+    try:
+        endpoint.add(order, index)
+        async with signals() as stop, FlightNetwork(token=token) as network:
+            location = await network.listen(f"grpc://127.0.0.1:{port}", {}, endpoint.reads())
+            if json:
+                say_json({"run": order.run_id, "location": location, "token": token, "groups": order.delivered})
+            else:
+                say(f"replay   {order.run_id}: {order.delivered:,} groups at {location}")
+                say(f"connect  prorl.connect({location!r}, token={token!r}).stream({order.run_id!r})")
+            await stop.asked.wait()
+    finally:
+        endpoint.close()
+        shutil.rmtree(hot, ignore_errors=True)
+    return 0

@@ -1,0 +1,90 @@
+"""`prorl run`: a service that lives as long as its one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def run(
+    resume_name: str = "",
+    /,
+    *,
+    tasks: str | None = None,
+    policy: str | None = None,
+    n: Annotated[int | None, Parameter(name=["-n", "--n"])] = None,
+    limit: int | None = None,
+    env: str | None = None,
+    root: Path | None = None,
+    name: str | None = None,
+    filter_: Annotated[str | None, Parameter(name="--filter")] = None,
+    seed: int | None = None,
+    topology: str | None = None,
+    resume: Flag = False,
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    json: Flag = False,
+    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+) -> int:
+    """Run every task of a file through INIT, RUN and EVAL, store the trajectories, print what came out (by SQL over the stored files).
+
+    Example: prorl run --tasks HumanEval.jsonl.gz --policy oracle
+
+    Example: prorl run --resume humaneval-oracle-1
+
+    Parameters
+    ----------
+    resume_name
+        With --resume: the run to go on with.
+    tasks
+        JSON Lines file, plain or gzipped: GSM8K, HumanEval, or {"task_id", "env", "prompt", "data"} a line.
+    policy
+        oracle (default), noop, flaky, faulty, or http://HOST:PORT of a model server.
+    n
+        Rollouts of each task. Default: 4 with flaky, else 1.
+    limit
+        Only the first tasks of the file.
+    env
+        Env of every task. Default: as the file's format says.
+    root
+        Folder for the control log and the runs. Default: prorl-runs.
+    name
+        Name of the run. Default: made from task file and policy.
+    filter_
+        none (default), dapo, or a file with SQL.
+    seed
+        Of the run; the same seed repeats a run.
+    topology
+        processes (default) or inline: everything but sandboxes in one process.
+    resume
+        Go on with a run that was interrupted; settings are those it was started with.
+    config
+        YAML file; see `prorl schema --config`.
+    set_
+        Any setting, as KEY=VALUE, e.g. run.sampling.temperature=0.7.
+    json
+        Print the summary as one JSON object.
+    quiet
+        No progress.
+    """
+    import asyncio
+
+    from prorl.cli.job import Plan, run_plan
+    from prorl.cli.progress import Show
+
+    flags = {
+        "tasks": tasks, "policy": policy, "n": n, "limit": limit, "env": env,
+        "name": resume_name or name,
+        "run": _given(filter=filter_, seed=seed), "service": _given(topology=topology),
+    }  # fmt: skip
+    plan = Plan.make(config, flags, set_ or [], root=root, resume=resume or bool(resume_name))
+    show = Show.NOTHING if quiet or json else Show.AUTO
+    return asyncio.run(run_plan(plan, show=show, json=json))
+
+
+def _given(**values: object) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}

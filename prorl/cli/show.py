@@ -1,0 +1,151 @@
+"""`prorl show`: a run in figures, or one rollout as a transcript that a person can read and a terminal can bear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+from cyclopts import Parameter
+
+from prorl.errors import NotFoundError, UserError
+
+if TYPE_CHECKING:
+    from prorl.storage.catalog import StoredRun
+    from prorl.types import Json
+
+_CHOICES = {
+    "worst": "select rollout_id from rollouts where valid order by reward, num_turns desc, rollout_id limit 1",
+    "best": "select rollout_id from rollouts where valid order by reward desc, num_turns, rollout_id limit 1",
+    "failed": "select rollout_id from rollouts where failure_code <> '' order by rollout_id limit 1",
+}
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def show(
+    run: str,
+    /,
+    *,
+    rollout: int | None = None,
+    worst: Flag = False,
+    best: Flag = False,
+    failed: Flag = False,
+    root: Path = Path("prorl-runs"),
+    json: Flag = False,
+) -> int:
+    """A run in figures; with one of the options, one rollout of it as a transcript.
+
+    Example: prorl show my-run --worst
+
+    Parameters
+    ----------
+    run
+        Name of a run in the root, or path of a run directory.
+    rollout
+        The rollout with this id.
+    worst
+        The valid rollout with the smallest reward.
+    best
+        The valid rollout with the greatest reward.
+    failed
+        The first rollout with a failure code.
+    root
+        Folder of the runs.
+    json
+        Print JSON.
+    """
+    from prorl.cli.output import say, say_json
+    from prorl.cli.runs import run_directory
+    from prorl.cli.summary import present
+    from prorl.storage.catalog import StoredRun
+
+    directory = run_directory(run, root)
+    chosen = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
+    if len(chosen) + (rollout is not None) > 1:
+        raise UserError("several rollouts asked for", "one of --rollout, --worst, --best, --failed")
+    if not chosen and rollout is None:
+        return present(directory, json=json)
+    stored = StoredRun(directory)
+    found = transcript(stored, _choose(stored, chosen[0]) if chosen else int(rollout or 0))
+    if json:
+        say_json(found)
+    else:
+        for line in lines(found):
+            say(line)
+    return 0
+
+
+def _choose(stored: StoredRun, choice: str) -> int:
+    rows = stored.sql(_CHOICES[choice]).to_pylist()
+    if not rows:
+        raise NotFoundError(f"run {stored.run_id} has no {choice} rollout")
+    return int(rows[0]["rollout_id"])
+
+
+def transcript(stored: StoredRun, rollout_id: int) -> dict[str, Json]:
+    """Everything stored of one rollout but its tokens. Raises NotFoundError."""
+    where = f"where rollout_id = {rollout_id}"
+    rows = stored.sql(f"select * from rollouts {where}").to_pylist()
+    if not rows:
+        raise NotFoundError(f"run {stored.run_id} has no rollout {rollout_id}")
+    return {
+        "rollout": rows[0],
+        "messages": stored.sql(f'select * from messages {where} order by "index"').to_pylist(),
+        "turns": stored.sql(f"select * from turns {where} order by turn").to_pylist(),
+    }
+
+
+def lines(found: dict[str, Json]) -> Iterator[str]:
+    """A transcript for people: what was said and done in order, then how it was judged."""
+    from prorl.cli.output import clean
+
+    rollout = found["rollout"]
+    ids = f"sample {rollout['sample_index']} · attempt {rollout['attempt']}"
+    yield f"rollout {rollout['rollout_id']} · task {clean(rollout['task_id'])} · {ids}"
+    turns = {turn["turn"]: turn for turn in found["turns"]}
+    seen: set[int] = set()
+    for message in found["messages"]:
+        turn = turns.get(message["turn"]) if message["role"] == "assistant" and message["turn"] not in seen else None
+        if turn is not None:
+            seen.add(message["turn"])
+        yield ""
+        yield _heading(message, turn)
+        yield from (f"  {line}" for line in clean(message["content"]).splitlines())
+        yield from (f"  -> {clean(call)}" for call in _calls(message["tool_calls"]))
+    yield ""
+    yield from _verdict(rollout)
+
+
+def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
+    name = f" {message['name']}" if message["name"] else ""
+    if turn is None:
+        return f"[{message['role']}{name}]"
+    sampled = f"{turn['completion_tokens']} tokens after {turn['prompt_tokens']}, {turn['finish_reason']}"
+    return f"[{message['role']}{name}] turn {turn['turn']} · {sampled} · model {turn['llm_s']:.2f} s · tools {turn['tool_s']:.2f} s"
+
+
+def _calls(text: str) -> Iterator[str]:
+    for call in orjson.loads(text) if text else []:
+        arguments = call.get("arguments") or {}
+        shown = ", ".join(
+            f"{name}={value!r}" if not isinstance(value, str) else f"{name}:\n     {_indent(value)}" for name, value in arguments.items()
+        )
+        yield f"{call['name']}({shown})" + (f"  ! {call['error']}" if call.get("error") else "")
+
+
+def _indent(text: str) -> str:
+    return text.replace("\n", "\n     ")
+
+
+def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
+    from prorl.cli.output import clean
+
+    reward = "none" if rollout["reward"] is None else f"{rollout['reward']:g}"
+    parts = " + ".join(f"{part['name']} {part['value']:g} x {part['weight']:g}" for part in rollout["reward_parts"])
+    yield f"{rollout['status']} · stopped: {rollout['stop_reason'] or '-'} · reward {reward}" + (f" = {parts}" if parts else "")
+    if rollout["failure_code"]:
+        yield f"failure {rollout['failure_class']}/{rollout['failure_code']}: {clean(rollout['failure_message'])}"
+    names = ("queue", "init", "run", "llm", "tool", "eval")
+    yield "seconds " + " · ".join(f"{name} {rollout[f'{name}_s']:.2f}" for name in names)

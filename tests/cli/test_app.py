@@ -1,0 +1,54 @@
+"""Command lines: help, mistakes in one line with an exit code, no traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from prorl.cli.app import build, dispatch
+from prorl.cli.output import clean
+
+
+def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [name for name in build() if not name.startswith("-")]
+    assert len(names) == 12
+    for name in names:
+        assert dispatch([name, "--help"]) == 0
+        assert f"prorl {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["rnu"], "unknown command `rnu`; expected one of demo, run"),
+        (["run", "--taks", "x"], "--tasks"),
+        (["run", "--tasks", "x", "-n", "many"], "int"),
+        (["bench", "nonsense"], "unknown benchmark 'nonsense'; expected one of"),
+        (["run"], "no task file; expected --tasks FILE"),
+        (["run", "--tasks", "missing.jsonl"], "no file missing.jsonl"),
+        (["run", "--tasks", "x", "--policy", "orcle"], "did you mean `oracle`?"),
+        (["run", "--tasks", "x", "--set", "run.sed=1"], "did you mean `seed`?"),
+        (["show", "nothing"], "no run 'nothing' in prorl-runs"),
+        (["run", "--resume"], "no run to resume in"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    assert dispatch(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+    assert not captured.out
+
+
+@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "a\rb", "\u202eright", "\x9b31m", "\u2066", "\x00"])
+def test_what_could_move_a_terminal_is_spelled_out(text: str) -> None:
+    assert clean(text).isprintable()
+    assert "\\" in clean(text)
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    text = "naïve 日本語 🙂\n\tindented"
+    assert clean(text) == text

@@ -1,0 +1,89 @@
+"""Settings: precedence, and one clear line for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.settings import Job, assignment, backend, job_settings, run_settings, service_settings
+from prorl.errors import ConfigError
+
+
+def test_flag_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("n: 2\nservice: {node_id: file, init: {slots: 1, workers: 2}}\n")
+    monkeypatch.setenv("PRORL_INIT__SLOTS", "5")
+    monkeypatch.setenv("PRORL_NODE_ID", "environment")
+    job = job_settings(config, {"n": None, "policy": "noop"}, ["service.node_id=flag"])
+    service = service_settings(job.service, tmp_path, job.policy)
+    assert (job.n, job.policy) == (2, "noop")
+    assert (service.init.slots, service.init.workers, service.node_id) == (5, 2, "flag")
+    assert service.backends == ("scripted:noop",)
+
+
+def test_the_token_and_the_socket_folder_never_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_TOKEN", "secret")
+    monkeypatch.setenv("PRORL_SOCKET_DIR", "/elsewhere")
+    assert job_settings(None, {}, []).service == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("polcy: oracle", "unknown key `polcy`; expected a known key; did you mean `policy`?"),
+        ("n: many", "`n` = 'many'; expected input should be a valid integer"),
+        ("slots: 3", "expected"),
+        ("http_port: 3", "did you mean `service.http_port`?"),
+        ("- a\n- b", "holds list; expected a mapping of settings"),
+        ("n: [", "expected valid YAML"),
+    ],
+)
+def test_a_wrong_config_file_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        job_settings(config, {}, [])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_keys_of_the_sections_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key `init.slot`; .*did you mean `slots`\?"):
+        service_settings({"init": {"slot": 3}}, tmp_path)
+    with pytest.raises(ConfigError, match=r"unknown key `sampling.temprature`; .*did you mean `temperature`\?"):
+        run_settings({"sampling": {"temprature": 1}}, "r")
+    with pytest.raises(ConfigError, match="run name 'logs'; expected none of"):
+        run_settings({}, "logs")
+    with pytest.raises(ConfigError, match="letters, digits"):
+        run_settings({}, "../r")
+
+
+def test_set_takes_a_path_and_a_yaml_value() -> None:
+    assert assignment("run.seed=7") == {"run": {"seed": 7}}
+    assert assignment("service.backends=[a, b]") == {"service": {"backends": ["a", "b"]}}
+    for wrong in ("run.seed", "=3", "run..seed=3"):
+        with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+            assignment(wrong)
+
+
+def test_a_policy_is_a_known_name_or_an_address() -> None:
+    assert backend("flaky?p=0.3") == "scripted:flaky?p=0.3"
+    assert backend("http://host:1") == "http://host:1"
+    with pytest.raises(ConfigError, match=r"policy 'orcle'; expected one of oracle, .*did you mean `oracle`"):
+        backend("orcle")
+
+
+def test_groups_of_four_by_default_only_where_rollouts_differ() -> None:
+    assert [Job(policy=policy).num_samples for policy in ("oracle", "flaky", "flaky?p=0.4", "http://h:1")] == [1, 4, 4, 1]
+    assert Job(policy="flaky", n=2).num_samples == 2
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_config_is_valid_short_and_opens_with_its_command(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 40
+    assert lines[0].startswith("# prorl ")
+    job = job_settings(path, {}, [])
+    service_settings(job.service, None, job.policy)
+    run_settings(job.run, "r")
