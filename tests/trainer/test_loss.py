@@ -1,0 +1,101 @@
+"""The objective against plain float64 Python, written from the formulas token by token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl.trainer.loss import LossConfig, dapo_loss, kl_estimate, truncated_correction
+
+CONFIG = LossConfig()
+logprob = st.floats(-4, -0.01)
+token = st.tuples(logprob, logprob, logprob, st.floats(-3, 3), st.booleans())
+tokens = st.lists(token, min_size=1, max_size=12)
+
+
+def reference(rows: list[tuple[float, float, float, float, bool]], num_trained: int, proximal: bool) -> float:
+    total = 0.0
+    for now, mu, old, advantage, trained in rows:
+        if not trained:
+            continue
+        ratio = math.exp(now - (old if proximal else mu))
+        clipped = min(max(ratio, 1 - 0.2), 1 + 0.28)
+        weight = min(math.exp(old - mu), 2.0) if proximal else 1.0
+        total += weight * min(ratio * advantage, clipped * advantage)
+    return -total / max(num_trained, 1)
+
+
+def columns(rows: list[tuple[float, float, float, float, bool]], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    return [torch.tensor(column, dtype=dtype) for column in zip(*rows, strict=True)]
+
+
+@given(rows=tokens, proximal=st.booleans())
+def test_equal_to_the_formula(rows: list[tuple[float, float, float, float, bool]], proximal: bool) -> None:
+    now, mu, old, advantages, trained = columns(rows)
+    num = int(trained.sum())
+    loss = dapo_loss(now, mu, advantages, trained, num_trained=num, config=CONFIG, proximal_C=old if proximal else None)
+    assert float(loss.value) == pytest.approx(reference(rows, num, proximal), abs=1e-12)
+
+
+@given(rows=tokens)
+def test_float32_stays_close(rows: list[tuple[float, float, float, float, bool]]) -> None:
+    now, mu, _, advantages, trained = columns(rows, torch.float32)
+    num = int(trained.sum())
+    loss = dapo_loss(now, mu, advantages, trained, num_trained=num, config=CONFIG)
+    assert float(loss.value) == pytest.approx(reference(rows, num, proximal=False), rel=1e-4, abs=1e-5)
+
+
+@given(rows=tokens, cut=st.integers(0, 12))
+def test_passes_of_a_minibatch_add_up(rows: list[tuple[float, float, float, float, bool]], cut: int) -> None:
+    now, mu, _, advantages, trained = columns(rows)
+    num = int(trained.sum())
+
+    def value(part: slice) -> float:
+        return float(dapo_loss(now[part], mu[part], advantages[part], trained[part], num_trained=num, config=CONFIG).value)
+
+    assert value(slice(None)) == pytest.approx(value(slice(cut)) + value(slice(cut, None)), abs=1e-12)
+
+
+def gradient(now: float, mu: float, advantage: float, trained: float = 1.0, proximal: float | None = None) -> float:
+    leaf = torch.tensor([now], dtype=torch.float64, requires_grad=True)
+    old = None if proximal is None else torch.tensor([proximal], dtype=torch.float64)
+    column = [torch.tensor([value], dtype=torch.float64) for value in (mu, advantage, trained)]
+    dapo_loss(leaf, *column, num_trained=1, config=CONFIG, proximal_C=old).value.backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    return float(leaf.grad)
+
+
+def test_gradient_at_the_old_policy_is_the_policy_gradient() -> None:
+    assert gradient(-1.0, -1.0, 2.0) == pytest.approx(-2.0)
+    assert gradient(-1.0, -1.5, 2.0, proximal=-1.0) == pytest.approx(-2.0 * math.exp(0.5)), "the correction weighs, without a gradient"
+
+
+def test_the_clip_is_higher_above_than_below() -> None:
+    up, down = math.log(1.25), math.log(0.75)
+    assert gradient(up - 1, -1.0, 1.0) != 0, "1.25 is inside 1 + 0.28"
+    assert gradient(math.log(1.29) - 1, -1.0, 1.0) == 0
+    assert gradient(down - 1, -1.0, -1.0) == 0, "0.75 is below 1 - 0.2"
+    assert gradient(down - 1, -1.0, 1.0) != 0, "what improves is never clipped"
+
+
+def test_masked_tokens_have_no_gradient() -> None:
+    assert gradient(-1.0, -1.0, 2.0, trained=0.0) == 0
+
+
+def test_correction_is_truncated_and_detached() -> None:
+    proximal = torch.tensor([-1.0, -1.0], requires_grad=True)
+    correction = truncated_correction(proximal, torch.tensor([-1.1, -9.0]), 2.0)
+    torch.testing.assert_close(correction, torch.tensor([math.exp(0.1), 2.0]))
+    assert not correction.requires_grad
+
+
+@given(logprob, logprob)
+def test_kl_estimate_is_never_negative(now: float, mu: float) -> None:
+    one, other = torch.tensor([now], dtype=torch.float64), torch.tensor([mu], dtype=torch.float64)
+    ratio = math.exp(now - mu)
+    assert float(kl_estimate(one, other)) == pytest.approx(ratio - 1 - math.log(ratio), abs=1e-12)
+    assert float(kl_estimate(one, other)) >= -1e-12
