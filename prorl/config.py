@@ -93,7 +93,7 @@ class Sampling(_Model):
     temperature: float = Field(default=1.0, ge=0.0, le=10.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=1024, ge=1, le=131072)
+    max_tokens: int = Field(default=4096, ge=1, le=131072)
 
     def params(self) -> SamplingParams:
         """As the record that the service works with."""

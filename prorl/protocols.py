@@ -166,8 +166,6 @@ class AgentContext(Protocol):
     sandbox: Sandbox | None
     deadline: Deadline
     """Of RUN; paused while a backend is paused for new weights."""
-    cancelled: Callable[[], bool]
-    """Asked between calls. To cut a call short, make this true and cancel the task that runs the agent."""
     sampling: SamplingParams
     limits: RolloutLimits
     key: AttemptKey
@@ -176,6 +174,9 @@ class AgentContext(Protocol):
     sample_index: int
     run_seed: int
     min_version: PolicyVersion
+
+    def cancelled(self) -> bool:
+        """Asked between calls. To cut a call short, make this true and cancel the task that runs the agent."""
 
 
 # ---- the world

@@ -150,7 +150,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     """0 = off."""
-    max_tokens: int = 1024
+    max_tokens: int = 4096
     """Per model call."""
 
 

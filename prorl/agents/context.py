@@ -30,7 +30,7 @@ class AttemptContext:
     deadline: Deadline
     key: AttemptKey
     session: str
-    cancelled: Callable[[], bool] = _never
+    cancelled: Callable[[], bool] = field(default=_never)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     sample_index: int = 0
