@@ -1,4 +1,4 @@
-"""What an edge says backwards: EDGE_BACK batches of credit and acks, and the keys of work rows."""
+"""What an edge says backwards: EDGE_BACK batches of credit and acks."""
 
 from __future__ import annotations
 
@@ -50,14 +50,3 @@ def decode(batch: pa.RecordBatch) -> list[Back]:
         Back(kind, rows, num_bytes, AttemptKey(run_id, rollout_id, attempt))
         for kind, rows, num_bytes, run_id, rollout_id, attempt in zip(*columns, strict=True)
     ]
-
-
-def keys_of(rows: pa.RecordBatch) -> list[AttemptKey]:
-    """Keys of work rows, in order."""
-    columns = (rows.column(name).to_pylist() for name in ("run_id", "rollout_id", "attempt"))
-    return [AttemptKey(*key) for key in zip(*columns, strict=True)]
-
-
-def split(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """One-row batches over the same memory."""
-    return [rows] if rows.num_rows == 1 else [rows.slice(index, 1) for index in range(rows.num_rows)]

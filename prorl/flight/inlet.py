@@ -27,9 +27,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from prorl.columns import keys, rows
 from prorl.errors import ProrlError
 from prorl.flight.credit import Grant, Grants
-from prorl.flight.edge import ACK, CREDIT, Back, encode, keys_of, split
+from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.protocols import Channel, Network
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
@@ -64,7 +65,7 @@ class Inlet:
         self.edge = edge
         self._network, self._hello = network, dict(hello)
         self._redelivered = edge in REDELIVERED_EDGES
-        self._grants = Grants(slots=slots, window_bytes=window_bytes)
+        self._grants = Grants(slots=slots, window_bytes=window_bytes, plain=edge == "lease")
         self._channels: dict[int, Channel] = {}
         self._names = count()
         self._announced: set[str] = set()
@@ -113,9 +114,9 @@ class Inlet:
             del self._held[key]
         self._say_credit(self._grants.top_up())
 
-    def ack(self, keys: Iterable[AttemptKey]) -> None:
+    def ack(self, durable: Iterable[AttemptKey]) -> None:
         """The rows' fate is durable; frees their slots too."""
-        for key in keys:
+        for key in durable:
             held = self._held.get(key)
             if held is None:
                 continue
@@ -171,9 +172,8 @@ class Inlet:
             await channel.close()
 
     def _receive(self, name: int, batch: pa.RecordBatch) -> None:
-        keys = keys_of(batch)
-        self._grants.received(name, len(keys))
-        for key, row in zip(keys, split(batch), strict=True):
+        self._grants.received(name, batch.num_rows)
+        for key, row in zip(keys(batch), rows(batch), strict=True):
             if self._again(name, key):
                 self._grants.done(name)
                 continue

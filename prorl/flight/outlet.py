@@ -5,7 +5,7 @@
     await outlet.put(row)                # waits while `limit_bytes` are held
 
 A supplier that makes rows on demand (the gateway's lease edge) does not use `put`: `on_credit(free_rows)` says how many rows would go
-out at once, and `send(rows)` takes any number of them in one batch. `on_sent(keys, hello)` says who got which.
+out at once, and `send(batch)` takes any number of them in one batch. `on_sent(keys, hello)` says who got which.
 
 Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept until its ack and sent again when the
 consumer is lost; on the others the Inlet acks what it received, and `on_lost` names what a lost consumer never acked (nobody sends it
@@ -22,8 +22,9 @@ from itertools import count
 
 import pyarrow as pa
 
+from prorl.columns import keys, rows
 from prorl.flight.credit import Ledger
-from prorl.flight.edge import ACK, CREDIT, decode, keys_of, split
+from prorl.flight.edge import ACK, CREDIT, decode
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
@@ -98,11 +99,11 @@ class Outlet:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
             await waiting
-        self._add(row, key or keys_of(row)[0])
+        self._add(row, key or keys(row)[0])
 
-    def send(self, rows: pa.RecordBatch) -> None:
+    def send(self, batch: pa.RecordBatch) -> None:
         """Offer rows without waiting."""
-        for key, row in zip(keys_of(rows), split(rows), strict=True):
+        for key, row in zip(keys(batch), rows(batch), strict=True):
             self._add(row, key)
 
     def drop(self, key: AttemptKey) -> bool:
@@ -163,11 +164,11 @@ class Outlet:
             sent.setdefault(name, []).append(key)
             if not self._redelivered:
                 self._release(key)
-        for name, keys in sent.items():
-            self._on_sent(keys, self._channels[name].peer)
+        for name, given in sent.items():
+            self._on_sent(given, self._channels[name].peer)
 
-    def _forget(self, keys: Iterable[AttemptKey]) -> list[AttemptKey]:
-        known = self._ledger.forget(keys)
+    def _forget(self, gone: Iterable[AttemptKey]) -> list[AttemptKey]:
+        known = self._ledger.forget(gone)
         for key in known:
             self._release(key)
         return known

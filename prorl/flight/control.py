@@ -1,0 +1,244 @@
+"""`ControlClient`: a worker's side of the control protocol (`prorl/control.py`).
+
+    client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on={Kind.CANCEL: ..., Kind.ENDPOINTS: ...})
+    client.start()
+    await client.welcomed.wait()
+    client.emit(Kind.STARTED, key, stage="run")          # fire and forget; events of one loop tick travel in one batch
+    answer = await client.request(Kind.RESERVE, payload={...})
+
+The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is held then) and sends requests that
+have no reply again, in their order. Events of a lost session are not sent again, and events without a session are dropped: `hello`
+says what is held, and the gateway has already decided what it could not see. `welcome` is given to its handler, with the attempts
+that the gateway refused; its endpoints are given to the `endpoints` handler too.
+
+`stats` goes out each half second: it is the heartbeat. Pending requests are bounded by their callers; a reply with a code raises
+ConflictError, FencedError, NotFoundError, StorageError or, for any other code, UnavailableError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+
+from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.errors import ConflictError, FencedError, NotFoundError, ProrlError, StorageError, UnavailableError
+from prorl.flight.edge import NO_KEY
+from prorl.protocols import Channel, Network
+from prorl.schema import CONTROL, SCHEMA_VERSION
+from prorl.types import AttemptKey, Json
+
+PATH = "control"
+
+HEARTBEAT_S = 0.5
+
+FIRST_BACKOFF_S = 0.02
+LAST_BACKOFF_S = 0.5
+
+log = logging.getLogger("prorl.flight")
+
+Handler = Callable[[ControlRow], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who dials."""
+
+    role: str
+    """`init`, `run`, `eval` or `store`."""
+    worker: str
+    node: str = "local"
+    location: str = ""
+    """Where its own edge is served."""
+    slots: int = 0
+
+    def hello(self) -> dict[str, Json]:
+        """What every stream of this worker says first."""
+        return {
+            "role": self.role,
+            "worker": self.worker,
+            "node": self.node,
+            "pid": os.getpid(),
+            "location": self.location,
+            "slots": self.slots,
+        }
+
+
+class ControlClient:
+    """One worker's control stream, kept open. All methods and handlers run on one event loop; handlers must not block."""
+
+    def __init__(
+        self,
+        network: Network,
+        location: str,
+        identity: Identity,
+        *,
+        held: Callable[[], Iterable[AttemptKey]] = tuple,
+        stats: Callable[[], Json] = dict,
+        on: Mapping[Kind, Handler],
+    ) -> None:
+        self._network, self._location, self._identity = network, location, identity
+        self._held, self._stats, self._on = held, stats, on
+        self._channel: Channel | None = None
+        self._seq = 0
+        self._outgoing: list[ControlRow] = []
+        self._flushing = False
+        self._pending: dict[int, tuple[ControlRow, asyncio.Future[Json]]] = {}
+        self._unsent = count(-1, -1)
+        """Places in `_pending` of requests that have no seq yet."""
+        self._keeping: asyncio.Task[None] | None = None
+        self.welcomed = asyncio.Event()
+        """Set while the gateway knows us."""
+
+    def start(self) -> None:
+        """Dial, and go on dialling."""
+        self._keeping = asyncio.ensure_future(self._keep())
+
+    async def wait(self) -> None:
+        """Wait until the client is closed; raises what a handler raised."""
+        if self._keeping is not None:
+            await self._keeping
+
+    async def close(self) -> None:
+        """Send what was said, end the session; idempotent. Requests without a reply raise UnavailableError."""
+        if self._keeping is not None:
+            self._flush()
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+        for _, waiting in self._pending.values():
+            if not waiting.done():
+                waiting.set_exception(UnavailableError("the control stream is closed"))
+
+    def emit(self, kind: Kind, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = "", payload: Json = None) -> None:
+        """Tell the gateway; dropped while there is no session."""
+        if self._channel is not None:
+            self._say(self._row(kind, key, stage, code, payload))
+
+    async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
+        """Ask the gateway and wait for its reply, over as many sessions as it takes."""
+        row = self._row(kind, AttemptKey(run_id, -1, -1), "", "", payload)
+        waiting: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        if self._channel is not None:
+            row = self._say(row)
+            self._pending[row.seq] = (row, waiting)
+        else:
+            self._pending[next(self._unsent)] = (row, waiting)
+        try:
+            return await waiting
+        finally:
+            self._pending = {seq: entry for seq, entry in self._pending.items() if entry[1] is not waiting}
+
+    @staticmethod
+    def _row(kind: Kind, key: AttemptKey, stage: str, code: str, payload: Json) -> ControlRow:
+        return ControlRow(
+            kind=kind, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt, stage=stage, code=code, payload=payload or {}
+        )
+
+    def _say(self, row: ControlRow) -> ControlRow:
+        self._seq += 1
+        row = replace(row, seq=self._seq)
+        self._outgoing.append(row)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return row
+
+    def _flush(self) -> None:
+        self._flushing = False
+        said, self._outgoing = self._outgoing, []
+        if said and self._channel is not None:
+            self._channel.send(to_batch(said))
+
+    async def _keep(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        hello = self._identity.hello()
+        while True:
+            try:
+                channel = await self._network.dial(self._location, PATH, hello, CONTROL, CONTROL)
+            except ProrlError as error:
+                log.info("cannot dial the gateway: %s", error)
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            else:
+                backoff_s = FIRST_BACKOFF_S
+                await self._session(channel)
+
+    async def _session(self, channel: Channel) -> None:
+        """One session: hello, unanswered requests, then whatever comes."""
+        self._open(channel)
+        beating = asyncio.ensure_future(self._beat())
+        try:
+            while (batch := await channel.receive()) is not None:
+                for row in from_batch(batch):
+                    self._hear(row)
+        finally:
+            beating.cancel()
+            self._channel = None
+            self._outgoing.clear()
+            self.welcomed.clear()
+            await channel.close()
+
+    def _open(self, channel: Channel) -> None:
+        self._channel = channel
+        self._seq = 0
+        held = [list(key) for key in self._held()]
+        payload = {**self._identity.hello(), "schema_version": SCHEMA_VERSION, "held": held}
+        self._say(ControlRow(kind=Kind.HELLO, payload=payload))
+        unanswered = list(self._pending.values())
+        self._pending = {}
+        for row, waiting in unanswered:
+            again = self._say(row)
+            self._pending[again.seq] = (again, waiting)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self.emit(Kind.STATS, stage=self._identity.role, payload=self._stats())
+
+    def _hear(self, row: ControlRow) -> None:
+        match row.kind:
+            case Kind.REPLY:
+                self._answered(row)
+            case Kind.WELCOME:
+                self._tell(row)
+                self._tell(replace(row, kind=Kind.ENDPOINTS, payload=row.payload["endpoints"]))
+                self.welcomed.set()
+            case Kind.ACK:
+                pass
+            case _:
+                self._tell(row)
+
+    def _tell(self, row: ControlRow) -> None:
+        handler = self._on.get(row.kind)
+        if handler is not None:
+            handler(row)
+
+    def _answered(self, row: ControlRow) -> None:
+        _, waiting = self._pending.get(row.re, (row, None))
+        if waiting is None or waiting.done():
+            return
+        if row.code:
+            waiting.set_exception(_error(row))
+        else:
+            waiting.set_result(row.payload)
+
+
+def _error(row: ControlRow) -> ProrlError:
+    """The error that a reply's code stands for."""
+    message = str(row.payload.get("message", row.code))
+    match row.code:
+        case "conflict":
+            return ConflictError(message)
+        case "fenced":
+            return FencedError(message)
+        case "not_found":
+            return NotFoundError(message)
+        case "storage":
+            return StorageError(message)
+        case _:
+            return UnavailableError(f"{row.code}: {message}")

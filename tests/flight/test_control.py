@@ -1,0 +1,171 @@
+"""The worker's control client against a scripted gateway: one body over both networks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.errors import ConflictError, UnavailableError
+from prorl.flight import ControlClient, Identity
+from prorl.protocols import Channel
+from prorl.schema import CONTROL
+from prorl.types import AttemptKey
+from tests.flight.conftest import Net
+from tests.flight.rows import key
+from tests.flight.test_edge import until
+
+
+class Gateway:
+    """Writes down what it hears; answers hello, and requests by `answer`."""
+
+    def __init__(self, answer: Callable[[ControlRow], ControlRow | None]) -> None:
+        self.answer = answer
+        self.heard: list[ControlRow] = []
+        self.num_sessions = 0
+        self.channel: Channel | None = None
+
+    async def accept(self, channel: Channel) -> None:
+        self.num_sessions += 1
+        self.channel = channel
+        while (batch := await channel.receive()) is not None:
+            for row in from_batch(batch):
+                self.heard.append(row)
+                self.reply(channel, row)
+
+    def reply(self, channel: Channel, row: ControlRow) -> None:
+        if row.kind is Kind.HELLO:
+            payload = {"worker": row.payload["worker"], "endpoints": {"init": ["here"]}, "refused": row.payload["held"][:1]}
+            channel.send(to_batch([ControlRow(kind=Kind.WELCOME, re=row.seq, payload=payload)]))
+        elif row.kind in (Kind.RESERVE, Kind.CURSOR):
+            answer = self.answer(row)
+            if answer is not None:
+                channel.send(to_batch([answer]))
+
+    def command(self, *rows: ControlRow) -> None:
+        assert self.channel is not None
+        self.channel.send(to_batch(rows))
+
+    async def hang_up(self) -> None:
+        assert self.channel is not None
+        await self.channel.close()
+
+    def kinds(self) -> list[Kind]:
+        return [row.kind for row in self.heard if row.kind is not Kind.STATS]
+
+
+@asynccontextmanager
+async def joined(
+    net: Net, gateway: Gateway, commands: list[ControlRow], held: Callable[[], list[AttemptKey]] = list
+) -> AsyncIterator[ControlClient]:
+    location = await net.network.listen(net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)})
+    identity = Identity(role="run", worker="run-0", location="there", slots=4)
+    on = dict.fromkeys((Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append)
+    client = ControlClient(net.network, location, identity, held=held, stats=lambda: {"busy": 1}, on=on)
+    client.start()
+    try:
+        await asyncio.wait_for(client.welcomed.wait(), 5)
+        yield client
+    finally:
+        await client.close()
+
+
+def echo(row: ControlRow) -> ControlRow:
+    return ControlRow(kind=Kind.REPLY, re=row.seq, payload={"echo": row.payload})
+
+
+async def test_hello_says_who_and_what_is_held(net: Net) -> None:
+    gateway, commands = Gateway(echo), list[ControlRow]()
+    async with joined(net, gateway, commands, held=lambda: [key(3), key(4, 2)]):
+        hello = gateway.heard[0]
+        assert (hello.kind, hello.seq) == (Kind.HELLO, 1)
+        assert hello.payload["held"] == [["run", 3, 1], ["run", 4, 2]]
+        assert {name: hello.payload[name] for name in ("role", "worker", "location", "slots")} == {
+            "role": "run", "worker": "run-0", "location": "there", "slots": 4,
+        }  # fmt: skip
+        assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
+        assert commands[0].payload["refused"] == [["run", 3, 1]]
+        assert commands[1].payload == {"init": ["here"]}
+
+
+async def test_events_arrive_in_order_with_dense_seqs(net: Net) -> None:
+    gateway = Gateway(echo)
+    async with joined(net, gateway, []) as client:
+        for n in range(50):
+            client.emit(Kind.STARTED, key(n), stage="run")
+        await until(lambda: len(gateway.kinds()) == 51)
+    assert [row.rollout_id for row in gateway.heard if row.kind is Kind.STARTED] == list(range(50))
+    assert [row.seq for row in gateway.heard] == list(range(1, len(gateway.heard) + 1))
+
+
+async def test_requests_get_their_replies_and_errors(net: Net) -> None:
+    def answer(row: ControlRow) -> ControlRow:
+        if row.kind is Kind.CURSOR:
+            return ControlRow(kind=Kind.REPLY, re=row.seq, code="conflict", payload={"message": "cursor 9 is ahead"})
+        return echo(row)
+
+    async with joined(net, Gateway(answer), []) as client:
+        answers = await asyncio.gather(*(client.request(Kind.RESERVE, payload={"n": n}) for n in range(10)))
+        assert answers == [{"echo": {"n": n}} for n in range(10)]
+        with pytest.raises(ConflictError, match="cursor 9 is ahead"):
+            await client.request(Kind.CURSOR, run_id="r", payload={})
+
+
+async def test_commands_reach_their_handlers(net: Net) -> None:
+    gateway, commands = Gateway(echo), list[ControlRow]()
+    async with joined(net, gateway, commands):
+        gateway.command(ControlRow(kind=Kind.CANCEL, run_id="run", rollout_id=5, attempt=1), ControlRow(kind=Kind.DRAIN))
+        await until(lambda: len(commands) == 4)
+    assert commands[2].key == key(5)
+    assert commands[3].kind is Kind.DRAIN
+
+
+async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net: Net) -> None:
+    silent = True
+    gateway = Gateway(lambda row: None if silent else echo(row))
+    async with joined(net, gateway, []) as client:
+        asking = [asyncio.ensure_future(client.request(Kind.RESERVE, payload={"n": n})) for n in range(3)]
+        await until(lambda: gateway.kinds().count(Kind.RESERVE) == 3)
+        silent = False
+        gateway.heard.clear()
+        await gateway.hang_up()
+        assert [answer["echo"]["n"] for answer in await asyncio.wait_for(asyncio.gather(*asking), 5)] == [0, 1, 2]
+        assert gateway.num_sessions == 2
+        assert gateway.kinds()[:4] == [Kind.HELLO, Kind.RESERVE, Kind.RESERVE, Kind.RESERVE]
+        assert [row.seq for row in gateway.heard[:4]] == [1, 2, 3, 4]
+
+
+async def test_requests_made_without_a_session_wait_for_one(net: Net) -> None:
+    gateway = Gateway(echo)
+    identity = Identity(role="store", worker="store-0")
+    client = ControlClient(net.network, net.name("gateway"), identity, on={})
+    client.start()
+    asking = asyncio.ensure_future(client.request(Kind.RESERVE, payload={"n": 1}))
+    client.emit(Kind.RELEASED, key(1))
+    await asyncio.sleep(0.05)
+    await net.network.listen(net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)})
+    assert await asyncio.wait_for(asking, 5) == {"echo": {"n": 1}}
+    assert Kind.RELEASED not in gateway.kinds()
+    await client.close()
+
+
+async def test_closing_sends_the_last_events_and_fails_open_requests(net: Net) -> None:
+    gateway = Gateway(lambda row: None)
+    async with joined(net, gateway, []) as client:
+        asking = asyncio.ensure_future(client.request(Kind.RESERVE, payload={}))
+        await asyncio.sleep(0)
+        client.emit(Kind.RELEASED, key(9), stage="run")
+    with pytest.raises(UnavailableError, match="closed"):
+        await asking
+    await until(lambda: Kind.RELEASED in gateway.kinds())
+
+
+async def test_heartbeats_carry_the_stats(net: Net) -> None:
+    gateway = Gateway(echo)
+    async with joined(net, gateway, []):
+        await until(lambda: any(row.kind is Kind.STATS for row in gateway.heard), 2)
+    beat = next(row for row in gateway.heard if row.kind is Kind.STATS)
+    assert (beat.stage, beat.payload) == ("run", {"busy": 1})

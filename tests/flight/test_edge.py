@@ -1,0 +1,212 @@
+"""Outlet and Inlet joined by a channel: one body over both networks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prorl.flight import Inlet, Outlet
+from prorl.flight.inlet import Taken
+from prorl.types import AttemptKey
+from tests.flight.conftest import Net
+from tests.flight.rows import key, leased, ran, ready
+
+
+async def take(inlet: Inlet, count: int) -> list[Taken]:
+    found: list[Taken] = []
+    while len(found) < count:
+        found += await asyncio.wait_for(inlet.take(), 5)
+    return found
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def serve(net: Net, outlet: Outlet, name: str = "up") -> str:
+    return await net.network.listen(net.name(name), {outlet.path: outlet.route})
+
+
+def inlet_of(net: Net, edge: str, *locations: str, slots: int = 4, worker: str = "w") -> Inlet:
+    inlet = Inlet(net.network, edge, {"worker": worker, "role": "run"}, slots=slots)
+    inlet.set_upstreams(locations)
+    return inlet
+
+
+async def test_rows_flow_within_credit_and_in_order(net: Net) -> None:
+    outlet = Outlet("ready")
+    inlet = inlet_of(net, "ready", await serve(net, outlet), slots=3)
+    for n in range(10):
+        await outlet.put(ready(n))
+    seen: list[AttemptKey] = []
+    while len(seen) < 10:
+        for name, _ in await take(inlet, 1):
+            assert inlet.in_hand <= 3
+            seen.append(name)
+            inlet.done(name)
+    assert seen == [key(n) for n in range(10)]
+    await inlet.close()
+
+
+async def test_no_credit_no_send(net: Net) -> None:
+    outlet = Outlet("ready")
+    inlet = inlet_of(net, "ready", await serve(net, outlet), slots=2)
+    for n in range(5):
+        await outlet.put(ready(n))
+    await take(inlet, 2)
+    await asyncio.sleep(0.05)
+    assert (inlet.in_hand, outlet.num_waiting) == (2, 3)
+    await inlet.close()
+
+
+async def test_put_waits_while_the_bound_is_reached(net: Net) -> None:
+    size = ran(0).nbytes
+    acked: list[AttemptKey] = []
+    outlet = Outlet("ran", limit_bytes=2 * size, on_acked=acked.extend)
+    location = await serve(net, outlet)
+    await outlet.put(ran(0))
+    await outlet.put(ran(1))
+    third = asyncio.ensure_future(outlet.put(ran(2)))
+    inlet = inlet_of(net, "ran", location)
+    await take(inlet, 2)
+    await asyncio.sleep(0.05)
+    assert not third.done()
+    inlet.ack([key(0)])
+    await asyncio.wait_for(third, 5)
+    assert acked == [key(0)]
+    await inlet.close()
+
+
+async def test_competing_consumers_share_the_rows(net: Net) -> None:
+    outlet = Outlet("ready")
+    location = await serve(net, outlet)
+    inlets = [inlet_of(net, "ready", location, slots=5, worker=f"w{n}") for n in range(2)]
+    await until(lambda: outlet.free_rows == 10)
+    for n in range(10):
+        await outlet.put(ready(n))
+    shares = [await take(inlet, 5) for inlet in inlets]
+    assert sorted(name.rollout_id for share in shares for name, _ in share) == list(range(10))
+    for inlet in inlets:
+        await inlet.close()
+
+
+async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edges(net: Net) -> None:
+    acked: list[AttemptKey] = []
+    outlet = Outlet("ran", on_acked=acked.extend)
+    location = await serve(net, outlet)
+    first = inlet_of(net, "ran", location, slots=4)
+    for n in range(4):
+        await outlet.put(ran(n))
+    await take(first, 4)
+    first.ack([key(1)])
+    await until(lambda: acked == [key(1)])
+    await first.close()
+    second = inlet_of(net, "ran", location, slots=4)
+    again = await take(second, 3)
+    assert [name for name, _ in again] == [key(0), key(2), key(3)]
+    second.ack(name for name, _ in again)
+    await until(lambda: outlet.held_bytes == 0)
+    await second.close()
+
+
+async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery(net: Net) -> None:
+    acked: list[AttemptKey] = []
+    lost: list[AttemptKey] = []
+    outlet = Outlet("ready", on_acked=acked.extend, on_lost=lost.extend)
+    location = await serve(net, outlet)
+    first = inlet_of(net, "ready", location, slots=2)
+    for n in range(4):
+        await outlet.put(ready(n))
+    await take(first, 2)
+    await until(lambda: len(acked) == 2)
+    await first.close()
+    second = inlet_of(net, "ready", location, slots=4)
+    assert [name for name, _ in await take(second, 2)] == [key(2), key(3)]
+    assert lost == []
+    await second.close()
+
+
+async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_the_way(net: Net) -> None:
+    """The stream breaks, not the consumer: what it holds comes again and is acked over the stream that is there."""
+    acked: list[AttemptKey] = []
+    first, second = Outlet("ran"), Outlet("ran", on_acked=acked.extend)
+    one, two = await serve(net, first, "one"), await serve(net, second, "two")
+    inlet = inlet_of(net, "ran", one, two)
+    await first.put(ran(7))
+    assert [name for name, _ in await take(inlet, 1)] == [key(7)]
+    await second.put(ran(7))
+    await asyncio.sleep(0.05)
+    inlet.ack([key(7)])
+    await until(lambda: acked == [key(7)])
+    await second.put(ran(7))
+    await until(lambda: acked == [key(7), key(7)])
+    await inlet.close()
+
+
+async def test_a_supplier_makes_rows_when_there_is_credit(net: Net) -> None:
+    """The gateway's side of the lease edge."""
+    credits: list[int] = []
+    sent: list[tuple[list[AttemptKey], object]] = []
+    numbers = iter(range(100))
+
+    def supply(free_rows: int) -> None:
+        credits.append(free_rows)
+        outlet.send(leased(*(next(numbers) for _ in range(free_rows))))
+
+    outlet = Outlet("lease", on_credit=supply, on_sent=lambda names, hello: sent.append((names, hello["worker"])))
+    inlet = inlet_of(net, "lease", await serve(net, outlet), slots=3)
+    assert [name for name, _ in await take(inlet, 3)] == [key(0), key(1), key(2)]
+    inlet.done(key(0))
+    inlet.done(key(2))
+    assert [name for name, _ in await take(inlet, 2)] == [key(3), key(4)]
+    assert sum(credits) == 5
+    assert sent[0] == ([key(0), key(1), key(2)], "w")
+    await inlet.close()
+
+
+async def test_a_dropped_row_is_not_sent(net: Net) -> None:
+    outlet = Outlet("ready")
+    location = await serve(net, outlet)
+    await outlet.put(ready(1))
+    await outlet.put(ready(2))
+    assert outlet.drop(key(1))
+    assert not outlet.drop(key(1))
+    inlet = inlet_of(net, "ready", location)
+    assert [name for name, _ in await take(inlet, 1)] == [key(2)]
+    await inlet.close()
+
+
+async def test_upstreams_come_late_and_go(net: Net) -> None:
+    outlet = Outlet("ready")
+    inlet = inlet_of(net, "ready", net.name("up"))
+    await asyncio.sleep(0.05)
+    await serve(net, outlet)
+    await outlet.put(ready(1))
+    assert [name for name, _ in await take(inlet, 1)] == [key(1)]
+    inlet.set_upstreams([])
+    await outlet.put(ready(2))
+    assert [name for name, _ in await take(inlet, 1)] == [key(2)]
+    await inlet.close()
+
+
+async def test_a_stopped_inlet_takes_its_credit_back(net: Net) -> None:
+    outlet = Outlet("ready")
+    inlet = inlet_of(net, "ready", await serve(net, outlet))
+    await until(lambda: outlet.free_rows == 4)
+    inlet.stop()
+    await until(lambda: outlet.free_rows == 0)
+    await outlet.put(ready(1))
+    await asyncio.sleep(0.05)
+    assert outlet.num_waiting == 1
+    await inlet.close()
+
+
+async def test_take_ends_when_the_inlet_closes(net: Net) -> None:
+    inlet = inlet_of(net, "ready", net.name("up"))
+    taking = asyncio.ensure_future(inlet.take())
+    await asyncio.sleep(0.01)
+    await inlet.close()
+    await inlet.close()
+    assert await asyncio.wait_for(taking, 1) == []
