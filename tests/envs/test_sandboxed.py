@@ -1,0 +1,106 @@
+"""Math and code through a real sandbox: the oracle is right, the useless answer is not, and the judge's secrets stay its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import prorl.sandbox
+from prorl.agents.context import AttemptContext
+from prorl.agents.native import NativeAgent
+from prorl.backends import open_backend
+from prorl.envs import get_env
+from prorl.envs.code import SOLUTION_FILE, CodeEnv
+from prorl.errors import SandboxError
+from prorl.limits import Deadline
+from prorl.protocols import Sandbox
+from prorl.renderer import ChatMLRenderer
+from prorl.tasks import load_tasks
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import AttemptKey, FailureCode, Stage, StopReason, Task, Trajectory
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+RENDERER = ChatMLRenderer(ByteTokenizer())
+CODE = CodeEnv()
+TASK = Task(
+    task_id="t/0",
+    env="code",
+    prompt="def double(x):\n",
+    data={"prompt": "def double(x):\n", "entry_point": "double", "test": "def check(candidate):\n    assert candidate(2) == 4\n"},
+)
+
+
+@pytest.fixture
+async def eval_sandbox() -> AsyncIterator[Sandbox]:
+    """A fresh sandbox as EVAL would have for the code env."""
+    async with prorl.sandbox.open("pyns", spec=CODE.sandbox(TASK, Stage.EVAL)) as sandbox:
+        yield sandbox
+
+
+async def _run(task: Task, kind: str) -> tuple[Trajectory, float]:
+    """RUN in one sandbox, EVAL in another, as the stages do."""
+    env = get_env(task.env)
+    async with prorl.sandbox.open("pyns", spec=env.sandbox(task, Stage.RUN)) as sandbox:
+        trajectory = await NativeAgent().run(
+            AttemptContext(
+                task=task, env=env, messages=env.messages(task), tools=env.tools(task), renderer=RENDERER,
+                backend=open_backend(f"scripted:{kind}", RENDERER, get_env), sandbox=sandbox,
+                deadline=Deadline(60.0), key=AttemptKey("run", 1, 1), session="key",
+            )
+        )  # fmt: skip
+    spec = env.sandbox(task, Stage.EVAL)
+    if spec is None:
+        return trajectory, (await env.score(task, trajectory.artefact, None, Deadline(60.0))).reward
+    async with prorl.sandbox.open("pyns", spec=spec) as fresh:
+        return trajectory, (await env.score(task, trajectory.artefact, fresh, Deadline(60.0))).reward
+
+
+@pytest.mark.parametrize(("kind", "reward"), [("oracle", 1.0), ("noop", 0.0)])
+@pytest.mark.parametrize("name", ["gsm8k/train-2000.jsonl", "humaneval/HumanEval.jsonl.gz"])
+async def test_oracle_and_noop(name: str, kind: str, reward: float) -> None:
+    if not (DATA / name).exists():
+        pytest.skip(f"the data file {name} is not beside this checkout")
+    (task,) = load_tasks(DATA / name, limit=1)
+    trajectory, got = await _run(task, kind)
+    assert trajectory.stop_reason is StopReason.DONE, trajectory.failure
+    assert got == reward
+    results = [message.content for message in trajectory.messages if message.role == "tool"]
+    assert all("exit status" not in result for result in results), results
+
+
+STEAL = """
+import os
+def double(x):
+    parent = os.getppid()
+    for name in ("fd/0", "fd/1", "mem", "environ", "maps"):
+        try:
+            open(f"/proc/{parent}/{name}", "rb")
+            return 4
+        except OSError:
+            pass
+"""
+
+
+async def test_the_judge_cannot_be_read_by_the_program(eval_sandbox: Sandbox) -> None:
+    """The program answers right if it can open anything of the judge's."""
+    assert (await CODE.score(TASK, STEAL.encode(), eval_sandbox, Deadline(30.0))).reward == 0
+
+
+async def test_a_right_program_passes_in_the_same_place(eval_sandbox: Sandbox) -> None:
+    score = await CODE.score(TASK, b"def double(x):\n    return 2 * x\n", eval_sandbox, Deadline(30.0))
+    assert score.reward == 1, score.log
+
+
+@pytest.mark.parametrize("setup", [f"ln -s /etc/passwd {SOLUTION_FILE}", f"head -c 300000 /dev/zero > {SOLUTION_FILE}"])
+async def test_an_artefact_that_is_no_small_file_is_the_policys_doing(setup: str) -> None:
+    async with prorl.sandbox.open("pyns", spec=CODE.sandbox(TASK, Stage.RUN)) as sandbox:
+        await sandbox.call("bash", {"command": setup}, 10.0)
+        with pytest.raises(SandboxError) as caught:
+            await CODE.artefact(TASK, "see the file", sandbox)
+    assert caught.value.code is FailureCode.SANDBOX_BROKEN
+
+
+async def test_an_absent_file_is_an_empty_artefact(eval_sandbox: Sandbox) -> None:
+    assert await CODE.artefact(TASK, "see the file", eval_sandbox) == b""
