@@ -69,6 +69,7 @@ class ServiceConfig(_Model):
     eval: StageConfig = StageConfig()
     sandbox: SandboxConfig = SandboxConfig()
     store: StoreConfig = StoreConfig()
+    trace: bool = Field(default=False, description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)")
     socket_dir: Path = Field(default=Path(), description="short private directory for sockets; set by the supervisor")
     token: str = Field(default="", repr=False, description="bearer token; set by the supervisor from ROOT/token (0600)")
 

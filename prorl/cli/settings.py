@@ -21,6 +21,9 @@ from prorl.types import Json
 POLICIES = ("oracle", "noop", "flaky", "faulty", "random")
 """Scripted policies; anything else is the address of a model server."""
 
+FAULTS = "faulty?error=0.1&nan=0.05&delay_s=0.02"
+"""What `--policy faulty` means when it names no faults of its own."""
+
 RESERVED_NAMES = frozenset({"logs", "lock", "token", "control.db", "service.json"})
 """What a root holds besides run directories."""
 
@@ -82,7 +85,7 @@ def backend(policy: str) -> str:
         return policy
     name = policy.removeprefix("scripted:").split("?", 1)[0]
     if name in POLICIES:
-        return f"scripted:{policy.removeprefix('scripted:')}"
+        return f"scripted:{FAULTS if policy == 'faulty' else policy.removeprefix('scripted:')}"
     close = difflib.get_close_matches(name, POLICIES, n=1)
     mend = f"did you mean `{close[0]}`?" if close else ""
     raise ConfigError(f"policy {policy!r}", f"one of {', '.join(POLICIES)}, or http://HOST:PORT of a model server", mend)

@@ -1,0 +1,57 @@
+"""When each row was offered on an edge and when its consumer had it: marks for `prorl bench pipeline`. Off unless `start` was called.
+
+A mark is a line `ns edge what run rollout attempt` in FOLDER/NAME, flushed at once, in nanoseconds of CLOCK_MONOTONIC, which all
+processes of a host share. It costs a write per row and end, so it is never on while throughput or CPU are measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from prorl.types import AttemptKey
+
+OFFERED, TAKEN = "offered", "taken"
+
+_file: TextIO | None = None
+
+
+class Mark(NamedTuple):
+    """One row at one end of one edge."""
+
+    at_s: float
+    edge: str
+    what: str
+    key: AttemptKey
+
+
+def start(folder: Path, name: str) -> None:
+    """Write this process's marks from now on."""
+    global _file
+    folder.mkdir(parents=True, exist_ok=True)
+    _file = (folder / name).open("a", buffering=1)
+
+
+def mark(edge: str, what: str, keys: Iterable[AttemptKey]) -> None:
+    """Note that these rows are here now; nothing when tracing is off."""
+    if _file is not None:
+        now_ns = time.monotonic_ns()
+        _file.writelines(f"{now_ns} {edge} {what} {key.run_id} {key.rollout_id} {key.attempt}\n" for key in keys)
+
+
+def read(folder: Path, since_s: float) -> Iterator[Mark]:
+    """All marks of all processes that are not older than `since_s` on the monotonic clock."""
+    for path in sorted(folder.glob("*")):
+        for line in path.read_text().splitlines():
+            at_ns, edge, what, run_id, rollout_id, attempt = line.split()
+            if int(at_ns) >= since_s * 1e9:
+                yield Mark(int(at_ns) / 1e9, edge, what, AttemptKey(run_id, int(rollout_id), int(attempt)))
+
+
+def handoffs(marks: Iterable[Mark], edge: str) -> list[float]:
+    """Seconds from offered to taken of every row that has both, in the order in which they were offered."""
+    ours = sorted(mark for mark in marks if mark.edge == edge)
+    taken = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == TAKEN}
+    return [taken[mark.key] - mark.at_s for mark in ours if mark.what == OFFERED and mark.key in taken]

@@ -1,0 +1,42 @@
+"""What must hold of every finished run, whatever happened to it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from prorl.storage.catalog import StoredRun
+from prorl.storage.verify import verify
+from prorl.supervisor.process import descendants
+from prorl.supervisor.root import box_dir
+from prorl.types import Json
+
+ONCE = """
+select count(*) as rows, count(distinct rollout_id) as rollouts, count(distinct rollout_key) as keys,
+    count(*) filter (status not in ('completed', 'failed', 'cancelled')) as undecided
+from rollouts
+"""
+
+
+def check_complete(directory: Path, expected: int) -> StoredRun:
+    """Every rollout asked for is stored in exactly one terminal state, and the directory keeps its own word."""
+    assert verify(directory) == []
+    stored = StoredRun(directory)
+    assert rows(stored, ONCE) == [{"rows": expected, "rollouts": expected, "keys": expected, "undecided": 0}]
+    return stored
+
+
+def rows(stored: StoredRun, sql: str) -> list[dict[str, Json]]:
+    """A query's rows."""
+    return list(stored.sql(sql).to_pylist())
+
+
+def check_nothing_left(root: Path, before: set[int]) -> None:
+    """No process of ours, no socket folder, no sandbox folder, no published address."""
+    assert set(descendants(os.getpid())) <= before
+    prefix = box_dir(root).name.removesuffix("box")
+    left = [path for parent in {tempfile.gettempdir(), "/tmp"} for path in Path(parent).glob(f"{prefix}*")]
+    assert not left
+    assert not (root / "service.json").exists()
+    assert not [path for path in root.rglob("*") if path.name.startswith((".tmp-", ".service.json", ".token"))]

@@ -1,0 +1,38 @@
+"""Runs through the real service, in both topologies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from prorl.cli.job import Plan
+from prorl.types import Json
+
+DEMO = Path(__file__).parents[2] / "prorl" / "cli" / "demo_tasks.jsonl"
+
+
+@pytest.fixture(params=["inline", "processes"])
+def topology(request: pytest.FixtureRequest) -> str:
+    """Everything but sandboxes in this process, or each stage in its own."""
+    return str(request.param)
+
+
+@pytest.fixture
+def demo_rows() -> list[dict[str, Json]]:
+    """The tasks of `prorl demo`."""
+    return [orjson.loads(line) for line in DEMO.read_text().splitlines()]
+
+
+@pytest.fixture
+def make_plan(tmp_path: Path) -> Callable[..., Plan]:
+    """A checked job over the given task rows, on a root of its own."""
+
+    def make(rows: Iterable[dict[str, Json]], *sets: str, **flags: Json) -> Plan:
+        tasks = tmp_path / "tasks.jsonl"
+        tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
+        return Plan.make(None, {"tasks": str(tasks), **flags}, sets, root=tmp_path / "root", resume=bool(flags.pop("resume", False)))
+
+    return make
