@@ -77,12 +77,14 @@ class Acceptance:
         self._journal.urgent = True
         return True
 
-    def check(self, run: RunRecord, bodies: Sequence[GroupBody], check: CheckTask) -> list[Candidate]:
-        """Check every group of a batch before one is accepted. Raises TaskError that names the row, ConflictError for a key."""
+    def check(self, run: RunRecord, bodies: Sequence[GroupBody], check: CheckTask, seen: dict[str, str], first: int = 0) -> list[Candidate]:
+        """Check groups before one is accepted. Raises TaskError that names the row, ConflictError for a key.
+
+        `seen` carries the keys of earlier parts of the same batch, `first` is the place of `bodies[0]` in it.
+        """
         candidates: list[Candidate] = []
-        seen: dict[str, str] = {}
         default = orjson.dumps(asdict(run.config.sampling.params())).decode()
-        for index, body in enumerate(bodies):
+        for index, body in enumerate(bodies, first):
             where = f"groups[{index}] (task {body.task.task_id!r})"
             task = Task(**dict(body.task))
             try:

@@ -1,19 +1,21 @@
-"""The gateway's mind: what comes in (control rows, requests, time) becomes changes of the state and a journal of what to write and say.
+"""The gateway's mind: what comes in (control rows, requests, time) becomes changes of the state, and a journal of what to write and say.
 
-No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the journal out. Whatever a method answers may be
+No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the journal out. What a method answers may be
 told to others only after the journal's next `take` is durable.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable
 
 from prorl.config import RunConfig
 from prorl.control import ControlRow, Kind
-from prorl.errors import ConflictError, NotFoundError, UnavailableError, UserError
+from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
+from prorl.service import messages
 from prorl.service.accept import Acceptance
 from prorl.service.balancer import Balancer
 from prorl.service.commits import Commits
@@ -35,6 +37,7 @@ class Core:
     def __init__(self, log: ControlLog, backends: Iterable[str] = (), clock: Clock = time.monotonic, wall: Clock = time.time) -> None:
         self.log, self._clock, self._wall = log, clock, wall
         self.journal = Journal()
+        self._turn = 0
         stored = log.read("SELECT name FROM backends WHERE state = 'ready' ORDER BY added_at")
         self.state = State(Balancer([*backends, *(name for (name,) in stored)]))
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
@@ -76,13 +79,8 @@ class Core:
             raise UserError(f"run {config.run_id!r} has no backend to sample from", "at least one backend", mend)
         created = self.acceptance.run(config)
         if created:
-            self._announce(self.state.runs[config.run_id])
+            self.journal.send_store(messages.fresh_run(self.state.runs[config.run_id]))
         return created
-
-    def _announce(self, run: RunRecord) -> None:
-        store = self.state.store
-        if store is not None:
-            self.journal.snapshot(store.name)
 
     def end_of_groups(self, run: RunRecord) -> None:
         """No more groups will come."""
@@ -135,13 +133,14 @@ class Core:
 
     def control(self, worker: WorkerRecord, row: ControlRow) -> None:
         """One row of a worker's control stream, after its hello. Raises UserError for a row that makes no sense."""
-        worker.last_seq = max(worker.last_seq, row.seq)
         worker.seen_at = self._clock()
         match row.kind:
             case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
                 self._event(worker, row)
+                self.journal.ack(worker.name, row.seq)
             case Kind.STATS:
                 worker.stats = row.payload
+                self.journal.ack(worker.name, row.seq)
             case Kind.RESERVE:
                 self._reply(worker, row, "", self.commits.reserve(worker, row.payload["attempts"]))
             case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:
@@ -164,9 +163,7 @@ class Core:
         else:
             current = record.life.attempt == row.attempt and not record.life.state.terminal
         if not current:
-            stop = ControlRow(kind=Kind.CANCEL, run_id=row.run_id, rollout_id=row.rollout_id, attempt=row.attempt)
-            self.journal.send(worker.name, stop)
-            self.journal.urgent = True
+            self.rollouts.stop(worker, row.key)
 
     def _reply(self, worker: WorkerRecord, row: ControlRow, code: str, payload: Json) -> None:
         answer = ControlRow(kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code=code, payload=payload)
@@ -200,14 +197,14 @@ class Core:
 
     def pump(self, room: int) -> None:
         """Grant up to `room` leases, one run after the other, starting groups as the sampler allows."""
-        runs = [run for run in self.state.runs.values() if run.ready or run.pool]
-        if not self.state.balancer.states:
-            runs = [run for run in runs if run.config.backends]
+        runs = deque(run for run in self.state.runs.values() if run.ready or run.pool)
+        runs.rotate(-self._turn)
         while room > 0 and runs:
-            for run in list(runs):
-                if room <= 0 or not self._grant_next(run):
-                    runs.remove(run)
+            run = runs.popleft()
+            if self._grant_next(run):
+                runs.append(run)
                 room -= 1
+                self._turn = (self._turn + 1) % len(runs)
 
     def _grant_next(self, run: RunRecord) -> bool:
         record = self._next(run)

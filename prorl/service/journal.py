@@ -28,8 +28,10 @@ class Batch:
     """For the store that is live when the transaction is durable; a later one reads them from the log."""
     snapshots: list[str] = field(default_factory=list)
     """Stores that have just come, by worker name: they get the runs."""
-    granted: list[RolloutRecord] = field(default_factory=list)
-    """Leases that may be sent."""
+    granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
+    """Leases that may be sent, with their attempt."""
+    acks: dict[str, int] = field(default_factory=dict)
+    """Highest event of each worker that is durable with this."""
     settled: list[GroupRecord] = field(default_factory=list)
     """Groups that may be forgotten."""
 
@@ -50,7 +52,7 @@ class Journal:
     def empty(self) -> bool:
         """Whether there is nothing to write or to say."""
         batch = self._batch
-        quiet = not (batch.outbox or batch.to_store or batch.snapshots or batch.granted or batch.settled)
+        quiet = not (batch.outbox or batch.to_store or batch.snapshots or batch.granted or batch.settled or batch.acks)
         return quiet and not (self._inserts or self._rollouts or self._groups or self._runs)
 
     def insert(self, statement: str, row: Sequence[Any]) -> None:
@@ -83,7 +85,11 @@ class Journal:
 
     def grant(self, record: RolloutRecord) -> None:
         """A lease that may be sent once it is durable."""
-        self._batch.granted.append(record)
+        self._batch.granted.append((record, record.life.attempt))
+
+    def ack(self, worker: str, seq: int) -> None:
+        """The effect of a worker's events up to `seq` is in here."""
+        self._batch.acks[worker] = seq
 
     def settle(self, record: GroupRecord) -> None:
         """A group that may be forgotten once this is durable."""

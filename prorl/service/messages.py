@@ -53,6 +53,17 @@ def group_complete(group: GroupRecord) -> ControlRow:
     return ControlRow(kind=Kind.GROUP_COMPLETE, run_id=group.run.run_id, group_id=group.group_id, payload=payload)
 
 
+def fresh_run(run: RunRecord) -> ControlRow:
+    """The snapshot of a run that has just been made."""
+    config = run.config
+    payload = {
+        "run_id": run.run_id, "config": config.model_dump(mode="json"), "filter_sql": config.filter, "group_size": 1,
+        "seed": config.seed, "state": run.state, "tasks": [], "unpublished": [], "terminals": [], "complete": [], "kept": [],
+        "delivered": [], "group_events": [], "cursors": {}, "parts": [],
+    }  # fmt: skip
+    return ControlRow(kind=Kind.RUN, run_id=run.run_id, payload=payload)
+
+
 def task_row(group: GroupRecord) -> dict[str, Json]:
     """A row of the TASKS table."""
     return {

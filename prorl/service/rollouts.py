@@ -13,7 +13,7 @@ from prorl.service import messages
 from prorl.service.journal import Journal
 from prorl.service.lifecycle import Action, Event, EventKind, step
 from prorl.service.state import RolloutRecord, State, WorkerRecord
-from prorl.types import FailureCode, RolloutState
+from prorl.types import AttemptKey, FailureCode, RolloutState
 
 RELEASE_GRACE_S = 1.0
 
@@ -68,7 +68,7 @@ class Rollouts:
                 record.group.run.ready.appendleft(record)
             case Action.CANCEL_ATTEMPT:
                 for worker in record.holders:
-                    self.tell_cancel(worker, record)
+                    self.stop(worker, record.key)
             case Action.RELEASE:
                 self._state.balancer.release((record.group.run.run_id, record.rollout_id))
                 for worker in record.holders:
@@ -82,11 +82,11 @@ class Rollouts:
             case Action.FENCE:
                 pass
 
-    def tell_cancel(self, worker: WorkerRecord, record: RolloutRecord, attempt: int | None = None) -> None:
-        """Tell a holder to stop an attempt (the current one unless another is named)."""
-        run_id, rollout_id, current = record.key
-        stop = current if attempt is None else attempt
-        self._journal.send(worker.name, ControlRow(kind=Kind.CANCEL, run_id=run_id, rollout_id=rollout_id, attempt=stop))
+    def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
+        """Tell a worker to stop an attempt."""
+        run_id, rollout_id, attempt = key
+        self._journal.send(worker.name, ControlRow(kind=Kind.CANCEL, run_id=run_id, rollout_id=rollout_id, attempt=attempt))
+        self._journal.urgent = True
 
     # ---- holders
 
@@ -94,7 +94,8 @@ class Rollouts:
         """The worker has the current attempt."""
         record.holders.add(worker)
         worker.held.add(record)
-        self._orphans.pop(record, None)
+        if record.life.state is not RolloutState.RESERVED or worker.role == "store":
+            self._orphans.pop(record, None)
 
     def leave(self, record: RolloutRecord, worker: WorkerRecord, grace_s: float = 0.0) -> None:
         """The worker has it no longer; the attempt is lost when nobody has."""
@@ -132,7 +133,7 @@ class Rollouts:
             if record.life.attempt != attempt or record.life.state not in IN_HAND:
                 continue
             for worker in [w for w in record.holders if w.role == "init" and not record.taken]:
-                self.tell_cancel(worker, record)
+                self.stop(worker, record.key)
                 record.holders.discard(worker)
                 worker.held.discard(record)
             self.lost(record)

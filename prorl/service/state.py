@@ -190,7 +190,6 @@ class WorkerRecord:
     held: set[RolloutRecord] = field(default_factory=set)
     stats: dict[str, Json] = field(default_factory=dict)
     seen_at: float = 0.0
-    last_seq: int = 0
 
 
 class State:

@@ -14,7 +14,7 @@ from prorl.service.commits import Commits
 from prorl.service.journal import Journal
 from prorl.service.rollouts import IN_HAND, Rollouts
 from prorl.service.state import ROLES, State, WorkerRecord
-from prorl.types import Json, RolloutState
+from prorl.types import Json
 
 CLAIM_GRACE_S = 2.0
 """How long an attempt waits to be claimed after its lease stream or the gateway was lost."""
@@ -79,13 +79,6 @@ class Workers:
         for record in list(worker.held):
             self._rollouts.leave(record, worker)
         self._tell_endpoints()
-
-    def lease_stream_lost(self, worker_name: str) -> None:
-        """An INIT worker's lease stream ended: what it has not taken yet may have been on the way."""
-        worker = self._state.workers.get(worker_name)
-        for record in worker.held if worker else ():
-            if not record.taken and record.life.state is RolloutState.LEASED:
-                self._rollouts.doubt(record, CLAIM_GRACE_S)
 
     def silent(self) -> list[WorkerRecord]:
         """Workers that used to speak and do not any more."""

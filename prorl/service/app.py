@@ -1,0 +1,270 @@
+"""The HTTP routes, thin over the core. Every answer that promises something is sent after the log has it on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+
+from prorl.config import NAME, GroupsBody, RunConfig, explain
+from prorl.envs import get_env
+from prorl.errors import NotFoundError, ProrlError, UserError
+from prorl.protocols import Env
+from prorl.service import views
+from prorl.service.accept import Candidate, CheckTask
+from prorl.service.gateway import Gateway
+from prorl.service.http import Border, error_body, status_of
+from prorl.service.manifest import code_version, write_manifest
+from prorl.service.state import GroupRecord, RunRecord
+from prorl.types import Json, Task
+
+CHUNK = 500
+"""Groups that are checked or accepted before the loop serves others."""
+
+
+class VersionBody(BaseModel):
+    """Body of `POST /v1/runs/{run}/versions`."""
+
+    model_config = ConfigDict(extra="forbid")
+    note: str = Field(default="", max_length=1000, description="e.g. where the weights are")
+
+
+class BackendBody(BaseModel):
+    """Body of `POST /v1/backends`."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=500, description="scripted:oracle, http://host:port ...")
+
+
+def known_env() -> CheckTask:
+    """A check that a task's env exists and can read the task; envs are made once."""
+    envs: dict[str, Env] = {}
+
+    def check(task: Task) -> None:
+        env = envs.get(task.env)
+        if env is None:
+            env = envs[task.env] = get_env(task.env)
+        env.check(task)
+
+    return check
+
+
+def reply(content: Json, status: int = 200) -> Response:
+    """JSON, fast."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def create_app(gateway: Gateway, check: CheckTask | None = None) -> Border:
+    """The ASGI app of a gateway, token and limits included."""
+    app = FastAPI(title="prorl", version=code_version(), docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
+    _runs(app, gateway, check or known_env())
+    _cancels(app, gateway)
+    _service(app, gateway)
+    _errors(app)
+    app.openapi = _openapi(app)  # type: ignore[method-assign]
+    return Border(app, gateway.config.token)
+
+
+def _run(gateway: Gateway, run_id: str) -> RunRecord:
+    if not NAME.fullmatch(run_id):
+        raise UserError(f"run {run_id[:200]!r}", "letters, digits, `_`, `.`, `-`")
+    return gateway.core.run(run_id)
+
+
+def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
+    core = gateway.core
+
+    @app.post("/v1/runs", status_code=201)
+    async def create_run(config: RunConfig) -> Response:
+        """Make a run. The same body again answers 200 with its present state; another body for the same name 409."""
+        known = core.state.runs.get(config.run_id)
+        if known is None:
+            write_manifest(gateway.config, config, gateway.wall())
+        created = core.create_run(config)
+        await gateway.durable()
+        return reply(views.run_view(core, core.run(config.run_id)), 201 if created else 200)
+
+    @app.post("/v1/runs/{run_id}/groups", status_code=202, openapi_extra=_body(GroupsBody))
+    async def submit(run_id: str, request: Request) -> Response:
+        """Submit groups. 202 when something new was accepted, 200 when all of it was there already."""
+        run = _run(gateway, run_id)
+        body = _parse(GroupsBody, await request.body())
+        accepted = await _accept(gateway, run, body, check)
+        if body.last:
+            core.end_of_groups(run)
+        await gateway.durable()
+        groups = [_accepted(group, created) for group, created in accepted]
+        return reply({"run_id": run_id, "groups": groups}, 202 if any(created for _, created in accepted) else 200)
+
+    @app.get("/v1/runs")
+    async def list_runs() -> Response:
+        """All runs of this root."""
+        return reply({"runs": [views.run_summary(run) for run in core.state.runs.values()]})
+
+    @app.get("/v1/runs/{run_id}")
+    async def get_run(run_id: str) -> Response:
+        """A run: its config, counts, rewards, stages, and where its trainer reads."""
+        return reply(views.run_view(core, _run(gateway, run_id)))
+
+    @app.get("/v1/runs/{run_id}/groups/{group_id}")
+    async def get_group(run_id: str, group_id: int) -> Response:
+        """A group with its members."""
+        return reply(views.group_view(core.group(_run(gateway, run_id).run_id, group_id)))
+
+    @app.get("/v1/runs/{run_id}/rollouts/{rollout_id}")
+    async def get_rollout(run_id: str, rollout_id: int) -> Response:
+        """A rollout's fate so far."""
+        return reply(views.rollout_view(core.rollout(_run(gateway, run_id).run_id, rollout_id)))
+
+    @app.post("/v1/runs/{run_id}/versions", status_code=201)
+    async def publish(run_id: str, body: VersionBody) -> Response:
+        """Publish a policy version: the gateway gives its id."""
+        version = core.publish(_run(gateway, run_id), body.note)
+        await gateway.durable()
+        return reply({"run_id": run_id, "version": version}, 201)
+
+
+async def _accept(gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask) -> list[tuple[GroupRecord, bool]]:
+    """Check all, then accept all; long batches let others in between."""
+    acceptance = gateway.core.acceptance
+    candidates: list[Candidate] = []
+    seen: dict[str, str] = {}
+    for first in range(0, len(body.groups), CHUNK):
+        candidates += acceptance.check(run, body.groups[first : first + CHUNK], check, seen, first)
+        await asyncio.sleep(0)
+    accepted: list[tuple[GroupRecord, bool]] = []
+    for first in range(0, len(candidates), CHUNK):
+        accepted += acceptance.groups(run, candidates[first : first + CHUNK])
+        await asyncio.sleep(0)
+    return accepted
+
+
+def _accepted(group: GroupRecord, created: bool) -> dict[str, Json]:
+    return {
+        "group_id": group.group_id,
+        "key": group.key,
+        "first_rollout_id": group.first_rollout,
+        "n": group.n,
+        "state": group.state.value,
+        "created": created,
+    }
+
+
+def _cancels(app: FastAPI, gateway: Gateway) -> None:
+    core = gateway.core
+
+    @app.delete("/v1/runs/{run_id}")
+    async def cancel_run(run_id: str) -> Response:
+        """Cancel everything of a run that has not ended. Idempotent."""
+        run = _run(gateway, run_id)
+        core.cancel_run(run)
+        await gateway.durable()
+        return reply(views.run_view(core, run))
+
+    @app.delete("/v1/runs/{run_id}/groups/{group_id}")
+    async def cancel_group(run_id: str, group_id: int) -> Response:
+        """Cancel a group's members that have not ended. Idempotent."""
+        group = core.group(_run(gateway, run_id).run_id, group_id)
+        core.cancel_group(group)
+        await gateway.durable()
+        return reply(views.group_view(group))
+
+    @app.delete("/v1/runs/{run_id}/rollouts/{rollout_id}")
+    async def cancel_rollout(run_id: str, rollout_id: int) -> Response:
+        """Cancel a rollout; one whose commit is in flight may still complete. Idempotent."""
+        record = core.rollout(_run(gateway, run_id).run_id, rollout_id)
+        core.cancel_rollout(record)
+        await gateway.durable()
+        return reply(views.rollout_view(record))
+
+
+def _service(app: FastAPI, gateway: Gateway) -> None:
+    core = gateway.core
+
+    @app.get("/v1/status")
+    async def status() -> Response:
+        """Workers, stages, the bottleneck, backends, runs."""
+        return reply(views.status(core, gateway.leases.waiting))
+
+    @app.post("/v1/backends", status_code=201)
+    async def add_backend(body: BackendBody) -> Response:
+        """Put a backend into the pool, or end its drain."""
+        core.set_backend(body.name, "ready")
+        await gateway.durable()
+        return reply({"name": body.name, "state": "ready"}, 201)
+
+    @app.delete("/v1/backends")
+    async def remove_backend(name: str, drain: bool = False) -> Response:
+        """Take a backend out of the pool (or only drain it); rollouts that it serves stay with it."""
+        if name not in core.state.balancer.states:
+            raise NotFoundError(f"backend {name!r} is not in the pool")
+        core.set_backend(name, "draining" if drain else "removed")
+        await gateway.durable()
+        return reply({"name": name, "state": "draining" if drain else "removed"})
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        """Whether the gateway serves; needs no token."""
+        return reply({"ok": True})
+
+
+def _parse(model: type[GroupsBody], body: bytes) -> GroupsBody:
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise UserError(error.errors()[0]["msg"], "a JSON body") from None
+        raise explain(error, model, "body") from None
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(ProrlError)
+    async def ours(request: Request, error: ProrlError) -> Response:
+        status, code = status_of(error)
+        return _error(request, status, code, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return _error(request, 422, "invalid", f"`{where}`: {first['msg'].lower()}; given {str(first.get('input'))[:200]!r}")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
+        return _error(request, error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+
+    @app.exception_handler(Exception)
+    async def ours_to_mend(request: Request, error: Exception) -> Response:
+        return _error(request, 500, "internal", "internal error; the gateway's log has it under this request id")
+
+
+def _error(request: Request, status: int, code: str, message: str) -> Response:
+    body = error_body(code, message, request.scope.get("prorl.request_id", ""))
+    return Response(body, status, media_type="application/json")
+
+
+def _body(model: type[BaseModel]) -> dict[str, Any]:
+    """Documents a body that the route parses itself."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    def build() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            body = document["paths"]["/v1/runs/{run_id}/groups"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            schemas |= body.pop("$defs", {})
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    return build

@@ -1,0 +1,202 @@
+"""The gateway's process: one loop that owns the core, the log's one writer, the control streams, the lease edge.
+
+    control rows, HTTP requests, time -> Core -> Journal -> one transaction -> what waited for it: replies, cancels, leases, acks
+
+One transaction is in flight at a time; whatever happens meanwhile shares the next one. Urgent changes start it at once; progress alone
+waits up to `LAZY_S`. When the log cannot be written the process ends: it starts again from what is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from prorl.config import ServiceConfig
+from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.errors import StorageError, UserError
+from prorl.limits import Clock
+from prorl.protocols import Channel, Network
+from prorl.schema import CONTROL
+from prorl.service.core import Core
+from prorl.service.journal import Batch
+from prorl.service.leases import Leases
+from prorl.service.log import ControlLog
+from prorl.service.snapshot import run_snapshot, wanted
+from prorl.service.state import WorkerRecord
+
+LAZY_S = 0.1
+SWEEP_TICKS = 3
+"""`sweep` runs each so many lazy ticks."""
+
+log = logging.getLogger("prorl.service")
+
+_REQUESTS = frozenset({Kind.RESERVE, Kind.COMMIT, Kind.PUBLISHED, Kind.PROPOSE, Kind.HANDOUT, Kind.CURSOR})
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
+
+
+class Gateway:
+    """Serves one root. `run()` works until it is cancelled."""
+
+    def __init__(
+        self, config: ServiceConfig, control_log: ControlLog, network: Network, clock: Clock = time.monotonic, wall: Clock = time.time
+    ) -> None:
+        self.config = config
+        self.core = Core(control_log, config.backends, clock, wall)
+        self._log, self._network, self.wall = control_log, network, wall
+        self.leases = Leases(self.core.state, self.core.rollouts, clock, wall, self.wake)
+        self._channels: dict[str, Channel] = {}
+        self._live_store = ""
+        """The store that has its snapshots and gets messages."""
+        self._sessions = 0
+        self._dirty = asyncio.Event()
+        self._lazy_due = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._closing: set[asyncio.Future[None]] = set()
+
+    async def listen(self) -> str:
+        """Serve the lease edge and control streams. Returns the location."""
+        path, route = self.leases.route
+        return await self._network.listen(self.config.gateway_flight, {path: route, "control": (self._control, CONTROL, CONTROL)})
+
+    async def run(self) -> None:
+        """Carry the journal out, watch the time. Raises StorageError when the log cannot be written."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._commit_forever(), name="commit")
+            group.create_task(self._tick_forever(), name="tick")
+
+    def wake(self) -> None:
+        """Something may have to be written or said now."""
+        self._dirty.set()
+
+    async def durable(self) -> None:
+        """Wait until everything that has happened so far is on disk. Raises StorageError."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self.wake()
+        await waiter
+
+    # ---- the journal
+
+    async def _commit_forever(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            self.core.pump(self.leases.room)
+            if self.core.journal.urgent or self._waiters or (self._lazy_due and not self.core.journal.empty):
+                await self._commit()
+
+    async def _commit(self) -> None:
+        self._lazy_due = False
+        batch = self.core.journal.take()
+        waiters, self._waiters = self._waiters, []
+        try:
+            if batch.writes:
+                await self._log.write(batch.writes)
+        except StorageError as error:
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_exception(error)
+            raise
+        self._dispatch(batch)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _dispatch(self, batch: Batch) -> None:
+        """Everything that waited for this transaction."""
+        self.core.durable(batch)
+        for worker, seq in batch.acks.items():
+            batch.outbox.setdefault(worker, []).append(ControlRow(kind=Kind.ACK, re=seq))
+        if batch.to_store and self._live_store:
+            batch.outbox.setdefault(self._live_store, []).extend(batch.to_store)
+        for worker, rows in batch.outbox.items():
+            self._send(worker, rows)
+        for worker in batch.snapshots:
+            self._introduce(worker)
+        self.leases.add(batch.granted)
+
+    def _introduce(self, worker: str) -> None:
+        """Tell a store that has come what the log holds; from here on it gets messages."""
+        record = self.core.state.workers.get(worker)
+        if record is None or record.role != "store":
+            return
+        for run in self.core.state.runs.values():
+            if wanted(run):
+                self._send(worker, run_snapshot(self._log, run, self.wall()))
+        self._live_store = worker
+
+    def _send(self, worker: str, rows: list[ControlRow]) -> None:
+        channel = self._channels.get(worker)
+        if channel is not None and rows:
+            channel.send(to_batch(rows))
+
+    # ---- control streams
+
+    async def _control(self, channel: Channel) -> None:
+        worker: WorkerRecord | None = None
+        try:
+            while (batch := await channel.receive()) is not None:
+                for row in from_batch(batch):
+                    if row.kind is Kind.HELLO:
+                        worker = self._hello(channel, row)
+                    elif worker is None:
+                        raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
+                    else:
+                        self._hear(worker, row)
+                self.wake()
+        finally:
+            if worker is not None:
+                self._gone(worker, channel)
+
+    def _hello(self, channel: Channel, row: ControlRow) -> WorkerRecord:
+        self._sessions += 1
+        worker = self.core.workers.hello(self._sessions, row)
+        self._channels[worker.name] = channel
+        if worker.role == "store":
+            self._live_store = ""
+        log.info("worker %s came", worker.name, extra={"role": worker.role, "worker_pid": worker.pid})
+        return worker
+
+    def _hear(self, worker: WorkerRecord, row: ControlRow) -> None:
+        try:
+            self.core.control(worker, row)
+        except _MALFORMED as error:
+            log.warning("worker %s: a %s row makes no sense: %r", worker.name, row.kind.value, error)
+            if row.kind in _REQUESTS:
+                answer = ControlRow(kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code="invalid", payload={"message": repr(error)})
+                self._send(worker.name, [answer])
+
+    def _gone(self, worker: WorkerRecord, channel: Channel) -> None:
+        if self._channels.get(worker.name) is channel:
+            del self._channels[worker.name]
+            if self._live_store == worker.name:
+                self._live_store = ""
+            log.info("worker %s has gone", worker.name, extra={"held": len(worker.held)})
+        self.core.workers.gone(worker)
+        self.wake()
+
+    # ---- time
+
+    async def _tick_forever(self) -> None:
+        tick = 0
+        while True:
+            await asyncio.sleep(LAZY_S)
+            tick += 1
+            if tick % SWEEP_TICKS == 0:
+                self._sweep()
+            self._lazy_due = True
+            self.wake()
+
+    def _sweep(self) -> None:
+        for worker in self.core.workers.silent():
+            log.warning("worker %s is silent; it counts as dead", worker.name)
+            channel = self._channels.get(worker.name)
+            if channel is not None:
+                self._gone(worker, channel)
+                closing = asyncio.ensure_future(channel.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        for record in self.leases.overdue():
+            self.core.rollouts.failed(record, record.life.attempt, "queue_deadline", "no worker took its lease in time")
+        self.core.sweep()

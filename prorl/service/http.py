@@ -1,0 +1,111 @@
+"""The border of the HTTP side: bearer token, body limits, request ids, and errors as JSON `{code, message, request_id}`, never a traceback.
+
+Plain ASGI, so that a request which is refused costs nothing. Loopback only: `ServiceConfig.host` allows nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import uuid
+from typing import Any
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from prorl.errors import ConflictError, FencedError, NotFoundError, ProrlError, StorageError, UnavailableError, UserError
+
+MAX_BODY_BYTES = 8 << 20
+MAX_GROUPS_BYTES = 64 << 20
+"""Of a batch of groups."""
+MAX_MESSAGE = 1000
+
+log = logging.getLogger("prorl.service.http")
+
+_ERRORS: tuple[tuple[type[ProrlError], int, str], ...] = (
+    (NotFoundError, 404, "not_found"),
+    (ConflictError, 409, "conflict"),
+    (FencedError, 409, "fenced"),
+    (UserError, 422, "invalid"),
+    (UnavailableError, 503, "unavailable"),
+    (StorageError, 507, "storage"),
+)
+
+
+class BodyTooLarge(UserError):
+    """More bytes than the route takes (HTTP 413)."""
+
+
+def status_of(error: ProrlError) -> tuple[int, str]:
+    """HTTP status and code of one of our errors."""
+    if isinstance(error, BodyTooLarge):
+        return 413, "too_large"
+    for kind, status, code in _ERRORS:
+        if isinstance(error, kind):
+            return status, code
+    return 500, "internal"
+
+
+def error_body(code: str, message: str, request_id: str) -> bytes:
+    """The JSON that every error answers with."""
+    text = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " ..."
+    return orjson.dumps({"code": code, "message": text, "request_id": request_id})
+
+
+class Border:
+    """ASGI middleware around the app."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the request, then pass it on; turn what is raised into an answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex[:12]
+        scope["prorl.request_id"] = request_id
+        headers = dict(scope["headers"])
+        if scope["path"] != "/healthz" and not self._allowed(headers.get(b"authorization", b"")):
+            await _answer(send, 401, "unauthorized", "send `Authorization: Bearer TOKEN`; the token is in ROOT/token", request_id)
+            return
+        limit = MAX_GROUPS_BYTES if scope["path"].endswith("/groups") else MAX_BODY_BYTES
+        try:
+            _check_length(headers.get(b"content-length", b"0"), limit)
+            await self._app(scope, _limited(receive, limit), send)
+        except ProrlError as error:
+            status, code = status_of(error)
+            await _answer(send, status, code, str(error), request_id)
+
+    def _allowed(self, header: bytes) -> bool:
+        scheme, _, given = header.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
+
+
+def _check_length(header: bytes, limit: int) -> None:
+    if not header.isdigit() or int(header) > limit:
+        raise BodyTooLarge(f"a body of {header.decode('latin-1')[:20]} bytes", f"at most {limit} bytes", "send it in several requests")
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Count what comes, whatever the header said."""
+    seen = 0
+
+    async def limited() -> Message:
+        nonlocal seen
+        message: Message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise BodyTooLarge("a body without end", f"at most {limit} bytes", "send it in several requests")
+        return message
+
+    return limited
+
+
+async def _answer(send: Send, status: int, code: str, message: str, request_id: str) -> None:
+    body = error_body(code, message, request_id)
+    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

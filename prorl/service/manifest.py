@@ -1,0 +1,87 @@
+"""`ROOT/<run>/manifest.json`: what a copied run directory must say of itself. Written once, when the run is made, before it is accepted."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import orjson
+
+from prorl.config import RunConfig, ServiceConfig
+from prorl.errors import ConflictError, StorageError
+from prorl.schema import SCHEMA_VERSION, check_version
+from prorl.types import Json
+
+MANIFEST = "manifest.json"
+
+
+def code_version() -> str:
+    """The installed prorl's version."""
+    try:
+        return version("prorl")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) -> Path:
+    """Make the run's directory and its manifest durable; one that is there with the same config stays.
+
+    Raises ConflictError when the directory belongs to another run, SchemaError when it is of another version, StorageError.
+    """
+    folder = service.root / run.run_id
+    path = folder / MANIFEST
+    config = run.model_dump(mode="json")
+    try:
+        found = _read(path)
+        if found is not None:
+            check_version(found.get("schema_version"), f"run directory {folder}")
+            if found.get("config") != config:
+                raise ConflictError(f"{folder} holds another run", "a directory that does not exist", "choose another run_id")
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(not name.startswith(".") for name in os.listdir(folder)):
+            raise ConflictError(f"{folder} holds other files", "a directory that does not exist or is empty", "choose another run_id")
+        _write(path, _content(service, run, config, created_at))
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+    return path
+
+
+def _content(service: ServiceConfig, run: RunConfig, config: Json, created_at: float) -> dict[str, Json]:
+    return {
+        "run_id": run.run_id,
+        "schema_version": SCHEMA_VERSION,
+        "code_version": code_version(),
+        "created_at": created_at,
+        "model": service.model,
+        "tokenizer": service.tokenizer,
+        "config": config,
+    }
+
+
+def _read(path: Path) -> dict[str, Json] | None:
+    try:
+        found = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except orjson.JSONDecodeError:
+        raise StorageError(f"{path} is not JSON: move it away to use this directory") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, content: dict[str, Json]) -> None:
+    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temp.open("wb") as file:
+        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temp.rename(path)
+    for folder in (path.parent, path.parent.parent):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,137 @@
+"""What HTTP shows of the state, as JSON values. Counts are the log's; gauges (busy, queued) are what workers said last."""
+
+from __future__ import annotations
+
+from prorl.service.core import Core
+from prorl.service.snapshot import wanted
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.types import GroupState, Json, RolloutState, Stage
+
+_GAUGES = ("slots", "busy", "queued", "done", "failed", "busy_s", "tokens")
+
+
+def run_summary(run: RunRecord) -> dict[str, Json]:
+    """A line of `GET /v1/runs`."""
+    return {
+        "run_id": run.run_id,
+        "state": "cancelled" if run.cancelled and run.state == "finished" else run.state,
+        "counts": {state.value: run.rollout_states[state] for state in RolloutState},
+        "groups": {state.value: run.group_states[state] for state in GroupState} | {"pool": len(run.pool)},
+        "reward_mean": run.reward_sum / run.num_rewards if run.num_rewards else None,
+        "num_rewards": run.num_rewards,
+        "created_at": run.created_at,
+        "started_at": run.started_at or None,
+        "finished_at": run.finished_at or None,
+    }
+
+
+def run_view(core: Core, run: RunRecord) -> dict[str, Json]:
+    """`GET /v1/runs/{run}`."""
+    store = core.state.store
+    return run_summary(run) | {
+        "config": run.config.model_dump(mode="json"),
+        "last": run.last,
+        "cancelled": run.cancelled,
+        "unstored": run.unstored,
+        "delivered": run.next_delivery,
+        "cursors": dict(run.cursors),
+        "version": run.version,
+        "commits": run.next_commit - 1,
+        "flight": store.location if store else "",
+        "served": store is not None and wanted(run),
+        "stages": stages(core.state),
+    }
+
+
+def group_view(group: GroupRecord) -> dict[str, Json]:
+    """`GET /v1/runs/{run}/groups/{group}`."""
+    return {
+        "run_id": group.run.run_id,
+        "group_id": group.group_id,
+        "key": group.key,
+        "task_id": group.task_id,
+        "data_source": group.data_source,
+        "env": group.env,
+        "n": group.n,
+        "state": group.state.value,
+        "reason": group.reason,
+        "num_valid": group.num_valid,
+        "mean_reward": group.mean_reward,
+        "min_version": group.min_version,
+        "delivery_seq": group.delivery_seq,
+        "rollouts": [rollout_view(rollout) for rollout in group.rollouts],
+    }
+
+
+def rollout_view(record: RolloutRecord) -> dict[str, Json]:
+    """`GET /v1/runs/{run}/rollouts/{rollout}`."""
+    life = record.life
+    min_version, max_version, num_turns, num_tokens, num_sampled = record.numbers
+    return {
+        "rollout_id": record.rollout_id,
+        "group_id": record.group.group_id,
+        "sample_index": record.sample_index,
+        "rollout_key": record.rollout_key,
+        "task_id": record.group.task_id,
+        "state": life.state.value,
+        "attempt": life.attempt,
+        "infra_failures": life.infra_failures,
+        "worker_losses": life.worker_losses,
+        "failure_class": life.failure_class.value,
+        "failure_code": life.code.value,
+        "failure_message": record.message,
+        "reward": record.reward,
+        "backend": record.backend,
+        "holders": sorted(worker.name for worker in record.holders),
+        "part": record.part,
+        "min_version": min_version,
+        "max_version": max_version,
+        "num_turns": num_turns,
+        "num_tokens": num_tokens,
+        "num_sampled": num_sampled,
+    }
+
+
+def stages(state: State) -> dict[str, dict[str, float]]:
+    """Gauges per stage, summed over its workers."""
+    return {stage.value: _stage(state, stage) for stage in Stage}
+
+
+def _stage(state: State, stage: Stage) -> dict[str, float]:
+    workers = state.of_role(stage)
+    gauges = {name: sum(worker.stats.get(name, 0) for worker in workers) for name in _GAUGES}
+    gauges["slots"] = sum(worker.slots for worker in workers)
+    gauges["workers"] = len(workers)
+    gauges["busy_share"] = gauges["busy"] / gauges["slots"] if gauges["slots"] else 0.0
+    return gauges
+
+
+def bottleneck(state: State) -> str:
+    """The stage that holds the others back: the one whose busy share and queue (in multiples of its slots) are largest."""
+    load = {name: g["busy_share"] + g["queued"] / max(1, g["slots"]) for name, g in stages(state).items()}
+    name = max(load, key=lambda stage: load[stage])
+    return name if load[name] > 0 else ""
+
+
+def status(core: Core, leases_waiting: int) -> dict[str, Json]:
+    """`GET /v1/status`."""
+    state = core.state
+    balancer = state.balancer
+    return {
+        "workers": [
+            {
+                "worker": w.name, "role": w.role, "node": w.node, "pid": w.pid, "location": w.location, "slots": w.slots,
+                "held": len(w.held), "stats": w.stats,
+            }
+            for w in state.workers.values()
+        ],
+        "stages": stages(state),
+        "bottleneck": bottleneck(state),
+        "backends": [
+            {"name": name, "state": backend.value, "in_flight": balancer.in_flight(name)} for name, backend in balancer.states.items()
+        ],
+        "runs": [run_summary(run) for run in state.runs.values()],
+        "leases_waiting": leases_waiting,
+        "commits": sum(run.next_commit - 1 for run in state.runs.values()),
+        "log_transactions": core.log.transactions,
+    }  # fmt: skip
