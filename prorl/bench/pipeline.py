@@ -207,5 +207,5 @@ def _leased(root: Path) -> bool:
         run = Http(f"http://{service.host}:{service.http_port}", service.token, retry_s=0.0).request("GET", "v1", "runs", "first")
     except (OSError, UserError, NotFoundError, UnavailableError):
         return False
-    states: dict[str, int] = run["rollouts"]
+    states: dict[str, int] = run["counts"]
     return sum(states.values()) > states.get("queued", 0)

@@ -57,7 +57,6 @@ class Snapshot:
     mean_reward: float | None
     pools: Mapping[Stage, Pool]
     finished: bool
-    workers: int = 0
 
     @property
     def ended(self) -> int:
@@ -192,27 +191,22 @@ def display(show: Show) -> Display:
     return Bars() if sys.stderr.isatty() else Plain()
 
 
-def snapshot(run: Mapping[str, Json], status: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
-    """From the gateway's answers to `GET /v1/runs/{run}` and `GET /v1/status`."""
-    pools = {stage: Pool() for stage in Stage}
-    for worker in status.get("workers", []):
-        stats = worker.get("stats") or {}
-        if worker["role"] in (stage.value for stage in Stage):
-            pools[Stage(worker["role"])] = _add(pools[Stage(worker["role"])], stats)
+def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
+    """From the gateway's answer to `GET /v1/runs/{run}`."""
+    gauges = run["stages"]
+    pools = {
+        stage: Pool(**{name: int(gauges[stage][name]) for name in ("slots", "busy", "queued", "tokens")})
+        for stage in Stage
+        if stage in gauges
+    }
     return Snapshot(
         at_s=at_s,
-        total=max(total, sum(run["rollouts"].values())),
-        states=run["rollouts"],
-        mean_reward=run.get("mean_reward"),
+        total=max(total, sum(run["counts"].values())),
+        states=run["counts"],
+        mean_reward=run["reward_mean"],
         pools=pools,
-        finished=run["state"] == "finished",
-        workers=len(status.get("workers", [])),
+        finished=run["state"] != "open",
     )
-
-
-def _add(pool: Pool, stats: Mapping[str, Json]) -> Pool:
-    values = {name: getattr(pool, name) + int(stats.get(name, 0)) for name in ("slots", "busy", "queued", "tokens")}
-    return Pool(**values)
 
 
 async def follow(client: Client, running: Running, run: str, total: int, show: Show) -> Snapshot:
@@ -222,9 +216,9 @@ async def follow(client: Client, running: Running, run: str, total: int, show: S
     shown = display(show)
     try:
         while True:
-            answer, status = await in_thread(client.run, run), await in_thread(client.status)
-            now = snapshot(answer, status, total, time.monotonic())
-            running.note_commits(now.ended)
+            answer = await in_thread(client.run, run)
+            now = snapshot(answer, total, time.monotonic())
+            running.note_commits(int(answer["commits"]))
             shown.update(now)
             if now.finished:
                 return now

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from prorl.config import ServiceConfig
+from prorl.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from prorl.cli.service import Running
+
+WATCH_S = 2.0
 
 
 def serve(
@@ -52,6 +59,17 @@ async def _serve(config: ServiceConfig) -> int:
         say(f"serving  {running.url}   root {running.config.root}")
         say(f"connect  prorl.connect({str(running.config.root)!r})   token in {running.config.root / 'token'}")
         say("stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next `prorl serve`")
-        await first(stop, running, asyncio.Event().wait())
+        await first(stop, running, _watch(running))
     say("stopped")
     return 0
+
+
+async def _watch(running: Running) -> None:
+    """Tell the supervisor of progress, so that a child which dies now and then is no crash loop."""
+    from prorl.cli.service import client_of, in_thread
+
+    client = client_of(running)
+    while True:
+        with contextlib.suppress(UnavailableError):
+            running.note_commits(int((await in_thread(client.status))["commits"]))
+        await asyncio.sleep(WATCH_S)

@@ -28,11 +28,13 @@ def status(*, root: Path = Path("prorl-runs"), url: str = "", json: Annotated[bo
     if json:
         say_json(found)
         return 0
-    workers = found.get("workers", [])
-    stats = [worker.get("stats") or {} for worker in workers]
-    rows = [
-        (worker["name"], worker["role"], worker["pid"], s.get("busy", "-"), s.get("slots", "-"), s.get("queued", "-"), s.get("done", "-"))
-        for worker, s in zip(workers, stats, strict=True)
-    ]
-    table(("worker", "role", "pid", "busy", "slots", "queued", "done"), rows)
+    if "workers" not in found:
+        table(("run", "delivered", "end"), [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])])
+        return 0
+    gauges = ("busy", "slots", "queued", "done", "failed")
+    rows = [(w["worker"], w["role"], w["pid"], w["held"], *(w["stats"].get(name, "-") for name in gauges)) for w in found["workers"]]
+    table(("worker", "role", "pid", "held", *gauges), rows)
+    states = [(r["run_id"], r["state"], " ".join(f"{k} {n}" for k, n in r["counts"].items() if n), r["reward_mean"]) for r in found["runs"]]
+    if states:
+        table(("run", "state", "rollouts", "reward"), states)
     return 0

@@ -76,10 +76,10 @@ class Http:
 
 
 def _detail(answer: bytes) -> str:
-    """The readable part of an error body; FastAPI and we put it under `detail` or `error`."""
+    """The readable part of an error body: the gateway's is `{code, message, request_id}`."""
     try:
         values = orjson.loads(answer)
     except orjson.JSONDecodeError:
         return answer[:200].decode(errors="replace")
-    detail = values.get("detail", values.get("error", values)) if isinstance(values, dict) else values
+    detail = values.get("message", values) if isinstance(values, dict) else values
     return detail if isinstance(detail, str) else orjson.dumps(detail)[:500].decode()

@@ -132,10 +132,10 @@ class Child:
             tail = self.log.read_bytes()[-4096:].decode(errors="replace").splitlines()
         except OSError:
             return ""
-        tail = [line for line in tail if line.strip()]
-        errors = [line.removeprefix("error: ") for line in tail if line.startswith("error: ")]
-        words = errors[-1:] or tail[-lines:]
-        return ": " + " | ".join(words) if words else ""
+        words = [word for line in tail if (word := event_text(line))]
+        errors = [word.removeprefix("error: ") for word in words if word.startswith("error: ")]
+        said = errors[-1:] or words[-lines:]
+        return ": " + " | ".join(said) if said else ""
 
     async def _end_reader(self) -> None:
         # A grandchild may still hold the pipe, so its end is not waited for.
@@ -183,6 +183,20 @@ def environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH", "")]))
     ours = {"PYTHONPATH": path}
     return {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", **os.environ, **ours}
+
+
+def event_text(line: str) -> str:
+    """The readable part of a log line: of a JSON line its event, with `error: ` before it when that is its level.
+
+    >>> event_text('{"level": "error", "event": "disk full"}'), event_text("plain")
+    ('error: disk full', 'plain')
+    """
+    try:
+        values = json.loads(line)
+        level = "error: " if values["level"] in ("error", "critical") else ""
+        return f"{level}{values['event']}"
+    except (ValueError, KeyError, TypeError):
+        return line.strip()
 
 
 def exit_text(code: int) -> str:

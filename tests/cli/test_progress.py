@@ -41,14 +41,10 @@ def test_off_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(capsys: py
     assert [line.split()[0] for line in capsys.readouterr().err.splitlines()] == ["10", "16"]
 
 
-def test_a_snapshot_adds_up_the_workers_of_a_stage() -> None:
-    run = {"state": "open", "rollouts": {"queued": 3, "completed": 1}, "mean_reward": None}
-    workers = [
-        {"name": "run-0", "role": "run", "stats": {"slots": 4, "busy": 1, "queued": 0, "tokens": 10}},
-        {"name": "run-1", "role": "run", "stats": {"slots": 4, "busy": 3, "queued": 2, "tokens": 5}},
-        {"name": "store", "role": "store", "stats": {}},
-        {"name": "init-0", "role": "init", "stats": None},
-    ]
-    now = snapshot(run, {"workers": workers}, 3, 0.0)
-    assert now.pools[Stage.RUN] == Pool(slots=8, busy=4, queued=2, tokens=15)
-    assert (now.total, now.finished, now.workers) == (4, False, 4)
+def test_a_snapshot_is_read_from_the_gateways_answer() -> None:
+    gauges = {"slots": 8, "busy": 4, "queued": 2, "tokens": 15, "done": 1, "workers": 2}
+    run = {"state": "open", "counts": {"queued": 3, "completed": 1}, "reward_mean": None, "stages": {"run": gauges}}
+    now = snapshot(run, 3, 0.0)
+    assert now.pools == {Stage.RUN: Pool(slots=8, busy=4, queued=2, tokens=15)}
+    assert (now.total, now.finished, now.ended) == (4, False, 1)
+    assert snapshot({**run, "state": "cancelled"}, 3, 0.0).finished
