@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from prorl.columns import keys, rows
 from prorl.errors import ProrlError
+from prorl.flight import trace
 from prorl.flight.credit import Grant, Grants
 from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.protocols import Channel, Network
@@ -101,6 +102,7 @@ class Inlet:
             await self._arrived.wait()
         taken = list(self._ready)
         self._ready.clear()
+        trace.mark(self.edge, trace.TAKEN, (row.key for row in taken))
         return taken
 
     def done(self, key: AttemptKey) -> None:

@@ -23,6 +23,7 @@ from itertools import count
 import pyarrow as pa
 
 from prorl.columns import keys, rows
+from prorl.flight import trace
 from prorl.flight.credit import Ledger
 from prorl.flight.edge import ACK, CREDIT, decode
 from prorl.protocols import Accept, Channel
@@ -147,6 +148,7 @@ class Outlet:
     def _add(self, row: pa.RecordBatch, key: AttemptKey) -> None:
         if key in self._ledger:
             return
+        trace.mark(self.edge, trace.OFFERED, (key,))
         num_bytes = row.nbytes
         self._rows[key] = (row, num_bytes)
         self._held_bytes += num_bytes

@@ -1,0 +1,49 @@
+"""What the pipeline benchmark reads: marks of rows on edges."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from prorl.flight.trace import OFFERED, TAKEN, Mark, handoffs, mark, read
+from prorl.types import AttemptKey
+
+WRITER = """
+from pathlib import Path
+from prorl.flight import trace
+from prorl.types import AttemptKey
+trace.start(Path({folder!r}), "init-0")
+trace.mark("ready", trace.OFFERED, [AttemptKey("r", 1, 1)])
+trace.mark("ready", trace.TAKEN, [AttemptKey("r", 1, 1)])
+"""
+
+
+def test_marks_of_another_process_are_read_on_the_same_clock(tmp_path: Path) -> None:
+    before = time.monotonic()
+    subprocess.run([sys.executable, "-c", WRITER.format(folder=str(tmp_path / "trace"))], check=True)
+    marks = list(read(tmp_path / "trace", since_s=before))
+    assert [(m.edge, m.what, m.key) for m in marks] == [("ready", what, AttemptKey("r", 1, 1)) for what in (OFFERED, TAKEN)]
+    assert before < marks[0].at_s <= marks[1].at_s < time.monotonic()
+    assert not list(read(tmp_path / "trace", since_s=time.monotonic()))
+
+
+def test_a_handoff_is_the_time_between_the_two_ends_of_one_edge() -> None:
+    first, second = AttemptKey("r", 1, 1), AttemptKey("r", 2, 1)
+    marks = [
+        Mark(1.0, "ran", OFFERED, first),
+        Mark(1.5, "ran", OFFERED, second),
+        Mark(1.25, "ran", TAKEN, first),
+        Mark(9.0, "ready", OFFERED, first),
+        Mark(9.5, "ready", TAKEN, first),
+    ]
+    assert handoffs(marks, "ran") == pytest.approx([0.25])
+    assert handoffs(marks, "ready") == pytest.approx([0.5])
+
+
+def test_without_start_nothing_is_written(tmp_path: Path) -> None:
+    mark("ran", OFFERED, [AttemptKey("r", 1, 1)])
+    assert not list(read(tmp_path, since_s=0.0))
