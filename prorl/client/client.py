@@ -181,7 +181,7 @@ class Client:
                 yield batch
             if fetched.end:
                 return
-            if not fetched.batches and on_idle is not None:
+            if fetched.num_groups == 0 and on_idle is not None:
                 on_idle()
             ticket = replace(ticket, cursor=fetched.cursor)
 

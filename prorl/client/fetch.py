@@ -37,7 +37,9 @@ READ_TIMEOUT_S = 300.0
 class Fetched:
     """What a ticket gave: record batches of whole groups in the STREAM schema, in delivery order."""
 
-    batches: tuple[pa.RecordBatch, ...]
+    batches: Iterator[pa.RecordBatch]
+    """Read once. From a mapped file they are looked up one by one, so that the first is there at once however many follow."""
+    num_groups: int
     cursor: str
     """After these groups."""
     end: bool
@@ -60,10 +62,10 @@ class FlightSource:
         """Groups for a ticket; none when nothing came within its `wait_s`. Raises UnavailableError, ConflictError, NotFoundError."""
         plan, pinned = self._plan(ticket)
         if plan.num_groups == 0:
-            return Fetched(batches=(), cursor=plan.cursor, end=plan.end, mapped=False)
+            return Fetched(batches=iter(()), num_groups=0, cursor=plan.cursor, end=plan.end, mapped=False)
         mapped = self._map(plan)
         batches = mapped if mapped is not None else self._get(pinned)
-        return Fetched(batches=batches, cursor=plan.cursor, end=plan.end, mapped=mapped is not None)
+        return Fetched(batches=batches, num_groups=plan.num_groups, cursor=plan.cursor, end=plan.end, mapped=mapped is not None)
 
     def action(self, verb: str, body: Mapping[str, Json]) -> dict[str, Json]:
         """A DoAction with a JSON object both ways."""
@@ -83,21 +85,19 @@ class FlightSource:
         check_peer_schema(info.schema, STREAM, self.location)
         return Plan.parse(info.app_metadata), info.endpoints[0].ticket if info.endpoints else None
 
-    def _map(self, plan: Plan) -> tuple[pa.RecordBatch, ...] | None:
+    def _map(self, plan: Plan) -> Iterator[pa.RecordBatch] | None:
         if not plan.path or not self._boot_id or plan.boot_id != self._boot_id:
             return None
         try:
             source = pa.memory_map(plan.path)
         except OSError:
             return None
-        first = Cursor.parse(plan.cursor).seq - plan.num_groups
-        with source:
-            return tuple(_read_at(source, offset, length, first + i) for i, (offset, length) in enumerate(plan.batches))
+        return _read_mapped(source, plan)
 
-    def _get(self, ticket: fl.Ticket) -> tuple[pa.RecordBatch, ...]:
+    def _get(self, ticket: fl.Ticket) -> Iterator[pa.RecordBatch]:
         with self._errors():
             table = self._client.do_get(ticket, call_options(self._token, READ_TIMEOUT_S)).read_all()
-        return tuple(batch for batch in table.to_batches() if batch.num_rows)
+        return iter(table.to_batches())
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -108,8 +108,12 @@ class FlightSource:
             raise from_flight(error, self.location) from None
 
 
-def _read_at(source: pa.MemoryMappedFile, offset: int, length: int, delivery_seq: int) -> pa.RecordBatch:
-    source.seek(offset)
-    batch = pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(length)), SEQUENCES)
-    seqs = pa.array(np.full(batch.num_rows, delivery_seq, np.int64))
-    return pa.RecordBatch.from_arrays([seqs, *batch.columns], schema=STREAM)
+def _read_mapped(source: pa.MemoryMappedFile, plan: Plan) -> Iterator[pa.RecordBatch]:
+    delivery_seq = Cursor.parse(plan.cursor).seq - plan.num_groups
+    with source:
+        for offset, length in plan.batches:
+            source.seek(offset)
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(length)), SEQUENCES)
+            seqs = pa.array(np.full(batch.num_rows, delivery_seq, np.int64))
+            yield pa.RecordBatch.from_arrays([seqs, *batch.columns], schema=STREAM)
+            delivery_seq += 1

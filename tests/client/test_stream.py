@@ -46,12 +46,13 @@ def hashes(batches: list[PackedBatch]) -> list[str]:
 def test_equal_rows_in_equal_order_on_both_paths(location: str, same_host: bool) -> None:
     source = FlightSource(location, same_host=same_host)
     fetched = source.fetch(Ticket(run="demo", cursor="demo@0"))
+    batches = list(fetched.batches)
     source.close()
     assert fetched.mapped is same_host
     assert (fetched.cursor, fetched.end) == (f"demo@{NUM_GROUPS}", True)
-    found = [digest for batch in fetched.batches for digest in row_hashes(batch)]
+    found = [digest for batch in batches for digest in row_hashes(batch)]
     assert found == row_hashes(delivered(groups()))
-    for batch in fetched.batches:
+    for batch in batches:
         seqs = batch.column("delivery_seq").to_numpy()
         assert np.count_nonzero(np.diff(seqs)) + 1 == len(np.unique(seqs)), "a batch holds whole groups"
 
@@ -60,7 +61,7 @@ def test_mapped_tensors_are_the_files_own_pages(location: str) -> None:
     source = FlightSource(location)
     fetched = source.fetch(Ticket(run="demo", cursor="demo@0", max_groups=1))
     source.close()
-    address = PackedBatch(fetched.batches[0], "demo").torch().token_ids.data_ptr()
+    address = PackedBatch(next(fetched.batches), "demo").torch().token_ids.data_ptr()
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".arrows")]
     assert any(int(low, 16) <= address < int(high, 16) for low, high in (parts[0].split("-") for parts in mapped))
 
