@@ -1,0 +1,148 @@
+"""What waits to be written for one run, and when it must be: the writer's bounded inbox. Pure state on the event loop, no I/O.
+
+Bounded by credit: rows come from an `Inlet`, which grants no more than its slots; terminal rows, tasks and group events come from the
+gateway, as many as it has. Everything is keyed (attempt, rollout, event number, group), so that what is said twice waits once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import pyarrow as pa
+
+from prorl.schema import TABLES
+from prorl.storage.convert import event_rows, tables, terminal_rows
+from prorl.storage.layout import PartFile
+from prorl.types import AttemptKey, Json
+
+Ack = Callable[[], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class WaitingRow:
+    """A SCORED row and everybody who waits for its fate."""
+
+    key: AttemptKey
+    row: pa.RecordBatch
+    acks: list[Ack]
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Rows of a part are sorted by (group, sample)."""
+        return self.row.column("group_id")[0].as_py(), self.row.column("sample_index")[0].as_py()
+
+    def ack(self) -> None:
+        """Its fate is durable."""
+        for ack in self.acks:
+            ack()
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one part will hold."""
+
+    rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
+    terminals: dict[int, Mapping[str, Json]] = field(default_factory=dict)
+    events: dict[int, Mapping[str, Json]] = field(default_factory=dict)
+    tasks: dict[int, Mapping[str, Json]] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.terminals or self.events or self.tasks)
+
+    def knows(self, key: AttemptKey) -> WaitingRow | None:
+        """The row, if it is here."""
+        return self.rows.get(key)
+
+    def add_row(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack) -> None:
+        """A row that is not here yet."""
+        self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
+        self.num_bytes += row.get_total_buffer_size()
+
+    def add_terminal(self, terminal: Mapping[str, Json]) -> None:
+        """A rollout that ended without a trajectory."""
+        self.terminals[int(terminal["rollout_id"])] = terminal
+
+    def add_events(self, rows: Iterable[Mapping[str, Json]]) -> None:
+        """GROUPS rows."""
+        self.events |= {int(row["event_seq"]): row for row in rows}
+
+    def add_tasks(self, rows: Iterable[Mapping[str, Json]]) -> None:
+        """TASKS rows."""
+        self.tasks |= {int(row["group_id"]): row for row in rows}
+
+
+@dataclass(slots=True)
+class Stored:
+    """What this process has committed, as far as somebody may say it again."""
+
+    terminals: set[int] = field(default_factory=set)
+    events_upto: int = 0
+    tasks_upto: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """A batch is committed."""
+        self.terminals |= batch.terminals.keys()
+        self.events_upto = max(self.events_upto, _upto(batch.events))
+        self.tasks_upto = max(self.tasks_upto, _upto(batch.tasks))
+
+
+def _upto(rows: Mapping[int, object]) -> int:
+    return max(rows) + 1 if rows else 0
+
+
+def part_tables(batch: Batch) -> dict[str, pa.Table]:
+    """Every table's rows of a batch, in the order of `TABLES`; tables without rows are left out. One copy of the tokens."""
+    found: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
+    if batch.rows:
+        ordered = sorted(batch.rows.values(), key=lambda waiting: waiting.order)
+        for name, rows in tables(pa.concat_batches([waiting.row for waiting in ordered])).items():
+            found[name].append(pa.Table.from_batches([rows]))
+    if batch.terminals:
+        found["rollouts"].append(terminal_rows(batch.terminals.values()))
+    for name, values in (("groups", batch.events), ("tasks", batch.tasks)):
+        if values:
+            found[name].append(event_rows(name, (values[key] for key in sorted(values))))
+    joined = {name: pa.concat_tables(parts) for name, parts in found.items() if parts}
+    return {name: rows for name, rows in joined.items() if rows.num_rows}
+
+
+_COMMITTED = ("rollout_id", "attempt", "reward", "failure_class", "failure_code", "min_version", "max_version",
+              "num_turns", "num_tokens", "num_sampled")  # fmt: skip
+
+
+def commit_body(part: str, files: Iterable[PartFile], batch: Batch, rows: Mapping[str, pa.Table]) -> dict[str, Json]:
+    """Payload of the `commit` request for a batch whose tables are `rows`."""
+    rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
+    return {
+        "part": part,
+        "files": [asdict(file) for file in files],
+        "rollouts": [row for row in rollouts if row["rollout_id"] not in batch.terminals],
+        "terminals": list(batch.terminals),
+        "group_events_upto": _upto(batch.events),
+        "tasks_upto": _upto(batch.tasks),
+    }
+
+
+class GroupCounts:
+    """Says when the last member of a group has come, so that a waiting trainer need not wait for the timer."""
+
+    def __init__(self, default_size: int) -> None:
+        self._default = default_size
+        self._sizes: dict[int, int] = {}
+        self._members: dict[int, set[int]] = {}
+
+    def expect(self, group_id: int, size: int) -> None:
+        """A group of `size` was accepted."""
+        self._sizes[group_id] = size
+
+    def arrived(self, group_id: int, sample_index: int) -> bool:
+        """A member has come; whether the group is whole now."""
+        members = self._members.setdefault(group_id, set())
+        members.add(sample_index)
+        if len(members) < self._sizes.get(group_id, self._default):
+            return False
+        self._members.pop(group_id)
+        self._sizes.pop(group_id, None)
+        return True

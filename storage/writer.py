@@ -1,0 +1,285 @@
+"""Makes trajectories durable: SCORED rows -> Parquet parts -> one commit in the control log -> a published commit -> acks.
+
+    collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published -> ack
+
+One batch at a time per run; what comes meanwhile waits for the next. Wherever the process dies, a new one (from the log's snapshot of
+the run) finds: files that no part of the log names, and removes them; commits that are in the log and not on disk, and publishes
+them; rows that come again, and hears `committed` for those that are durable. So a row is in exactly one part, and an ack always follows
+durability. Rows that may not be committed (failed, cut, superseded, invalid) go to `partial/`, one file per attempt.
+
+A disk that is full stops the writer, not the run: it tries again each second and nothing is acked meanwhile. Any other error of a
+write ends the process, because what the kernel still holds of the file is unknown; the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+import structlog
+
+from prorl.control import Kind
+from prorl.errors import FencedError, RolloutError, StorageError, boundary
+from prorl.storage.batch import Ack, Batch, GroupCounts, Stored, WaitingRow, commit_body, part_tables
+from prorl.storage.convert import COMMITTED_CLASSES, effective_codes, problems
+from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
+from prorl.storage.parts import empties, encode, encode_partial, part_file
+from prorl.storage.publish import Publish, publish
+from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, Json, Stage
+
+log = structlog.get_logger("prorl.storage")
+
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+FULL_DISK_WAIT_S = 1.0
+
+
+class ControlPort(Protocol):
+    """The control stream as the writer uses it (`prorl.flight.control.ControlClient`)."""
+
+    async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
+        """Ask; the reply's payload, over as many connections as it takes. Raises FencedError and other errors of `prorl.errors`."""
+
+    def emit(self, kind: Kind, key: AttemptKey, *, stage: str = "", code: str = "", payload: Json = None) -> None:
+        """Tell."""
+
+
+class Written(NamedTuple):
+    """A part that is committed."""
+
+    commit: Commit
+    tables: Mapping[str, pa.Table]
+
+
+class _Part(NamedTuple):
+    name: str
+    files: tuple[PartFile, ...]
+    tables: Mapping[str, pa.Table]
+
+
+class RunWriter:
+    """Writes one run. `open` first, then `add_*` from the event loop; `run` is its life."""
+
+    def __init__(
+        self,
+        directory: RunDir,
+        run_id: str,
+        control: ControlPort,
+        *,
+        flush_s: float,
+        flush_bytes: int,
+        group_size: int = 1,
+        eager: bool = False,
+        on_commit: Callable[[Written], None] = lambda written: None,
+        publish: Publish = publish,
+    ) -> None:
+        """`eager`: flush at the last member of a group, because somebody waits for it. `on_commit` runs before the rows are acked."""
+        self.directory, self.run_id = directory, run_id
+        self._control, self._publish, self._on_commit = control, publish, on_commit
+        self._flush_s, self._flush_bytes, self._eager = flush_s, flush_bytes, eager
+        self._counts = GroupCounts(group_size)
+        self._waiting, self._flying = Batch(), Batch()
+        self._urgent, self._arrived = asyncio.Event(), asyncio.Event()
+        self._draining = False
+        self._flying_part = ""
+        self._stored = Stored()
+
+    @property
+    def held(self) -> list[AttemptKey]:
+        """Attempts that are reserved here."""
+        return list(self._flying.rows)
+
+    async def open(self, snapshot: Mapping[str, Json]) -> None:
+        """Make the directory as the log says it is: remove what nobody committed, publish what is committed."""
+        await asyncio.to_thread(self._prepare, set(snapshot["parts"]))
+        await self.restore(snapshot)
+
+    def _prepare(self, parts: set[str]) -> None:
+        self.directory.create(empties(self.run_id).items(), self._publish)
+        removed = self.directory.sweep(parts)
+        if removed:
+            log.info("removed what no commit names", run=self.run_id, files=removed)
+
+    async def restore(self, snapshot: Mapping[str, Json]) -> None:
+        """Take over what a snapshot says is not stored; what waits here already stays as it is."""
+        for values in snapshot["unpublished"]:
+            if values["part"] != self._flying_part:
+                files = tuple(PartFile(**file) for file in values["files"])
+                await self._show(Commit(commit_seq=values["commit_seq"], part=values["part"], files=files, run_id=self.run_id))
+        for terminal in snapshot["terminals"]:
+            self.add_terminal(terminal)
+        self.add_rows("tasks", snapshot["tasks"])
+        self.add_rows("groups", snapshot["group_events"])
+
+    def add(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack) -> None:
+        """A SCORED row; `ack` is called once its fate is durable."""
+        known = self._flying.knows(key) or self._waiting.knows(key)
+        if known is not None:
+            known.acks.append(ack)
+            return
+        self._waiting.add_row(key, row, ack)
+        self._member(row.column("group_id")[0].as_py(), row.column("sample_index")[0].as_py())
+        self._touch()
+
+    def add_terminal(self, terminal: Mapping[str, Json]) -> None:
+        """A rollout that ended without a trajectory."""
+        rollout_id = int(terminal["rollout_id"])
+        if rollout_id not in self._flying.terminals and rollout_id not in self._stored.terminals:
+            self._waiting.add_terminal(terminal)
+            self._member(int(terminal["group_id"]), int(terminal["sample_index"]))
+            self._touch()
+
+    def add_rows(self, table: str, rows: Sequence[Mapping[str, Json]]) -> None:
+        """New rows of `tasks` or `groups`."""
+        if table == "tasks":
+            fresh = [
+                row for row in rows if int(row["group_id"]) >= self._stored.tasks_upto and int(row["group_id"]) not in self._flying.tasks
+            ]
+            self._waiting.add_tasks(fresh)
+            for row in fresh:
+                self._counts.expect(int(row["group_id"]), int(row["n"]))
+        else:
+            upto, flying = self._stored.events_upto, self._flying.events
+            self._waiting.add_events(row for row in rows if int(row["event_seq"]) >= upto and int(row["event_seq"]) not in flying)
+        self._touch()
+
+    def _member(self, group_id: int, sample_index: int) -> None:
+        if self._counts.arrived(group_id, sample_index) and self._eager:
+            self._urgent.set()
+
+    def _touch(self) -> None:
+        if self._waiting:
+            self._arrived.set()
+        if self._waiting.num_bytes >= self._flush_bytes:
+            self._urgent.set()
+
+    def drain(self) -> None:
+        """Write what is here without waiting; `run` returns when nothing is left."""
+        self._draining = True
+        self._urgent.set()
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Write batch after batch until drained. Raises StorageError when the process must start again."""
+        while True:
+            await self._arrived.wait()
+            if not self._waiting and self._draining:
+                return
+            try:
+                async with asyncio.timeout(self._flush_s):
+                    await self._urgent.wait()
+            except TimeoutError:
+                pass
+            if not self._draining:
+                self._urgent.clear()
+                self._arrived.clear()
+            self._flying, self._waiting = self._waiting, Batch()
+            await self._write()
+            self._flying = Batch()
+
+    async def _write(self) -> None:
+        """Carry `_flying` through, leaving out what the log refuses."""
+        await self._sort_out()
+        await self._reserve()
+        while self._flying:
+            part = await self._store_part()
+            self._flying_part = part.name
+            commit = await self._commit(part)
+            if commit is not None:
+                self._stored.add(self._flying)
+                self._on_commit(Written(commit, part.tables))
+                await self._show(commit)
+                self._settle(self._flying.rows.values())
+                self._flying = Batch()
+            self._flying_part = ""
+
+    async def _sort_out(self) -> None:
+        """Move rows that may not be committed to `partial/` and report the invalid ones."""
+        failed: list[WaitingRow] = []
+        for waiting in self._flying.rows.values():
+            problem, committable = _judge(waiting.row)
+            if problem:
+                log.error("invalid row", run=self.run_id, rollout=waiting.key.rollout_id, attempt=waiting.key.attempt, problem=problem)
+                code, message = FailureCode.INVALID_ROW.value, {"message": problem}
+                self._control.emit(Kind.FAILED, waiting.key, stage=Stage.EVAL.value, code=code, payload=message)
+            if problem or not committable:
+                failed.append(waiting)
+        await self._to_partial(failed)
+
+    async def _reserve(self) -> int:
+        """Reserve every row; those that are durable already are acked, superseded ones go to `partial/`. Returns how many left."""
+        if not self._flying.rows:
+            return 0
+        payload = {"attempts": [list(key) for key in self._flying.rows]}
+        answer = await self._control.request(Kind.RESERVE, run_id=self.run_id, payload=payload)
+        refused = {AttemptKey(*key): reason for *key, reason in answer["refused"]}
+        self._settle([self._flying.rows[key] for key, reason in refused.items() if reason == "committed"])
+        await self._to_partial([self._flying.rows[key] for key, reason in refused.items() if reason != "committed"])
+        return len(refused)
+
+    async def _to_partial(self, rows: Sequence[WaitingRow]) -> None:
+        for waiting in rows:
+            path = self.directory.path(PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet")
+            if not self.directory.fs.exists(path):
+                await self._put(path, encode_partial(waiting.row, self.run_id))
+        self._settle(rows)
+
+    def _settle(self, rows: Iterable[WaitingRow]) -> None:
+        for waiting in list(rows):
+            self._flying.rows.pop(waiting.key)
+            waiting.ack()
+
+    async def _store_part(self) -> _Part:
+        """Write one file per table that has rows."""
+        name = f"part-{uuid.uuid4().hex[:16]}"
+        found = await asyncio.to_thread(part_tables, self._flying)
+        files = []
+        for table, rows in found.items():
+            content = await asyncio.to_thread(encode, table, rows, self.run_id, name)
+            file = await asyncio.to_thread(part_file, table, name, rows.num_rows, content)
+            await self._put(self.directory.path(file.path), content)
+            files.append(file)
+        return _Part(name, tuple(files), found)
+
+    async def _put(self, path: str, content: bytes | pa.Buffer) -> None:
+        """Make a file durable; waits while the disk is full."""
+        while True:
+            try:
+                return await asyncio.to_thread(self._publish, self.directory.fs, path, content)
+            except StorageError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                log.error("the disk is full; nothing is acked until there is room", run=self.run_id, error=str(error))
+                await asyncio.sleep(FULL_DISK_WAIT_S)
+
+    async def _commit(self, part: _Part) -> Commit | None:
+        """One transaction of the log. None when it refused a row: then nothing was committed, and that row is out of the batch."""
+        try:
+            answer = await self._control.request(
+                Kind.COMMIT, run_id=self.run_id, payload=commit_body(part.name, part.files, self._flying, part.tables)
+            )
+        except FencedError:
+            for file in part.files:
+                self.directory.fs.rm_file(self.directory.path(file.path))
+            if not await self._reserve():
+                raise
+            return None
+        return Commit(commit_seq=answer["commit_seq"], part=part.name, files=part.files, run_id=self.run_id)
+
+    async def _show(self, commit: Commit) -> None:
+        """Make a commit visible to readers."""
+        await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
+        await self._control.request(Kind.PUBLISHED, run_id=self.run_id, payload={"commit_seq": commit.commit_seq})
+
+
+def _judge(row: pa.RecordBatch) -> tuple[str, bool]:
+    """What is wrong with a SCORED row (empty = nothing), and whether its class allows a commit."""
+    try:
+        with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
+            committable = FAILURE_CLASS[effective_codes(row)[0]] in COMMITTED_CLASSES
+            return (problems(row)[0] if committable else ""), committable
+    except RolloutError as error:
+        return error.message, False
