@@ -11,23 +11,17 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from types import TracebackType
 
 import orjson
-import uvicorn
 
 from prorl.config import ServiceConfig, load_file, parse
-from prorl.errors import ConfigError, ProrlError, UnavailableError
-from prorl.flight import FlightNetwork
+from prorl.errors import ProrlError
+from prorl.flight import FlightNetwork, trace
 from prorl.sandbox.linux import PR_SET_PDEATHSIG, prctl
-from prorl.service.app import create_app
-from prorl.service.gateway import Gateway
-from prorl.service.log import ControlLog
-
-STOP_S = 5.0
+from prorl.service.serve import serving
 
 
 class _JsonLines(logging.Formatter):
@@ -40,54 +34,22 @@ class _JsonLines(logging.Formatter):
         return orjson.dumps(line).decode()
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us: the log must be closed last."""
-
-    def install_signal_handlers(self) -> None:
-        """Nothing."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening loopback socket. Raises UnavailableError when the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}; choose another `http_port`, 0 for any") from None
-    listener.listen(1024)
-    return listener
-
-
 async def serve(config: ServiceConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
-    if not config.token:
-        raise ConfigError("`token` is empty", "the bearer token that clients send", "start the service with `prorl serve`")
+    if config.trace:
+        trace.start(config.root / "trace", "gateway")
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    listener = bind(config.host, config.http_port)
-    log = ControlLog(config.root / "control.db")
-    network = FlightNetwork(token=config.token)
-    gateway = Gateway(config, log, network)
-    server = _Server(uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60))
-    work = asyncio.ensure_future(gateway.run())
-    flight = await gateway.listen()
-    http = asyncio.ensure_future(server._serve(sockets=[listener]))
-    stopping = asyncio.ensure_future(stop.wait())
-    port = listener.getsockname()[1]
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    ready = {"http": f"http://{host}:{port}", "http_port": port, "flight": flight}
-    print("ready " + orjson.dumps(ready).decode(), flush=True)
-    await asyncio.wait({work, http, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if work.done():
-        work.result()
-    server.should_exit = True
-    await asyncio.wait({asyncio.ensure_future(gateway.durable()), asyncio.ensure_future(network.close())}, timeout=STOP_S / 2)
-    work.cancel()
-    log.close()
+    async with FlightNetwork(token=config.token) as network, serving(config, network) as served:
+        ready = {"http": served.http, "http_port": served.http_port, "flight": served.flight}
+        print("ready " + orjson.dumps(ready).decode(), flush=True)
+        failed, stopped = asyncio.ensure_future(served.failed()), asyncio.ensure_future(stop.wait())
+        await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if failed.done():
+            failed.result()
+        failed.cancel()
 
 
 def _crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -105,8 +67,8 @@ def main() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    sys.excepthook = _crash
     path: Path = parser.parse_args().config
+    sys.excepthook = _crash
     status = 0
     try:
         asyncio.run(serve(parse(ServiceConfig, load_file(path), str(path))))
