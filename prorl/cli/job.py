@@ -68,9 +68,18 @@ class Plan:
         tasks = load_tasks(job.tasks, job.env, job.limit)
         check_tasks(tasks)
         plan = cls(job=job.model_copy(update={"name": name}), service=service, run=run, tasks=tuple(tasks), resume=resume)
-        if not resume and (plan.directory / "manifest.json").exists():
-            raise ConflictError(f"run {name!r} exists in {service.root}", "a new name", f"`prorl run --resume {name}` goes on with it")
+        if (plan.directory / "manifest.json").exists():
+            _check_existing(plan)
         return plan
+
+
+def _check_existing(plan: Plan) -> None:
+    from prorl.storage.layout import RunDir
+
+    RunDir(plan.directory).manifest()
+    if not plan.resume:
+        name = plan.run.run_id
+        raise ConflictError(f"run {name!r} exists in {plan.service.root}", "a new name", f"`prorl run --resume {name}` goes on with it")
 
 
 def _resumed(job: Job, root: Path) -> Job:

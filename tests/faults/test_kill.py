@@ -1,0 +1,174 @@
+"""SIGKILL of each kind of process, ten times each, while it holds work: nothing lost, nothing twice, nothing left behind.
+
+Work is submitted as long as there are kills to come, so that every kill meets a busy process. Judged by SQL over the stored run and
+by `verify`, not by counters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from prorl.cli.progress import Show, follow
+from prorl.cli.service import client_of, in_thread, service, signals
+from prorl.client.client import Client
+from prorl.config import ServiceConfig
+from prorl.errors import UnavailableError
+from prorl.supervisor.process import descendants, start_ticks
+from prorl.supervisor.service import Supervisor
+from prorl.types import Json, Task
+from tests.integration.checks import check_complete, check_nothing_left, rows
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+KILLS = 10
+WAVE = 12
+POLICY = "scripted:oracle?delay_s=0.15"
+LIMITS = {"max_attempts": 40, "max_worker_losses": 40}
+
+
+def _tasks() -> Iterator[Task]:
+    """Sums with a Python tool in a sandbox, without end."""
+    number = 0
+    while True:
+        data = {"answer": str(number + 7), "solution": f"<<{number}+7={number + 7}>>\n#### {number + 7}"}
+        yield Task(task_id=f"sum/{number}", env="math", prompt=f"What is {number} + 7?", data=data)
+        number += 1
+
+
+def _config(root: Path) -> ServiceConfig:
+    pool = {"slots": 6}
+    return ServiceConfig.model_validate({"root": root, "backends": (POLICY,), "init": pool, "run": pool, "eval": pool})
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    for _ in range(1200):
+        if await condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"never happened: {what}")
+
+
+async def _view(client: Client) -> dict[str, Json]:
+    try:
+        return await in_thread(client.run, "r")
+    except UnavailableError:
+        return {"counts": {}, "commits": -1}
+
+
+def _busy(name: str, view: dict[str, Json]) -> bool:
+    """Whether the process holds work now, as far as the log can tell."""
+    counts = view["counts"]
+    if name == "init-0":
+        return bool(counts.get("leased", 0) + counts.get("queued", 0))
+    if name == "store":
+        return bool(counts.get("reserved", 0) + counts.get("running", 0))
+    return bool(counts.get("running", 0))
+
+
+async def _kill_again_and_again(running: Supervisor, client: Client, name: str) -> None:
+    child = running.children[name]
+    for _ in range(KILLS):
+        seen: dict[str, Json] = {}
+
+        async def busy(seen: dict[str, Json] = seen) -> bool:
+            seen.update(await _view(client))
+            return _busy(name, seen)
+
+        await _until(busy, f"{name} holds work")
+        lives, commits = child.lives, int(seen["commits"])
+        os.kill(child.pid, signal.SIGKILL)
+
+        async def back(lives: int = lives, commits: int = commits) -> bool:
+            return child.lives > lives and child.alive and int((await _view(client))["commits"]) > commits
+
+        await _until(back, f"{name} is back and something was committed")
+
+
+async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
+    """Submit waves while kills are to come; how many rollouts."""
+    tasks, wave = _tasks(), 0
+    while True:
+        last = kills.done()
+        batch = [next(tasks) for _ in range(WAVE)]
+        await in_thread(lambda batch=batch, wave=wave, last=last: client.submit("r", batch, 1, key=f"w{wave}", last=last))
+        wave += 1
+        if last:
+            return wave * WAVE
+
+        async def hungry() -> bool:
+            counts = (await _view(client))["counts"]
+            return kills.done() or 0 <= counts.get("queued", 99) < WAVE
+
+        await _until(hungry, "the queue is short")
+
+
+@pytest.mark.parametrize("name", ["gateway", "sandboxd", "init-0", "run-0", "eval-0", "store"])
+async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str) -> None:
+    before = set(descendants(os.getpid()))
+    root = tmp_path / "root"
+    async with signals() as stop, service(_config(root), stop) as running:
+        assert isinstance(running, Supervisor)
+        client = client_of(running)
+        await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
+        kills = asyncio.ensure_future(_kill_again_and_again(running, client, name))
+        expected = await _feed(client, kills)
+        await kills
+        await asyncio.wait_for(follow(client, running, "r", expected, Show.NOTHING), 90)
+        assert running.restarts == KILLS
+    check_nothing_left(root, before)
+    stored = check_complete(root / "r", expected)
+    assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [{"status": "completed", "n": expected}]
+    assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": expected}]
+
+
+def _start(root: Path, tasks: Path, *more: str) -> subprocess.Popen[bytes]:
+    sets = ["--set", "service.run.slots=4", "--set", "run.limits.max_attempts=40", "--set", "run.limits.max_worker_losses=40"]
+    fresh = ["--tasks", str(tasks), "--policy", POLICY, "--name", "r", *sets]
+    argv = [sys.executable, "-m", "prorl.cli", "run", "--root", str(root), "--quiet", *(more or fresh)]
+    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+async def _commits(root: Path) -> int:
+    return len(list((root / "r" / "commits").glob("*.json")))
+
+
+async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path) -> None:
+    before = set(descendants(os.getpid()))
+    root, path = tmp_path / "root", tmp_path / "tasks.jsonl"
+    tasks = _tasks()
+    count = 300
+    lines = [{"task_id": t.task_id, "env": t.env, "prompt": t.prompt, "data": dict(t.data)} for t in (next(tasks) for _ in range(count))]
+    path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    for life in range(KILLS):
+        process = _start(root, path, *(["--resume", "r"] if life and (root / "r" / "job.json").exists() else []))
+        seen = await _commits(root)
+
+        async def progressed(seen: int = seen) -> bool:
+            return await _commits(root) > seen
+
+        await _until(progressed, "a commit")
+        children = descendants(process.pid)
+        ticks = {pid: start_ticks(pid) for pid in children}
+        assert process.poll() is None, "the run ended before the last kill: give it more work"
+        process.kill()
+        process.communicate()
+
+        async def gone(ticks: dict[int, int | None] = ticks) -> bool:
+            return all(start_ticks(pid) in (None, -1) or start_ticks(pid) != started for pid, started in ticks.items())
+
+        await _until(gone, "the children die with the supervisor")
+    process = _start(root, path, "--resume", "r")
+    _, errors = await asyncio.to_thread(process.communicate, None, 120)
+    assert process.returncode == 0, errors.decode()
+    check_nothing_left(root, before)
+    stored = check_complete(root / "r", count)
+    assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": count}]
