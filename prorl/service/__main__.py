@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -59,6 +60,14 @@ def _crash(kind: type[BaseException], error: BaseException, trace: TracebackType
     os._exit(70)
 
 
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
 def main() -> None:
     """Entry point. Exits with 1 and one line on stderr when it cannot start or go on."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -73,7 +82,7 @@ def main() -> None:
     try:
         asyncio.run(serve(parse(ServiceConfig, load_file(path), str(path))))
     except* ProrlError as group:
-        for error in group.exceptions:
+        for error in _leaves(group):
             logging.error("%s", error)
         status = 1
     sys.stdout.flush()

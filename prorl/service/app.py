@@ -33,7 +33,8 @@ class VersionBody(BaseModel):
     """Body of `POST /v1/runs/{run}/versions`."""
 
     model_config = ConfigDict(extra="forbid")
-    note: str = Field(default="", max_length=1000, description="e.g. where the weights are")
+    version: int = Field(default=0, ge=0, description="one above the last; 0 = let the gateway say")
+    path: str = Field(default="", max_length=4096, description="where the weights are")
 
 
 class BackendBody(BaseModel):
@@ -125,10 +126,12 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
     @app.post("/v1/runs/{run_id}/versions", status_code=201)
     async def publish(run_id: str, body: VersionBody) -> Response:
-        """Publish a policy version: the gateway gives its id."""
-        version = core.publish(_run(gateway, run_id), body.note)
+        """Publish a policy version. The same version and path again answer 200; a used id or one that is not the next 409."""
+        run = _run(gateway, run_id)
+        version = body.version or run.version + 1
+        created = core.publish(run, version, body.path)
         await gateway.durable()
-        return reply({"run_id": run_id, "version": version}, 201)
+        return reply({"run_id": run_id, "version": version}, 201 if created else 200)
 
 
 async def _accept(gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask) -> list[tuple[GroupRecord, bool]]:

@@ -109,12 +109,12 @@ class Core:
         self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
         self.journal.urgent = True
 
-    def publish(self, run: RunRecord, note: str = "") -> int:
-        """A new policy version, told to every worker."""
-        version = self.groups.publish(run, note)
-        for worker in self.state.workers.values():
+    def publish(self, run: RunRecord, version: int, note: str = "") -> bool:
+        """A new policy version, told to every worker; False when it was published before. Raises ConflictError."""
+        created = self.groups.publish(run, version, note)
+        for worker in self.state.workers.values() if created else ():
             self.journal.send(worker.name, ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": version}))
-        return version
+        return created
 
     def set_backend(self, name: str, state: str) -> None:
         """Put a backend into the pool (`ready`), drain it (`draining`) or take it out (`removed`)."""

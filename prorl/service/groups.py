@@ -119,12 +119,22 @@ class Groups:
                 group.state = group_step(group.state, GroupEvent.ACK)
                 self._journal.group(group)
 
-    def publish(self, run: RunRecord, note: str = "") -> int:
-        """A new policy version: the next id, never used before."""
-        run.version += 1
-        self._journal.insert(sql.INSERT_VERSION, (run.run_id, run.version, note, self._wall()))
+    def publish(self, run: RunRecord, version: int, note: str) -> bool:
+        """A new policy version: the next id. The same version with the same note again changes nothing and gives False.
+
+        Raises ConflictError for an id that was used for something else, or that is not the next.
+        """
         self._journal.urgent = True
-        return run.version
+        if 1 <= version <= run.version:
+            found = self._log.read("SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version))
+            if found and found[0][0] == note:
+                return False
+            raise ConflictError(f"version {version} of run {run.run_id!r} is used", f"{run.version + 1}", "an id is never used again")
+        if version != run.version + 1:
+            raise ConflictError(f"version {version} of run {run.run_id!r}", f"{run.version + 1}, one above the last")
+        run.version = version
+        self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, note, self._wall()))
+        return True
 
     def cancel_redundant(self, run: RunRecord) -> None:
         """The run has enough: end what is not decided."""

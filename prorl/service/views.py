@@ -125,6 +125,7 @@ def status(core: Core, leases_waiting: int) -> dict[str, Json]:
             }
             for w in state.workers.values()
         ],
+        "endpoints": state.endpoints(),
         "stages": stages(state),
         "bottleneck": bottleneck(state),
         "backends": [

@@ -1,0 +1,277 @@
+"""The gateway as its workers and clients see it: real streams, real HTTP, a real log."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from prorl.control import Kind
+from prorl.errors import ConflictError, FencedError
+from tests.service.world import World, group, world
+
+KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
+
+
+async def finish(w: World, store, keys, part: str) -> None:  # type: ignore[no-untyped-def]
+    """Commit attempts with everything that the log wants stored."""
+    run = w.core.run("r")
+    await store.commit("r", part, keys, group_events_upto=run.next_event, tasks_upto=run.next_group)
+
+
+@KINDS
+async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
+    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("run") as run, w.worker("store") as store:
+        await w.run()
+        await w.submit(group("a", n=2), group("b", n=2), last=True)
+        keys = await init.take(4)
+        assert sorted(key.rollout_id for key in keys) == [0, 1, 2, 3]
+        for key in keys:
+            run.say(Kind.STARTED, key)
+        await store.commit("r", "p1", keys)
+        complete = await store.hear(Kind.GROUP_COMPLETE, 2)
+        assert [len(row.payload["members"]) for row in complete] == [2, 2]
+        assert [d["kept"] for d in await store.decide("r", 0, 1)] == [True, True]
+        await finish(w, store, [], "p2")
+        await store.hear(Kind.FINISHED)
+        view = await w.until(lambda v: v["state"] == "finished")
+        assert view["counts"]["completed"] == 4
+        assert view["reward_mean"] == 1.0
+        assert not w.core.state.runs["r"].groups, "what is settled must leave memory"
+
+
+@KINDS
+async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(tmp_path: Path, kind: str) -> None:
+    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run()
+        await w.submit(group())
+        async with w.worker("run") as run:
+            (first,) = await init.take()
+            run.say(Kind.STARTED, first)
+            await w.until(lambda v: v["counts"]["running"] == 1)
+        (second,) = await init.take()
+        assert second == first._replace(attempt=2)
+        answer = await store.ask(Kind.RESERVE, attempts=[list(first), list(second)])
+        assert answer["granted"] == [list(second)]
+        assert answer["refused"] == [[*first, "fenced"]]
+        with pytest.raises(FencedError):
+            await store.ask(Kind.COMMIT, "r", part="p", rollouts=[{"rollout_id": 0, "attempt": 1, "reward": 1.0}])
+
+
+async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
+        await w.run()
+        await w.submit(group())
+        (first,) = await init.take()
+        init.say(Kind.FAILED, first, code="sandbox_start")
+        await init.take()
+        run.say(Kind.STARTED, first)
+        (stop,) = await run.hear(Kind.CANCEL)
+        assert stop.key == first
+
+
+@KINDS
+async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str) -> None:
+    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run()
+        await w.submit(group(n=2))
+        keys = await init.take(2)
+        status, answer = await w.http("DELETE", f"/v1/runs/r/rollouts/{keys[0].rollout_id}")
+        assert (status, answer["state"]) == (200, "cancelled")
+        stop, *_ = await init.hear(Kind.CANCEL)
+        assert stop.key == keys[0]
+        (ended,) = await store.hear(Kind.TERMINAL)
+        assert (ended.rollout_id, ended.payload["failure_code"]) == (keys[0].rollout_id, "cancelled")
+        assert (await w.http("DELETE", "/v1/runs/r"))[1]["counts"]["cancelled"] == 2
+        await store.hear(Kind.GROUP_COMPLETE)
+
+
+async def test_a_commit_in_flight_beats_a_cancellation(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run()
+        await w.submit(group())
+        keys = await init.take()
+        await store.ask(Kind.RESERVE, attempts=[list(keys[0])])
+        assert (await w.http("DELETE", "/v1/runs/r/rollouts/0"))[1]["state"] == "reserved"
+        await store.commit("r", "p", keys)
+        assert (await w.http("GET", "/v1/runs/r/rollouts/0"))[1]["state"] == "completed"
+
+
+async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_through(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
+        await w.run()
+        await w.submit(group())
+        keys = await init.take()
+        run.say(Kind.STARTED, keys[0])
+        async with w.worker("store") as store:
+            await store.ask(Kind.RESERVE, attempts=[list(keys[0])])
+            await w.http("DELETE", "/v1/runs/r/rollouts/0")
+        await w.until(lambda v: v["counts"]["cancelled"] == 1)
+
+
+async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(limits={"max_attempts": 2})
+        await w.submit(group())
+        for attempt in (1, 2):
+            (key,) = await init.take()
+            assert key.attempt == attempt
+            init.say(Kind.FAILED, key, code="sandbox_start", payload={"message": "no image"})
+        (ended,) = await store.hear(Kind.TERMINAL)
+        assert (ended.payload["status"], ended.payload["failure_code"]) == ("failed", "sandbox_start")
+        assert ended.payload["failure_message"] == "no image"
+
+
+async def test_commit_answers_the_same_to_the_same_part(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run()
+        await w.submit(group(n=2))
+        keys = await init.take(2)
+        first = await store.commit("r", "p", keys[:1])
+        assert await store.commit("r", "p", keys[:1]) == first
+        assert (await store.commit("r", "q", keys[1:]))["commit_seq"] == first["commit_seq"] + 1
+        again = await store.ask(Kind.RESERVE, attempts=[list(keys[0])])
+        assert again["refused"] == [[*keys[0], "committed"]]
+
+
+@KINDS
+async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_path: Path, kind: str) -> None:
+    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("run") as run, w.worker("store") as store:
+        await w.run()
+        await w.submit(group(n=3))
+        keys = sorted(await init.take(3))
+        for key in keys[:2]:
+            run.say(Kind.STARTED, key)
+        await store.commit("r", "p", keys[:1])
+    async with world(tmp_path, kind) as w, w.worker("run", held=keys[:2]) as run, w.worker("init") as init:
+        (welcome,) = run.of(Kind.WELCOME)
+        assert welcome.payload["refused"] == [list(keys[0])], "it is committed, nobody need hold it"
+        (again,) = await init.take()
+        assert again == keys[2]._replace(attempt=2)
+        async with w.worker("store") as store:
+            (told,) = await store.hear(Kind.RUN)
+            assert told.payload["parts"] == ["p"]
+            await store.commit("r", "q", [keys[1], again])
+        assert (await w.view())["counts"]["completed"] == 3
+
+
+async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init:
+        await w.run()
+        await w.submit(group("a", n=2), group("b"))
+        await w.http("DELETE", "/v1/runs/r/groups/0")
+        async with w.worker("store", "store-0") as store:
+            (told,) = await store.hear(Kind.RUN)
+            assert [row["task_id"] for row in told.payload["tasks"]] == ["a", "b"]
+            assert [row["rollout_id"] for row in told.payload["terminals"]] == [0, 1]
+            assert [row["group_id"] for row in told.payload["complete"]] == [0]
+            await store.decide("r", 0, kept=False)
+            await store.ask(Kind.COMMIT, "r", part="p", terminals=[0, 1], tasks_upto=1)
+        async with w.worker("store", "store-0") as store:
+            (told,) = await store.hear(Kind.RUN)
+            assert [row["task_id"] for row in told.payload["tasks"]] == ["b"]
+            assert told.payload["terminals"] == told.payload["complete"] == []
+            assert [(row["event"], row["kept"]) for row in told.payload["group_events"]] == [("decided", False)]
+            assert [row["part"] for row in told.payload["unpublished"]] == ["p"]
+            (key,) = await init.take()
+            await store.commit("r", "q", [key])
+            await store.hear(Kind.GROUP_COMPLETE)
+            assert not store.of(Kind.TERMINAL), "the snapshot said it"
+
+
+async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(delivery="stream")
+        await w.submit(*(group(str(i)) for i in range(3)))
+        await store.commit("r", "p", await init.take(3))
+        await store.decide("r", 0, 1, 2)
+        first = await store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[2, 0, 9], [0, 0, 9]])
+        assert first["delivered"] == [[2, 0], [0, 1]]
+        again = await store.ask(Kind.HANDOUT, "r", consumer="other", groups=[[0, 0, 9], [1, 0, 9], [2, 0, 9]])
+        assert again["delivered"] == [[0, 1], [1, 2], [2, 0]]
+
+
+async def test_groups_that_are_too_old_go_stale_at_handout(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(delivery="stream", max_staleness=1)
+        await w.submit(*(group(str(i)) for i in range(2)))
+        await store.commit("r", "p", await init.take(2))
+        await store.decide("r", 0, 1)
+        for version in (1, 2):
+            assert (await w.http("POST", "/v1/runs/r/versions", {}))[1]["version"] == version
+        assert [row.payload["version"] for row in await init.hear(Kind.VERSION, 2)] == [1, 2]
+        answer = await store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 9], [1, 1, 9]])
+        assert answer == {"delivered": [[1, 0]], "stale": [0]}
+        assert (await w.view())["groups"]["stale"] == 1
+
+
+async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(delivery="stream", max_unacked_groups=2)
+        await w.submit(*(group(str(i)) for i in range(4)))
+        keys = await init.take(2)
+        await store.commit("r", "p", keys)
+        await store.decide("r", 0, 1)
+        await store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 9], [1, 0, 9]])
+        with pytest.raises(ConflictError, match="r@3"):
+            await store.ask(Kind.CURSOR, "r", consumer="primary", seq=3)
+        await store.ask(Kind.CURSOR, "r", consumer="observer", seq=2)
+        await asyncio.sleep(0.3)
+        assert (await w.view())["counts"]["queued"] == 2, "a stalled trainer stalls the pipeline"
+        await store.ask(Kind.CURSOR, "r", consumer="primary", seq=1)
+        assert len(await init.take(1)) == 1
+        await store.ask(Kind.CURSOR, "r", consumer="primary", seq=0)
+        assert (await w.view())["cursors"] == {"primary": 0, "observer": 2}
+
+
+async def test_target_groups_makes_the_rest_redundant(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(target_groups=1, filter="dapo", max_open_groups=3)
+        await w.submit(*(group(str(i)) for i in range(6)))
+        keys = sorted(await init.take(3))
+        await store.commit("r", "p", keys[:2])
+        await store.decide("r", 0, kept=False)
+        assert [key.rollout_id for key in await init.take(1)] == [3], "a dropped group is replenished"
+        await store.decide("r", 1)
+        view = await w.until(lambda v: v["counts"]["cancelled"] == 4)
+        assert (view["groups"]["kept"], view["groups"]["dropped"]) == (1, 1)
+        redundant = await store.hear(Kind.TERMINAL, 4)
+        assert {row.payload["failure_code"] for row in redundant} == {"redundant"}
+        assert [d["reason"] for d in await store.decide("r", 2, kept=True)] == ["incomplete"], "nothing in it was completed"
+
+
+async def test_an_open_group_bound_holds(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(max_open_groups=2)
+        await w.submit(*(group(str(i), n=2) for i in range(4)))
+        keys = await init.take(4)
+        assert {key.rollout_id // 2 for key in keys} == {0, 1}
+        await asyncio.sleep(0.3)
+        assert (await w.view())["counts"]["queued"] == 4
+        await store.commit("r", "p", sorted(keys)[:2])
+        await store.decide("r", 0)
+        assert {key.rollout_id // 2 for key in await init.take(2)} == {2}
+
+
+async def test_waiting_without_workers_ends_as_queue_deadline(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run(limits={"queue_s": 0.2})
+        await w.submit(group(n=3))
+        view = await w.until(lambda v: v["counts"]["failed"] == 3)
+        assert (await w.http("GET", "/v1/runs/r/rollouts/0"))[1]["failure_code"] == "queue_deadline"
+        assert view["groups"]["open"] == 1, "the store has still to decide it"
+
+
+async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path: Path) -> None:
+    async with world(tmp_path, "flight") as w:
+        await w.run()
+        await w.submit(group(n=2))
+        async with w.worker("init") as init:
+            assert init.inlet is not None
+            taken = await init.inlet.take()
+            init.control.emit(Kind.STARTED, taken[0].key, stage="init")
+            await init.inlet.close()
+            await w.until(lambda v: v["counts"]["leased"] == 2)
+            await asyncio.sleep(0.5)
+            assert taken[0].key in {record.key for record in w.core.state.workers["init-0"].held}

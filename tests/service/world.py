@@ -1,0 +1,185 @@
+"""A gateway in this process, and workers that speak the real protocols to it: what the tests of the service play with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+from prorl.config import GroupBody, RunConfig, ServiceConfig, TaskBody
+from prorl.control import ControlRow, Kind
+from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.flight.control import ControlClient, Identity
+from prorl.flight.inlet import Inlet
+from prorl.protocols import Network
+from prorl.service.log import ControlLog
+from prorl.service.serve import Served, serving
+from prorl.types import AttemptKey, Json, Task
+
+TOKEN = "secret"
+
+
+def no_check(task: Task) -> None:
+    """Any task is fine."""
+
+
+def group(name: str = "t", n: int = 1, key: str = "") -> GroupBody:
+    """A group of the env that needs nothing."""
+    return GroupBody(task=TaskBody(task_id=name, env="noop", prompt=name), n=n, key=key)
+
+
+def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
+    """A service on a root of its own; the socket's path stays short."""
+    sockets = tmp_path / "s"
+    sockets.mkdir(exist_ok=True)
+    given = {"root": tmp_path / "root", "socket_dir": sockets, "token": TOKEN, "backends": ("scripted:oracle",), **more}
+    return ServiceConfig(**given)
+
+
+class Worker:
+    """A worker of any role; INIT also has the lease edge."""
+
+    def __init__(self, network: Network, config: ServiceConfig, role: str, name: str, held: Iterable[AttemptKey] = ()) -> None:
+        self.name, self.role = name, role
+        self.held = list(held)
+        self.heard: list[ControlRow] = []
+        self._news = asyncio.Event()
+        identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8)
+        self.control = ControlClient(
+            network, config.gateway_flight, identity, held=lambda: self.held, on=dict.fromkeys(Kind, self._hear)
+        )  # fmt: skip
+        self.inlet = Inlet(network, "lease", identity.hello(), slots=8) if role == "init" else None
+        self._location = config.gateway_flight
+
+    def _hear(self, row: ControlRow) -> None:
+        self.heard.append(row)
+        self._news.set()
+
+    async def __aenter__(self) -> Worker:
+        self.control.start()
+        await self.control.welcomed.wait()
+        if self.inlet is not None:
+            self.inlet.set_upstreams([self._location])
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self.inlet is not None:
+            await self.inlet.close()
+        await self.control.close()
+
+    def of(self, kind: Kind) -> list[ControlRow]:
+        """What it has heard of a kind."""
+        return [row for row in self.heard if row.kind is kind]
+
+    async def hear(self, kind: Kind, count: int = 1) -> list[ControlRow]:
+        """Wait until it has heard `count` rows of a kind."""
+        async with asyncio.timeout(10):
+            while len(found := self.of(kind)) < count:
+                self._news.clear()
+                await self._news.wait()
+        return found
+
+    async def take(self, count: int = 1) -> list[AttemptKey]:
+        """Receive leases, say that INIT has them, free their slots."""
+        assert self.inlet is not None
+        taken: list[AttemptKey] = []
+        async with asyncio.timeout(10):
+            while len(taken) < count:
+                taken += [key for key, _ in await self.inlet.take()]
+        for key in taken:
+            self.control.emit(Kind.STARTED, key, stage="init")
+            self.inlet.done(key)
+        return taken
+
+    def say(self, kind: Kind, key: AttemptKey, code: str = "", payload: Json = None) -> None:
+        """An event about an attempt."""
+        self.control.emit(kind, key, stage=self.role, code=code, payload=payload)
+
+    async def ask(self, kind: Kind, run_id: str = "", **payload: Json) -> Json:
+        """A request and its answer."""
+        async with asyncio.timeout(10):
+            return await self.control.request(kind, run_id=run_id, payload=payload)
+
+    async def commit(self, run_id: str, part: str, keys: Iterable[AttemptKey] = (), reward: float = 1.0, **more: Json) -> Json:
+        """Reserve, commit and publish."""
+        keys = list(keys)
+        await self.ask(Kind.RESERVE, attempts=[list(key) for key in keys])
+        rollouts = [
+            {"rollout_id": key.rollout_id, "attempt": key.attempt, "reward": reward, "failure_code": "", "min_version": 0} for key in keys
+        ]
+        answer = await self.ask(Kind.COMMIT, run_id, part=part, files=[], rollouts=rollouts, **more)
+        await self.ask(Kind.PUBLISHED, run_id, commit_seq=answer["commit_seq"])
+        return answer
+
+    async def decide(self, run_id: str, *groups: int, kept: bool = True) -> Json:
+        """Propose the same decision for groups."""
+        decisions = [{"group_id": g, "kept": kept, "reason": "test", "num_valid": 1, "mean_reward": 1.0, "min_version": 0} for g in groups]
+        return (await self.ask(Kind.PROPOSE, run_id, decisions=decisions))["decisions"]
+
+
+class World:
+    """A served gateway and an HTTP client."""
+
+    def __init__(self, config: ServiceConfig, network: Network, served: Served, session: aiohttp.ClientSession) -> None:
+        self.config, self.network, self.served, self._session = config, network, served, session
+
+    @property
+    def core(self):  # type: ignore[no-untyped-def]
+        """The gateway's core."""
+        return self.served.gateway.core
+
+    def worker(self, role: str, name: str = "", held: Iterable[AttemptKey] = ()) -> Worker:
+        """A worker that is not connected yet."""
+        return Worker(self.network, self.config, role, name or f"{role}-0", held)
+
+    async def http(self, method: str, path: str, body: Json = None) -> tuple[int, Json]:
+        """A request with the token."""
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        async with self._session.request(method, self.served.http + path, json=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async def run(self, run_id: str = "r", **config: Json) -> None:
+        """Make a run."""
+        status, answer = await self.http("POST", "/v1/runs", {"run_id": run_id, **config})
+        assert status in (200, 201), answer
+
+    async def submit(self, *groups: GroupBody, run_id: str = "r", last: bool = False) -> list[Json]:
+        """Submit groups."""
+        body = {"groups": [one.model_dump(mode="json") for one in groups], "last": last}
+        status, answer = await self.http("POST", f"/v1/runs/{run_id}/groups", body)
+        assert status in (200, 202), answer
+        return list(answer["groups"])
+
+    async def view(self, run_id: str = "r") -> Json:
+        """The run as HTTP shows it."""
+        return (await self.http("GET", f"/v1/runs/{run_id}"))[1]
+
+    async def until(self, holds: Callable[[Json], bool], run_id: str = "r") -> Json:
+        """Wait until the run's view satisfies something."""
+        async with asyncio.timeout(10):
+            while not holds(view := await self.view(run_id)):
+                await asyncio.sleep(0.02)
+        return view
+
+
+@asynccontextmanager
+async def world(tmp_path: Path, kind: str = "local", log: ControlLog | None = None, **more: Json) -> AsyncIterator[World]:
+    """A gateway over a network of a kind, on `tmp_path`; entering it again is a restart."""
+    config = settings(tmp_path, **more)
+    async with AsyncExitStack() as stack:
+        network: Network = FlightNetwork(token=TOKEN) if kind == "flight" else LocalNetwork()
+        stack.push_async_callback(network.close)
+        served = await stack.enter_async_context(serving(config, network, log))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield World(config, network, served, session)
+
+
+RunMaker = Callable[..., Awaitable[None]]
+
+
+def run_config(**given: Json) -> RunConfig:
+    """A run's config."""
+    return RunConfig(run_id="r", **given)
