@@ -1,0 +1,232 @@
+"""The consumers of `prorl bench stream`: one process per path, so that each has its own memory peak.
+
+    python -m prorl.bench.stream_paths PATH LOCATION PORT RUN [--device cpu]
+
+Prints `ready {}` when its imports are done; then, for each line on standard input, takes the whole payload once and prints one
+JSON object: seconds, cpu_s, num_tokens, checksum (sum of all token ids), and what the path alone knows. Every path but `received`
+and `socket` ends with torch tensors on the device and reads every byte of tokens and logprobs once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import resource
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from prorl.client import PackedBatch
+from prorl.client.fetch import FlightSource
+from prorl.flight import tune
+from prorl.flight.ticket import Ticket
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_BYTES = 2 << 30
+"""All of the run in one plan."""
+
+
+class Took(NamedTuple):
+    """What one round found; `more` is the path's own."""
+
+    seconds: float
+    num_tokens: int
+    checksum: int
+    more: dict[str, float]
+
+
+class Consumer:
+    """One path. The connection is made before the first round and kept."""
+
+    def __init__(self, location: str, port: int, run: str, device: str) -> None:
+        self._location, self._run, self._device = location, run, device
+        self._source: FlightSource | None = None
+        self._socket: socket.socket | None = None
+        self._port = port
+        self._staging = bytearray(0)
+
+    def received(self) -> Took:
+        """Flight over TCP: all record batches in memory, nothing read."""
+        start = time.perf_counter()
+        batches = list(self._flight(same_host=False).fetch(self._ticket(self._run)).batches)
+        seconds = time.perf_counter() - start
+        packed = [PackedBatch(batch, self._run) for batch in batches]
+        return Took(seconds, sum(b.num_tokens for b in packed), _checksum([b.token_ids for b in packed]), {"wire_bytes": _wire_bytes()})
+
+    def tensors(self) -> Took:
+        """Flight over TCP into tensors, every byte read."""
+        return self._into_tensors(same_host=False)
+
+    def mapped(self) -> Took:
+        """The mapped file of the same host into tensors, every byte read; memcpy of as many bytes beside it."""
+        took = self._into_tensors(same_host=True)
+        return took._replace(more={**took.more, "memcpy_s": _memcpy_seconds(int(took.more["bytes"]))})
+
+    def first_batch(self) -> Took:
+        """Time to the first batch of the same host, of the whole run and of the short one."""
+        found = {}
+        for run in (self._run, f"{self._run}-short"):
+            start = time.perf_counter()
+            fetched = self._flight(same_host=True).fetch(self._ticket(run))
+            first = PackedBatch(next(fetched.batches), run)
+            tensor = first.torch().token_ids
+            found[run] = (time.perf_counter() - start, first.num_tokens, int(tensor.sum()))
+        seconds, num_tokens, checksum = found[self._run]
+        return Took(seconds, num_tokens, checksum, {"short_s": found[f"{self._run}-short"][0]})
+
+    def socket(self) -> Took:
+        """The same Arrow bytes over a raw socket into a buffer that is there already."""
+        start = time.perf_counter()
+        payload = self._ask("socket")
+        seconds = time.perf_counter() - start
+        import pyarrow as pa
+
+        batches = [PackedBatch(batch, self._run) for batch in pa.ipc.open_stream(pa.py_buffer(payload))]
+        return Took(seconds, sum(b.num_tokens for b in batches), _checksum([b.token_ids for b in batches]), {"bytes": len(payload)})
+
+    def json_lists(self) -> Took:
+        """JSON lists (orjson both ends, no HTTP) into packed tensors."""
+        return self._from_lists("json_lists", orjson.loads)
+
+    def pickled_lists(self) -> Took:
+        """Pickled Python lists into packed tensors."""
+        return self._from_lists("pickled_lists", pickle.loads)
+
+    def dataproto(self) -> Took:
+        """A pickled dict of padded int64 tensors, as trainers of the verl family send."""
+        start = time.perf_counter()
+        tensors = pickle.loads(self._ask("dataproto"))
+        ids, mask = tensors["input_ids"].to(self._device), tensors["attention_mask"].to(self._device)
+        checksum, num_tokens = int((ids * mask).sum()), int(mask.sum())
+        read = [float(tensors[name].to(self._device).sum()) for name in ("rollout_log_probs", "loss_mask", "position_ids")]
+        return Took(time.perf_counter() - start, num_tokens, checksum, {"read": len(read)})
+
+    def _from_lists(self, form: str, loads: Callable[[Any], Any]) -> Took:
+        import torch
+
+        start = time.perf_counter()
+        rows = loads(self._ask(form))
+        ids = torch.cat([torch.tensor(row["token_ids"], dtype=torch.int32) for row in rows]).to(self._device)
+        logprobs = torch.cat([torch.tensor(row["logprobs"], dtype=torch.float32) for row in rows]).to(self._device)
+        checksum = int(ids.sum()) if float(logprobs.sum()) <= 0 else -1
+        return Took(time.perf_counter() - start, len(ids), checksum, {})
+
+    def _into_tensors(self, *, same_host: bool) -> Took:
+        start = time.perf_counter()
+        num_tokens = num_bytes = 0
+        totals, ids = [], []
+        for arrow in self._flight(same_host=same_host).fetch(self._ticket(self._run)).batches:
+            batch = PackedBatch(arrow, self._run)
+            tensors = batch.torch()
+            totals += [_total(tensors.token_ids.to(self._device)), _total(tensors.logprobs.to(self._device))]
+            num_tokens += batch.num_tokens
+            num_bytes += batch.token_ids.nbytes + batch.logprobs.nbytes
+            ids.append(batch.token_ids)
+        read = sum(totals)
+        seconds = time.perf_counter() - start
+        return Took(seconds, num_tokens, _checksum(ids), {"bytes": num_bytes, "read": float(read % 2)})
+
+    def _flight(self, *, same_host: bool) -> FlightSource:
+        if self._source is None:
+            self._source = FlightSource(self._location, same_host=same_host)
+        return self._source
+
+    def _ticket(self, run: str) -> Ticket:
+        return Ticket(run=run, consumer=str(os.getpid()), cursor=f"{run}@0", max_bytes=MAX_BYTES)
+
+    def _ask(self, form: str) -> memoryview:
+        if self._socket is None:
+            self._socket = socket.create_connection(("127.0.0.1", self._port))
+        self._socket.sendall(form.encode() + b"\n")
+        length = int.from_bytes(_exactly(self._socket, memoryview(bytearray(8))), "little")
+        if len(self._staging) < length:
+            self._staging = bytearray(length)
+        return _exactly(self._socket, memoryview(self._staging)[:length])
+
+
+def _exactly(source: socket.socket, into: memoryview) -> memoryview:
+    filled = 0
+    while filled < len(into):
+        got = source.recv_into(into[filled : filled + (1 << 20)])
+        assert got, "the rival's producer is gone"
+        filled += got
+    return into
+
+
+def _total(tensor: Any) -> int:
+    """Reads every byte: the sum of the tensor's memory taken as int64 (a sum of int32 would be bound by the widening)."""
+    import torch
+
+    even = tensor[: len(tensor) // 2 * 2]
+    return int(even.view(torch.int64).sum()) if even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0 else int(even.sum())
+
+
+def _checksum(arrays: list[NDArray[np.int32]]) -> int:
+    return sum(int(array.sum(dtype=np.int64)) for array in arrays)
+
+
+def _memcpy_seconds(num_bytes: int) -> float:
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wire_bytes() -> int:
+    """Bytes that this process's TCP connections have received, as the kernel counts them (tcp_info.tcpi_bytes_received)."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as duplicate:
+                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                    info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+                    total += struct.unpack_from("<Q", info, 128)[0]
+        except OSError:
+            continue
+    return total
+
+
+def main() -> None:
+    """Serve rounds."""
+    options = argparse.ArgumentParser()
+    options.add_argument("path", choices=[name for name in vars(Consumer) if not name.startswith("_")])
+    options.add_argument("location")
+    options.add_argument("port", type=int)
+    options.add_argument("run")
+    options.add_argument("--device", default="cpu")
+    given = options.parse_args()
+    tune()
+    if given.path not in ("received", "socket"):
+        import torch
+
+        torch.set_num_threads(1)
+        torch.zeros(1).to(given.device)
+    consume = getattr(Consumer(given.location, given.port, given.run, given.device), given.path)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print("ready", "{}", flush=True)
+    for _ in sys.stdin:
+        cpu = time.process_time()
+        took: Took = consume()
+        peak_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
+        values = took._asdict() | {"cpu_s": time.process_time() - cpu, "peak_mib": peak_mib}
+        print(json.dumps(values), flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)
