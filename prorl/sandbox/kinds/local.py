@@ -59,7 +59,7 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
         serve(
             listener_fd,
             status_fd,
-            {"workspace": launch.folder, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid},
+            {"workspace": launch.folder, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid, "alone": launch.uid >= 0},
         )
     os._exit(EXIT_CRASHED)
 

@@ -91,7 +91,7 @@ def _pid_one(launch: Launch, sources: list[Source], listener_fd: int, status_fd:
         serve(
             listener_fd,
             status_fd,
-            {"workspace": WORKSPACE, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid},
+            {"workspace": WORKSPACE, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid, "alone": True},
         )
     os._exit(EXIT_CRASHED)
 

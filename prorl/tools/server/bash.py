@@ -4,7 +4,7 @@ The text of a command never crosses the tty (a typed line is cut at 4095 bytes, 
 inherits, and the server types one short fixed line which reads and evaluates it. The end is in band, because a pty is flushed
 asynchronously and a separate status channel would overtake the last bytes of output:
 
-    \x1e NONCE <sequence> \x1f <exit code> \x1f <cwd> \x1f NONCE \x1e
+    \x1e NONCE <sequence> \x1f <exit code> \x1f NONCE \x1e
 
 It is printed on a duplicate of the tty from element 1 of PROMPT_COMMAND (an agent's own `PROMPT_COMMAND=...` replaces element
 0) and, should that be lost, from PS1. The sequence number tells a late marker from the one waited for.
@@ -22,20 +22,26 @@ import secrets
 import signal
 import termios
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 from ptyprocess import PtyProcess
 
-from prorl.tools.server.children import descendants, prepare
+from prorl.tools.server.children import MakeRoom, descendants, prepare, session
 from prorl.tools.server.events import Events
 from prorl.tools.server.output import Capped
 
-MARK_BYTES = 4400
-"""Longest marker: a path of 4096 bytes and the rest."""
+MARK_BYTES = 80
+"""Longest marker. Short and without a newline, so that it is one write, which no background job can split."""
 INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
 START_S = 10.0
 COMMAND_FD, TTY_FD = 198, 199
-"""Numbers inside the shell, high enough to leave the agent `exec 3<file`."""
+"""Numbers inside the shell, high enough to leave the agent `exec 3<file`. Its programs inherit both: closing them around the
+`eval` would make bash save them at 10 and 11, which the agent may want."""
+REARM = "PS1=$__prorl_p;PROMPT_COMMAND[__prorl_i]=$__prorl_e;__prorl_s(){ return $1;}"
+"""Before each command: what an earlier one did to the prompt is undone."""
+RESTORE = "case $- in *e*);;*)__prorl_s $__prorl_r;esac"
+"""Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone)."""
 EXIT_TIMEOUT = 124
 
 
@@ -53,12 +59,14 @@ class BashDied(Exception):
 class Bash:
     """One shell. `run` is the whole interface; a shell that died is replaced before the next command."""
 
-    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int) -> None:
-        self._events, self._env, self._home, self._cap = events, env, cwd, output_bytes
+    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom) -> None:
+        self._events, self._env, self._home, self._cap, self._room = events, env, cwd, output_bytes, room
         self._cwd = cwd
         self._process: Any = None
         self._pending = b""
         self._sequence = 0
+        self._unread = False
+        """Whether the last shell ended without reading the command it was sent."""
         self._busy = False
         """A command that was left running by `on_timeout: keep`."""
 
@@ -67,16 +75,15 @@ class Bash:
         if self._process is not None:
             return
         self._nonce = secrets.token_hex(8).encode()
-        self._end = re.compile(b"\x1e" + self._nonce + rb"(\d+)\x1f(\d+)\x1f([^\x1f]*)\x1f" + self._nonce + b"\x1e")
+        self._end = re.compile(b"\x1e" + self._nonce + rb"(\d*)\x1f(\d+)\x1f" + self._nonce + b"\x1e")
         self._memory = os.memfd_create("command", 0)
         os.set_inheritable(self._memory, True)
-        env = dict(self._env, PS1="", PS2="", HISTFILE="/dev/null", TERM="dumb", PAGER="cat", GIT_PAGER="cat")
+        env = dict(self._env, HISTFILE="/dev/null")
         argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
         cwd = self._cwd if os.path.isdir(self._cwd) else self._home
+        spawn = partial(PtyProcess.spawn, argv, env=env, cwd=cwd, echo=False, dimensions=(50, 200), preexec_fn=prepare)
         try:
-            self._process = PtyProcess.spawn(
-                argv, env=env, cwd=cwd, echo=False, dimensions=(50, 200), pass_fds=(self._memory,), preexec_fn=prepare
-            )
+            self._process = self._room(lambda: spawn(pass_fds=(self._memory,)))
         except OSError as cause:
             os.close(self._memory)
             raise BashDied(f"cannot start bash: {cause}") from cause
@@ -92,13 +99,13 @@ class Bash:
 
     def _handshake(self) -> None:
         nonce, fd = self._nonce.decode(), self._memory
-        mark = rf"\036{nonce}${{__prorl_n}}\037%s\037%s\037{nonce}\036"
-        prompt = rf"\036{nonce}${{__prorl_n}}\037$?\037${{PWD}}\037{nonce}\036"
-        emit = f'builtin printf "{mark}" "$?" "$PWD" >&{TTY_FD} 2>/dev/null;PS1=$__prorl_p;PS2='
+        mark = rf"\036{nonce}${{__prorl_n}}\037%s\037{nonce}\036"
+        prompt = rf"\036{nonce}${{__prorl_n}}\037$?\037{nonce}\036"
+        emit = f'builtin printf "{mark}" "$?" >&{TTY_FD} 2>/dev/null;PS1=$__prorl_p;PS2='
         text = (
             f"exec {COMMAND_FD}<&{fd} {fd}<&- {TTY_FD}>&1;set +H +o history;unset HISTFILE;"
-            f"__prorl_p='{prompt}';PS1=$__prorl_p;PS2=;"
-            f"if ((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501));then PROMPT_COMMAND=(: '{emit}');else PROMPT_COMMAND='{emit}';fi"
+            f"__prorl_p='{prompt}';__prorl_e='{emit}';__prorl_i=0;PS2=;"
+            "((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501))&&PROMPT_COMMAND=(:)&&__prorl_i=1;" + REARM
         )
         # The first command is the set-up itself, read by the same kind of line as all later ones.
         self._type(f'__prorl_n={self._next()};IFS= read -rd "" -u {fd} __c;eval "$__c"\n', text.encode())
@@ -121,22 +128,34 @@ class Bash:
         data = command.encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError("the command holds a NUL byte; bash cannot read it")
-        if self._busy:
-            self._end_command(Capped(0))
+        if self._busy and self._end_command(Capped(0)).died:
+            self._discard()
+        self._events.reap()
+        if self._process is not None and self._events.status(self._pid) is not None:
+            self._discard()  # it ended between two commands, as after `exec </dev/null`
         self.start()
         termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
-        line = f'__prorl_n={self._next()};IFS= read -rd "" -u {COMMAND_FD} __c;eval "$__c" {COMMAND_FD}<&- {TTY_FD}>&-\n'
-        self._type(line, data)
-        return self._finish(until, arguments)
+        self._send(data)
+        output = Capped(self._cap)
+        result = self._finish(until, arguments, output)
+        if self._process is None and self._unread:
+            # The shell ended instead of reading the command (its stdin was closed before): nothing has run yet.
+            self.start()
+            self._send(data)
+            result = self._finish(until, arguments, output)
+        return result
+
+    def _send(self, data: bytes) -> None:
+        read = f'IFS= read -rd "" -u {COMMAND_FD} __c'
+        self._type(f'__prorl_r=$?;__prorl_n={self._next()};{REARM};{read};{RESTORE};eval "$__c"\n', data)
 
     def _feed_running(self, data: bytes, until: float, arguments: dict[str, Any]) -> dict[str, Any]:
         if not self._busy or self._process is None:
             raise ValueError("no program is running; send `command`")
         self._write(data)
-        return self._finish(until, arguments)
+        return self._finish(until, arguments, Capped(self._cap))
 
-    def _finish(self, until: float, arguments: dict[str, Any]) -> dict[str, Any]:
-        output = Capped(self._cap)
+    def _finish(self, until: float, arguments: dict[str, Any], output: Capped) -> dict[str, Any]:
         try:
             ended = self._collect(output, until)
             timed_out = ended.exit_code is None
@@ -243,8 +262,9 @@ class Bash:
                 break
             output.feed(self._pending[: match.start()])
             self._pending = self._pending[match.end() :]
-            if int(match.group(1)) == self._sequence:
-                self._cwd = os.fsdecode(match.group(3))
+            # No number: the command has unset our variables, so the marker can only be its own.
+            if int(match.group(1) or self._sequence) == self._sequence:
+                self._cwd = self._where()
                 return Ended(int(match.group(2)))
         start = self._pending.rfind(b"\x1e", -MARK_BYTES)
         if start >= 0 and not self._may_be_marker(self._pending[start:]):
@@ -254,9 +274,16 @@ class Bash:
         self._pending = self._pending[cut:]
         return None
 
+    def _where(self) -> str:
+        """The shell's directory, for the shell that may have to follow it."""
+        try:
+            return os.readlink(f"/proc/{self._pid}/cwd")
+        except OSError:
+            return self._cwd
+
     def _may_be_marker(self, data: bytes) -> bool:
         prefix = b"\x1e" + self._nonce
-        return prefix.startswith(data) or (data.startswith(prefix) and data.count(b"\x1f") <= 3)
+        return prefix.startswith(data) or (data.startswith(prefix) and len(data) < MARK_BYTES)
 
     def _take_pending(self) -> bytes:
         data, self._pending = self._pending, b""
@@ -269,6 +296,8 @@ class Bash:
         self._busy = False
         if self._process is None:
             return Ended(EXIT_TIMEOUT)
+        # With ISIG set, Ctrl-C is a signal and empties the input queue; `stty -isig` would make it a character.
+        termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
         self._write(b"\x03")
         ended = self._collect(output, time.monotonic() + INTERRUPT_S)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
@@ -279,7 +308,8 @@ class Bash:
             ended = self._collect(output, time.monotonic() + wait_s)
         if ended.exit_code is not None:
             return ended
-        _kill(self._pid, signal.SIGKILL)
+        for pid in session(self._pid):
+            _kill(pid, signal.SIGKILL)
         return self._collect(output, time.monotonic() + KILL_S)._replace(died=True)
 
     def _foreground(self) -> list[int]:
@@ -298,6 +328,7 @@ class Bash:
         # bash gives jobs groups of their own, so each descendant is signalled, then the shell.
         for pid in [*descendants(self._pid), self._pid]:
             _kill(pid, signal.SIGKILL)
+        self._unread = os.lseek(self._memory, 0, os.SEEK_CUR) == 0
         self._process.fileobj.close()
         self._process.closed = True  # else ptyprocess sleeps 0.1 s a step in its destructor
         os.close(self._memory)

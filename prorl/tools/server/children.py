@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from prorl.tools.server.events import Events
 
 OOM_FIRST = b"1000"
+KILL_S, REAP_S = 2.0, 0.01
+T = TypeVar("T")
 
 
 def prepare(make_dumpable: bool = True) -> None:
@@ -53,6 +60,39 @@ class Forked:
             os._exit(127)
 
 
+class MakeRoom:
+    """Runs something that forks; when the sandbox's process limit is reached, everything inside is killed first.
+
+    The agent has broken its own sandbox then, and its next command must not fail for that. Only where no process outside
+    can be hit (`alone`): the server is pid 1 of its namespace, or has a uid for itself.
+    """
+
+    def __init__(self, events: Events, alone: bool) -> None:
+        self._events, self._alone = events, alone
+
+    def __call__(self, fork: Callable[[], T]) -> T:
+        until = 0.0
+        while True:
+            try:
+                return fork()
+            except OSError as error:
+                if error.errno != errno.EAGAIN or not self._alone or 0.0 < until < time.monotonic():
+                    raise
+            until = until or time.monotonic() + KILL_S
+            kill_everything()
+            # A dead process counts until it is reaped, by us or by the guard outside.
+            self._events.wait([], time.monotonic() + REAP_S, peers=True)
+            self._events.reap()
+
+
+def kill_everything() -> None:
+    """SIGKILL to every process that the kernel lets us signal, except this one."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 def spawn(argv: Sequence[str], stdin: int, stdout: int, env: dict[str, str], cwd: str) -> int:
     """Fork and exec with both outputs on `stdout`; returns the pid. Raises OSError when the program cannot be run."""
     read, write = os.pipe2(os.O_CLOEXEC)
@@ -73,6 +113,21 @@ def spawn(argv: Sequence[str], stdin: int, stdout: int, env: dict[str, str], cwd
         number = int(error)
         raise OSError(number, os.strerror(number) if number else "cannot run", argv[0])
     return pid
+
+
+def session(leader: int) -> list[int]:
+    """Every living process of a session, orphans included, its leader last."""
+    members = [pid for pid in _pids() if pid != leader and _stat(pid)[3:4] == [str(leader).encode()]]
+    return [*members, leader]
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat from the state on: state, parent, group, session ..."""
+    return (_read(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def signal_group(pid: int, number: int) -> None:

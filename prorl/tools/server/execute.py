@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from prorl.tools.server.children import signal_group, spawn
+from prorl.tools.server.children import MakeRoom, signal_group, spawn
 from prorl.tools.server.events import Events
 from prorl.tools.server.output import Capped
 
@@ -17,21 +17,24 @@ LINGER_S = 0.2
 KILL_S = 1.0
 
 
-def execute(
-    events: Events,
-    argv: list[str],
-    stdin: bytes,
-    env: dict[str, str],
-    cwd: str,
-    output_bytes: int,
-    until: float,
-) -> dict[str, Any]:
+class Place(NamedTuple):
+    """Where programs run."""
+
+    events: Events
+    room: MakeRoom
+    env: dict[str, str]
+    cwd: str
+    output_bytes: int
+
+
+def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[str, Any]:
     """Exit code 124 at the deadline, 126/127 when the program cannot be run, 128 + n when signal n ended it."""
-    output = Capped(output_bytes)
+    events = place.events
+    output = Capped(place.output_bytes)
     source = _stdin_of(stdin)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = spawn(argv, source, write, env, cwd)
+        pid = place.room(lambda: spawn(argv, source, write, place.env, place.cwd))
     except OSError as error:
         os.close(read)
         output.feed((f"{argv[0]}: {error.strerror}\n").encode("utf-8", "replace"))

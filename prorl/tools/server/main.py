@@ -23,9 +23,9 @@ from typing import Any
 
 from prorl.tools.server import beneath
 from prorl.tools.server.bash import Bash, BashDied
-from prorl.tools.server.children import set_dumpable
+from prorl.tools.server.children import MakeRoom, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
-from prorl.tools.server.execute import execute
+from prorl.tools.server.execute import Place, execute
 from prorl.tools.server.files import Files
 from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
 from prorl.tools.server.python import Python
@@ -47,11 +47,12 @@ class Server:
         self._env: dict[str, str] = dict(config["env"])
         self._refuse_uid: int = config.get("refuse_uid", -1)
         self._output_bytes: int = config.get("output_bytes", OUTPUT_BYTES)
-        self._bash = Bash(self._events, self._env, self._workspace, self._output_bytes)
+        self._room = MakeRoom(self._events, config.get("alone", False))
+        self._bash = Bash(self._events, self._env, self._workspace, self._output_bytes, self._room)
         self._tools = self._make_tools(config.get("tools", ["bash", "python", "files"]))
 
     def _make_tools(self, names: list[str]) -> dict[str, Callable[..., dict[str, Any]]]:
-        python = Python(self._events, self._env, self._workspace, self._output_bytes)
+        python = Python(self._events, self._env, self._workspace, self._output_bytes, self._room)
         known = {
             "bash": self._bash.run,
             "python": python.run,
@@ -145,7 +146,8 @@ class Server:
         argv = header.get("argv")
         if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("`argv` must be a list of strings")
-        return lambda until: execute(self._events, argv, stdin, self._env, self._workspace, self._output_bytes, until)
+        place = Place(self._events, self._room, self._env, self._workspace, self._output_bytes)
+        return lambda until: execute(place, argv, stdin, until)
 
     def _timed(
         self,

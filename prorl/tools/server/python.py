@@ -21,7 +21,7 @@ import traceback
 import types
 from typing import Any
 
-from prorl.tools.server.children import Forked, prepare, signal_group
+from prorl.tools.server.children import Forked, MakeRoom, prepare, signal_group
 from prorl.tools.server.events import Events
 from prorl.tools.server.output import Capped
 
@@ -32,8 +32,8 @@ EXIT_TIMEOUT = 124
 class Python:
     """One interpreter; started with its first cell, replaced when it died."""
 
-    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int) -> None:
-        self._events, self._env, self._cwd, self._cap = events, env, cwd, output_bytes
+    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom) -> None:
+        self._events, self._env, self._cwd, self._cap, self._room = events, env, cwd, output_bytes, room
         self._pid = 0
 
     def start(self) -> None:
@@ -42,7 +42,7 @@ class Python:
             return
         ours, theirs = socket.socketpair()
         read, write = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        pid = self._room(os.fork)
         if pid == 0:
             with Forked(2):
                 _become_interpreter(theirs, write, self._env, self._cwd)

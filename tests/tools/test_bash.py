@@ -1,0 +1,58 @@
+"""bash through the whole stack: each situation's output, exit code and state, in every kind of sandbox that works here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+import prorl.sandbox
+from prorl.sandbox.shell import Shell
+from tests.tools.situations import SITUATIONS, Input, Keep, Step
+
+KINDS = ("pyns", pytest.param("local", marks=pytest.mark.slow))
+in_module_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", params=KINDS, loop_scope="module")
+async def shell(request: pytest.FixtureRequest) -> AsyncIterator[Shell]:
+    """One shell for all situations: each must leave it usable."""
+    async with prorl.sandbox.open_shell(kind=request.param) as shell:
+        yield shell
+
+
+async def take(shell: Shell, step: Step) -> None:
+    """Do one exchange and check it."""
+    if isinstance(step.command, Input):
+        sent = await shell.send_input(step.command, step.timeout_s)
+    else:
+        on_timeout = "keep" if isinstance(step.command, Keep) else "interrupt"
+        sent = await shell.send(step.command, step.timeout_s, on_timeout=on_timeout)
+    where = f"{step.command[:80]!r} gave {sent.output[:200]!r}"
+    if isinstance(step.output, str):
+        assert sent.output == step.output, where
+    else:
+        assert step.output.search(sent.output), where
+    assert (sent.exit_code, sent.timed_out) == (step.exit_code, step.exit_code == 124), where
+
+
+@in_module_loop
+@pytest.mark.parametrize("name", SITUATIONS)
+async def test_situation(shell: Shell, name: str) -> None:
+    if name == "all processes killed" and "/workspace" not in (await shell.send("pwd")).output:
+        pytest.skip("in `local` this kills the tool server: tests/security/test_abuse.py holds that")
+    await shell.send("cd; wait 2>/dev/null", 10.0)
+    for step in SITUATIONS[name]:
+        await take(shell, step)
+
+
+def test_there_are_enough_situations() -> None:
+    assert len(SITUATIONS) >= 60
+
+
+@in_module_loop
+async def test_calls_in_flight_wait_their_turn(shell: Shell) -> None:
+    sent = await asyncio.gather(*(shell.send(f"echo {number}") for number in range(50)))
+    assert [one.output for one in sent] == [f"{number}\n" for number in range(50)]
