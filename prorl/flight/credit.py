@@ -182,9 +182,8 @@ class Grants:
     [Grant(upstream=0, rows=1, num_bytes=0)]
     """
 
-    def __init__(self, *, slots: int, window_bytes: int, plain: bool = False) -> None:
-        """`plain`: credit that comes back carries its share of the window, for a supplier that counts bytes by itself (the gateway)."""
-        self._slots, self._plain = slots, plain
+    def __init__(self, *, slots: int, window_bytes: int) -> None:
+        self._slots = slots
         self._row_bytes = max(1, window_bytes // slots)
         self._upstreams: dict[int, _Upstream] = {}
         self._orphans = 0
@@ -246,7 +245,7 @@ class Grants:
 
     def _grant(self, name: int, account: _Upstream, rows: int) -> list[Grant]:
         account.granted += rows
-        back = 0 if self._plain else min(rows, account.returned)
+        back = min(rows, account.returned)
         account.returned -= back
         fresh = rows - back
         both = (Grant(name, back, 0), Grant(name, fresh, fresh * self._row_bytes))

@@ -66,7 +66,7 @@ class Inlet:
         self.edge = edge
         self._network, self._hello = network, dict(hello)
         self._redelivered = edge in REDELIVERED_EDGES
-        self._grants = Grants(slots=slots, window_bytes=window_bytes, plain=edge == "lease")
+        self._grants = Grants(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
         self._names = count()
         self._announced: set[str] = set()

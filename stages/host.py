@@ -1,0 +1,253 @@
+"""`Stage`: hosts an operator between an Inlet and an Outlet. Knows rows, credit and events; nothing of sandboxes, models or graders.
+
+    upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Outlet --rows--> downstream
+                         <------- done, ack -------                  <------- acked, lost -------
+
+What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the Outlet had room for the result. What
+acks upstream: only EVAL, when the store acked; a RUN row is therefore kept until the store's commit.
+
+Every row in hand is told to the gateway when it comes (`started`) and, when no valid row will leave, when it ends: `failed` with the
+code, or `released` when somebody asked to stop it. A row whose failure is infra, task or cancelled still goes downstream if it has
+turns, for `partial/`. EVAL passes rows that failed in RUN on without a word, since their fate is decided.
+
+An operator's exception is never more than its own row: ours become their code, foreign ones `stage_error`.
+Not promised: an end in time, when an operator ignores both its deadline and its cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import pyarrow as pa
+
+from prorl.control import Kind
+from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
+from prorl.flight.inlet import Inlet
+from prorl.flight.outlet import Outlet
+from prorl.limits import Clock
+from prorl.protocols import Operator
+from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureClass, FailureCode, Json
+from prorl.types import Stage as StageName
+
+UPSTREAM = {StageName.INIT: "lease", StageName.RUN: "ready", StageName.EVAL: "ran"}
+DOWNSTREAM = {StageName.INIT: "ready", StageName.RUN: "ran", StageName.EVAL: "scored"}
+
+_FAILURE_COLUMN = {StageName.RUN: "failure_code", StageName.EVAL: "eval_failure_code"}
+
+TRAINS = frozenset({FailureClass.NONE, FailureClass.POLICY})
+
+log = logging.getLogger("prorl.stages")
+
+
+class Emit(Protocol):
+    """`ControlClient.emit`."""
+
+    def __call__(self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None) -> None: ...
+
+
+class Stage:
+    """One stage of one worker. `cuts` is shared with the operator: keys that were cancelled while it works on them."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        inlet: Inlet,
+        emit: Emit,
+        *,
+        slots: int,
+        finished_bytes: int = 64 << 20,
+        cuts: set[AttemptKey] | None = None,
+        tokens: Callable[[], int] = int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.name = operator.stage
+        self._operator, self._inlet, self._emit, self._tokens, self._clock = operator, inlet, emit, tokens, clock
+        self._slots = slots
+        self._cuts = cuts if cuts is not None else set()
+        edge = DOWNSTREAM[self.name]
+        self.outlet = Outlet(edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost)
+        self._working: dict[AttemptKey, asyncio.Task[None]] = {}
+        self._finished: dict[AttemptKey, pa.RecordBatch] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._num_done = self._num_failed = 0
+        self._busy_s = 0.0
+        self._busy_since = clock()
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Work until the inlet is closed; rows in hand then are cancelled without a word (the process is leaving)."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            while taken := await self._inlet.take():
+                for key, row in taken:
+                    self._start(key, row)
+            for task in self._working.values():
+                task.cancel()
+
+    def drain(self) -> None:
+        """Take nothing new."""
+        self._inlet.stop()
+
+    async def wait_empty(self) -> None:
+        """Wait until nothing is in hand: every row was acked, or reported."""
+        await self._empty.wait()
+
+    def cancel(self, key: AttemptKey) -> None:
+        """Stop a row. Partial turns are kept; a row that RUN or EVAL has finished goes on, the log decides about it."""
+        task = self._working.get(key)
+        if task is not None:
+            if key not in self._cuts:
+                self._cuts.add(key)
+                task.cancel()
+        elif self.name is StageName.INIT and key in self._finished:
+            self.outlet.drop(key)
+            self._lost([key])
+
+    def cancel_all(self) -> None:
+        """Stop every row in hand (this worker is leaving)."""
+        for key in self.held():
+            self.cancel(key)
+
+    def held(self) -> list[AttemptKey]:
+        """Attempts in hand."""
+        return [*self._working, *self._finished]
+
+    def stats(self) -> dict[str, Json]:
+        """Payload of `stats` events."""
+        self._count_busy()
+        return {
+            "slots": self._slots, "busy": len(self._working), "queued": self.outlet.num_waiting, "done": self._num_done,
+            "failed": self._num_failed, "busy_s": round(self._busy_s, 3), "tokens": self._tokens(),
+        }  # fmt: skip
+
+    # ---- one row
+
+    def _start(self, key: AttemptKey, row: pa.RecordBatch) -> None:
+        assert self._tasks is not None
+        if not self._decided(row):
+            self._emit(Kind.STARTED, key, stage=self.name)
+        self._count_busy()
+        self._empty.clear()
+        self._working[key] = self._tasks.create_task(self._work(key, row))
+
+    def _decided(self, row: pa.RecordBatch) -> bool:
+        """Whether an earlier stage has already reported the attempt's failure."""
+        return self.name is StageName.EVAL and FAILURE_CLASS[_code(row, "failure_code")] not in TRAINS
+
+    async def _work(self, key: AttemptKey, row: pa.RecordBatch) -> None:
+        result = await self._operate(key, row)
+        self._count_busy()
+        del self._working[key]
+        self._cuts.discard(key)
+        if result is None:
+            self._leave([key])
+            return
+        self._finished[key] = row
+        await self.outlet.put(result, key)
+        if key not in self._finished:
+            self.outlet.drop(key)
+            return
+        self._num_done += 1
+        if self.name is not StageName.INIT:
+            self._inlet.done(key)
+
+    async def _operate(self, key: AttemptKey, row: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Run the operator; the row that goes downstream, or None when the attempt ends here, reported."""
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
+                result = await self._operator(row)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if key not in self._cuts or task is None:
+                raise
+            task.uncancel()
+            failure = Failure(code=FailureCode.CANCELLED)
+        except ProrlError as error:
+            failure = _failure(error)
+        else:
+            failure = self._verdict(result)
+            if failure.failure_class in TRAINS:
+                return result
+            self._report(key, failure)
+            return result if self._worth_keeping(result) else None
+        self._report(key, failure)
+        await self._release(row)
+        return None
+
+    def _verdict(self, result: pa.RecordBatch) -> Failure:
+        """What this stage itself says went wrong."""
+        column = _FAILURE_COLUMN.get(self.name)
+        if column is None:
+            return Failure(code=FailureCode.NONE)
+        return Failure(code=_code(result, column), message=result.column(column.replace("code", "message"))[0].as_py())
+
+    def _worth_keeping(self, result: pa.RecordBatch) -> bool:
+        return self.name is StageName.EVAL or len(result.column("turns")[0]) > 0
+
+    def _report(self, key: AttemptKey, failure: Failure) -> None:
+        self._num_failed += 1
+        if key in self._cuts:
+            self._emit(Kind.RELEASED, key, stage=self.name)
+        else:
+            self._emit(Kind.FAILED, key, stage=self.name, code=failure.code, payload={"message": failure.message})
+
+    async def _release(self, row: pa.RecordBatch) -> None:
+        try:
+            with boundary(RolloutError, FailureCode.STAGE_ERROR, "release"):
+                await self._operator.release(row)
+        except RolloutError as error:
+            log.warning("cannot give back what a row held: %s", error)
+
+    # ---- what happens to finished rows
+
+    def _acked(self, keys: list[AttemptKey]) -> None:
+        for key in keys:
+            del self._finished[key]
+        self._leave(keys)
+
+    def _lost(self, keys: list[AttemptKey]) -> None:
+        """RUN went away before it took these: nobody else gets them."""
+        assert self._tasks is not None
+        for key in keys:
+            row = self._finished.pop(key, None)
+            if row is not None:
+                self._emit(Kind.RELEASED, key, stage=self.name)
+                self._tasks.create_task(self._release(row))
+        self._leave(keys)
+
+    def _leave(self, keys: list[AttemptKey]) -> None:
+        """These are no longer in hand: free their slots, let EVAL's upstream forget them."""
+        if self.name is StageName.EVAL:
+            self._inlet.ack(keys)
+        else:
+            for key in keys:
+                self._inlet.done(key)
+        if not self._working and not self._finished:
+            self._empty.set()
+
+    def _count_busy(self) -> None:
+        now = self._clock()
+        self._busy_s += len(self._working) * (now - self._busy_since)
+        self._busy_since = now
+
+
+def _code(row: pa.RecordBatch, column: str) -> FailureCode:
+    return FailureCode(row.column(column)[0].as_py())
+
+
+def _failure(error: ProrlError) -> Failure:
+    """The failure that an exception stands for."""
+    match error:
+        case RolloutError():
+            return Failure(code=error.code, message=error.message)
+        case TaskError() | SchemaError():
+            return Failure(code=FailureCode.BAD_TASK, message=str(error))
+        case _:
+            return Failure(code=FailureCode.STAGE_ERROR, message=str(error))

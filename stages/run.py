@@ -1,0 +1,177 @@
+"""RUN: READY -> RAN. The agent drives the policy against the backend that the gateway assigned, in the sandbox that INIT made.
+
+EVAL's sandbox is reserved when RUN starts, so that it is warm when RUN ends. RUN stops the RUN sandbox in every case, and the
+reservation too when nothing will be scored. The agent keeps the budget (`limits.run_s`, paused while a backend takes weights); one
+that ignores its end is cancelled `GRACE_S` later. Model calls are reported as `progress`, at most one a second for a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import pyarrow as pa
+
+from prorl.agents import get_agent
+from prorl.agents.context import AttemptContext
+from prorl.backends import open_backend
+from prorl.columns import Lease, ran_row, read_ready
+from prorl.errors import RolloutError
+from prorl.limits import Clock, Deadline
+from prorl.protocols import Backend, Env, Renderer, SandboxHost
+from prorl.stages.host import TRAINS
+from prorl.stages.init import GetEnv, needs_sandbox, owner_of
+from prorl.types import AttemptKey, Completion, FailureCode, GenerateRequest, PolicyVersion, SandboxRef, Stage, Trajectory
+
+GRACE_S = 60.0
+"""After the deadline: fetching the artefact, a last tool call that ends by itself."""
+
+PROGRESS_S = 1.0
+
+log = logging.getLogger("prorl.stages")
+
+Progress = Callable[[AttemptKey, int, int], None]
+"""(attempt, turns, tokens sampled so far)."""
+
+
+class RunOperator:
+    """Implements `prorl.protocols.Operator`. Backends are opened once per URL and closed by `close`."""
+
+    stage = Stage.RUN
+
+    def __init__(
+        self,
+        host: SandboxHost,
+        get_env: GetEnv,
+        renderer: Renderer,
+        *,
+        model: str = "",
+        is_cut: Callable[[AttemptKey], bool],
+        progress: Progress,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._host, self._get_env, self._renderer, self._model = host, get_env, renderer, model
+        self._is_cut, self._progress, self._clock = is_cut, progress, clock
+        self._backends: dict[str, Backend] = {}
+        self.num_tokens = 0
+        """Sampled by this worker so far."""
+
+    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+        """Run one attempt. Raises RolloutError when it cannot begin; what happens later is in the row."""
+        began = self._clock()
+        ready = read_ready(row)
+        lease = ready.lease
+        env = self._get_env(lease.task.env)
+        trajectory: Trajectory | None = None
+        try:
+            await self._reserve(env, lease)
+            async with AsyncExitStack() as stack:
+                sandbox = await stack.enter_async_context(self._host.connect(ready.sandbox)) if ready.sandbox.sandbox_id else None
+                context = AttemptContext(
+                    task=lease.task, env=env, messages=ready.prompt, tools=ready.tools, renderer=self._renderer,
+                    backend=_Watched(self._backend(lease.backend), self, lease.key), sandbox=sandbox,
+                    deadline=Deadline(lease.limits.run_s, clock=self._clock), key=lease.key, session=lease.rollout_key,
+                    cancelled=lambda: self._is_cut(lease.key), sampling=lease.sampling, limits=lease.limits,
+                    sample_index=lease.sample_index, run_seed=lease.run_seed, min_version=PolicyVersion(lease.min_version),
+                )  # fmt: skip
+                trajectory = await self._drive(lease.agent, context)
+        finally:
+            await asyncio.shield(self._clean(env, lease, ready.sandbox, trajectory))
+        return ran_row(row, trajectory, run_s=self._clock() - began)
+
+    async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
+        """The agent's trajectory; an agent that outlives its deadline is cut."""
+        work = asyncio.ensure_future(get_agent(agent).run(context))
+        try:
+            while not work.done():
+                if context.deadline.expired:
+                    await asyncio.wait({work}, timeout=GRACE_S)
+                    break
+                await asyncio.wait({work}, timeout=max(context.deadline.remaining_s, 0.05))
+        except asyncio.CancelledError:
+            work.cancel()
+            if not self._is_cut(context.key):
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            await asyncio.wait({work}, timeout=GRACE_S)
+        if not work.done():
+            work.cancel()
+            raise RolloutError(FailureCode.STAGE_ERROR, f"agent {agent} went on {GRACE_S:g} s after its end")
+        return work.result()
+
+    def _backend(self, url: str) -> Backend:
+        if url not in self._backends:
+            self._backends[url] = open_backend(url, self._renderer, self._get_env, model=self._model)
+        return self._backends[url]
+
+    async def _reserve(self, env: Env, lease: Lease) -> None:
+        spec = env.sandbox(lease.task, Stage.EVAL)
+        if spec is None or lease.eval_node not in ("", self._host.node_id):
+            return
+        try:
+            await self._host.reserve(owner_of(lease.key), "eval", spec)
+        except RolloutError as error:
+            log.info("EVAL will start its sandbox itself: %s", error)
+
+    async def _clean(self, env: Env, lease: Lease, ref: SandboxRef, trajectory: Trajectory | None) -> None:
+        try:
+            if trajectory is not None and trajectory.failure.failure_class in TRAINS:
+                if ref.sandbox_id:
+                    await self._host.stop(ref)
+            elif needs_sandbox(env, lease):
+                await self._host.stop_owner(owner_of(lease.key))
+        except RolloutError as error:
+            log.warning("cannot stop the sandbox of %s: %s", owner_of(lease.key), error)
+
+    async def release(self, row: pa.RecordBatch) -> None:
+        """Stop what the attempt has; idempotent."""
+        lease = read_ready(row).lease
+        if needs_sandbox(self._get_env(lease.task.env), lease):
+            await self._host.stop_owner(owner_of(lease.key))
+
+    async def close(self) -> None:
+        """Close the backends; idempotent."""
+        for backend in self._backends.values():
+            await backend.close()
+
+    def count(self, key: AttemptKey, turns: int, tokens: int, fresh: int, is_due: bool) -> None:
+        """A model call ended."""
+        self.num_tokens += fresh
+        if is_due:
+            self._progress(key, turns, tokens)
+
+    @property
+    def clock(self) -> Clock:
+        """Monotonic seconds."""
+        return self._clock
+
+
+class _Watched:
+    """An attempt's view of its backend: counts turns and tokens."""
+
+    def __init__(self, backend: Backend, operator: RunOperator, key: AttemptKey) -> None:
+        self.name = backend.name
+        self._backend, self._operator, self._key = backend, operator, key
+        self._turns = self._tokens = 0
+        self._told_at = operator.clock()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """As the backend does."""
+        completion = await self._backend.generate(request)
+        now = self._operator.clock()
+        fresh = len(completion.token_ids_C)
+        self._turns += 1
+        self._tokens += fresh
+        is_due = now - self._told_at >= PROGRESS_S
+        if is_due:
+            self._told_at = now
+        self._operator.count(self._key, self._turns, self._tokens, fresh, is_due)
+        return completion
+
+    async def close(self) -> None:
+        """Not ours to close."""
