@@ -9,8 +9,8 @@ Reading parts and writing the hot copy happen on one thread, which owns `GroupIn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
+import structlog
 
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
@@ -30,6 +31,8 @@ from prorl.storage.hot import HotCopy, Location, read_location
 from prorl.types import Json
 
 ResultT = TypeVar("ResultT")
+
+log = structlog.get_logger("prorl.storage")
 
 
 class Planned(NamedTuple):
@@ -55,6 +58,8 @@ class Endpoint:
         self._hot = HotCopy(hot_directory, hot_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="groups")
         self._boot_id = boot_id()
+        self.find: Callable[[str], Awaitable[ServedRun | None]] = _nothing
+        """Asked for a run that was not added."""
 
     def add(self, order: Order, index: GroupIndex) -> None:
         """Serve a run from now on."""
@@ -67,6 +72,10 @@ class Endpoint:
     async def on_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Run work that touches an index or the hot copy on the thread that owns them."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def soon(self, work: Callable[[], None]) -> None:
+        """Queue such work before everything that is asked for later."""
+        self._thread.submit(work).add_done_callback(_report)
 
     async def info(self, command: bytes) -> fl.FlightInfo:
         """`get_flight_info`: hand out, locate, answer with a plan and the ticket that gives the same groups."""
@@ -101,7 +110,7 @@ class Endpoint:
     async def commit(self, body: bytes) -> bytes:
         """Action `commit`."""
         values = _body(body)
-        run = self._run(str(values.get("run", "")))
+        run = await self._run(str(values.get("run", "")))
         cursor = Cursor.parse(str(values.get("cursor", "")), run.order.run_id)
         await run.order.commit(str(values.get("consumer", "primary")), cursor.seq)
         return b"{}"
@@ -111,18 +120,20 @@ class Endpoint:
         values = _body(body)
         consumer = str(values.get("consumer", "primary"))
         if name := values.get("run"):
-            return orjson.dumps(_status(self._run(str(name)).order, consumer))
+            return orjson.dumps(_status((await self._run(str(name))).order, consumer))
         all_runs = [_status(run.order, consumer) for run in self._runs.values()]
         return orjson.dumps({**(all_runs[0] if len(all_runs) == 1 else {}), "runs": all_runs})
 
-    def _run(self, name: str) -> ServedRun:
+    async def _run(self, name: str) -> ServedRun:
+        if name not in self._runs and (found := await self.find(name)) is not None:
+            self._runs.setdefault(name, found)
         try:
             return self._runs[name]
         except KeyError:
             raise NotFoundError(f"no run {name!r} is served here; there are: {', '.join(sorted(self._runs)) or 'none'}") from None
 
     async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, Given]:
-        run = self._run(ticket.run)
+        run = await self._run(ticket.run)
         seq = Cursor.parse(ticket.cursor, ticket.run).seq if ticket.cursor else run.order.committed(ticket.consumer)
         wanted = Wanted(ticket.consumer, seq, ticket.max_groups, ticket.max_bytes, ticket.wait_s)
         return run, seq, await run.order.take(wanted)
@@ -151,6 +162,15 @@ class Endpoint:
         """Idempotent."""
         self._thread.shutdown(wait=True)
         self._hot.close()
+
+
+async def _nothing(run_id: str) -> ServedRun | None:
+    return None
+
+
+def _report(done: Future[None]) -> None:
+    if (error := done.exception()) is not None:
+        log.error("an index could not be kept", error=repr(error))
 
 
 def _status(order: Order, consumer: str) -> dict[str, Json]:

@@ -144,6 +144,28 @@ class GroupFilter:
         self._database.close()
 
 
+class RefusingFilter:
+    """Stands for SQL that does not compile in a run that exists already: every group is dropped, with the reason."""
+
+    def __init__(self, error: ConfigError) -> None:
+        self._reason = f"filter_error: {error.given}"[:200]
+
+    def decide(self, groups: Sequence[CompleteGroup]) -> list[GroupDecision]:
+        """Drop them all."""
+        return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def compile_filter(name: str) -> GroupFilter | RefusingFilter:
+    """The filter of a run that was accepted. Never raises: a run's groups must be decided."""
+    try:
+        return GroupFilter(name)
+    except ConfigError as error:
+        return RefusingFilter(error)
+
+
 def check_filter(name: str) -> None:
     """Raise ConfigError unless `name` is a filter: `none`, `dapo`, or SQL that binds and gives the right columns."""
     GroupFilter(name).close()

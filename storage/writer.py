@@ -93,9 +93,9 @@ class RunWriter:
         return list(self._flying.rows)
 
     async def open(self, snapshot: Mapping[str, Json]) -> None:
-        """Make the directory as the log says it is: remove what nobody committed, publish what is committed."""
+        """Make the directory as the log says it is: remove what nobody committed, publish what is committed. Once, before `run`."""
         await asyncio.to_thread(self._prepare, set(snapshot["parts"]))
-        await self.restore(snapshot)
+        await self.publish_missing(snapshot)
 
     def _prepare(self, parts: set[str]) -> None:
         self.directory.create(empties(self.run_id).items(), self._publish)
@@ -103,12 +103,15 @@ class RunWriter:
         if removed:
             log.info("removed what no commit names", run=self.run_id, files=removed)
 
-    async def restore(self, snapshot: Mapping[str, Json]) -> None:
-        """Take over what a snapshot says is not stored; what waits here already stays as it is."""
+    async def publish_missing(self, snapshot: Mapping[str, Json]) -> None:
+        """Publish commits that the log knows as not published, but for the one in hand."""
         for values in snapshot["unpublished"]:
             if values["part"] != self._flying_part:
                 files = tuple(PartFile(**file) for file in values["files"])
                 await self._show(Commit(commit_seq=values["commit_seq"], part=values["part"], files=files, run_id=self.run_id))
+
+    def restore(self, snapshot: Mapping[str, Json]) -> None:
+        """Take over what a snapshot says is not stored; what is here already stays as it is."""
         for terminal in snapshot["terminals"]:
             self.add_terminal(terminal)
         self.add_rows("tasks", snapshot["tasks"])

@@ -49,6 +49,7 @@ def write(root: Path, kill_at: int) -> None:
     async def live() -> None:
         writer = RunWriter(RunDir(root / "demo"), "demo", log, flush_s=0.0, flush_bytes=1 << 20, publish=publishing)
         await writer.open(log.snapshot())
+        writer.restore(log.snapshot())
         task = asyncio.create_task(writer.run())
         waiting = [i for i in range(ROLLOUTS) if not acked.joinpath(str(i)).exists()]
         for rollout_id in waiting[:3]:

@@ -56,6 +56,7 @@ class Bench:
 async def running(bench: Bench) -> AsyncIterator[Bench]:
     """Open, run, and at the end drain."""
     await bench.writer.open(bench.log.snapshot())
+    bench.writer.restore(bench.log.snapshot())
     task = asyncio.create_task(bench.writer.run())
     try:
         yield bench
@@ -184,7 +185,7 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
         bench.writer.add_terminal(terminal(1))
         bench.writer.add_rows("tasks", [task])
         await until(lambda: bool(bench.written))
-        await bench.writer.restore(
+        bench.writer.restore(
             {**bench.log.snapshot(), "terminals": [terminal(1)], "tasks": [task], "group_events": [event(0, 0, "decided")]}
         )
     assert len(bench.written) == 1

@@ -1,0 +1,159 @@
+"""One run that is going on: its writer, its decisions, its delivery order, tied together over the control log.
+
+    SCORED rows, terminals, tasks, events -> RunWriter -> committed parts -> index, facts
+    group_complete -> filter -> propose -> what the log says -> order -> trainers
+
+Made from the log's snapshot of the run; a second snapshot (the gateway was away) only adds what is missing. The log decides everything:
+a decision is a proposal until the reply, a delivery_seq exists once the log gave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from prorl.config import StoreConfig
+from prorl.control import Kind
+from prorl.storage.catalog import StoredRun
+from prorl.storage.delivery import KeptGroup, LiveOrder
+from prorl.storage.endpoint import Endpoint
+from prorl.storage.facts import COLUMNS, FactBook
+from prorl.storage.filter import CompleteGroup, compile_filter
+from prorl.storage.groups import GroupIndex
+from prorl.storage.layout import RunDir
+from prorl.storage.parts import read_part
+from prorl.storage.writer import ControlPort, RunWriter, Written
+from prorl.types import GroupDecision, Json
+
+
+class LiveRun:
+    """Make it from a snapshot, feed it from the control stream and the inlet, `run` it; `drain` ends `run`."""
+
+    def __init__(self, root: Path, snapshot: Mapping[str, Json], control: ControlPort, endpoint: Endpoint, settings: StoreConfig) -> None:
+        self.run_id = str(snapshot["run_id"])
+        self._control, self._endpoint = control, endpoint
+        self._snapshots = [snapshot]
+        self._facts = FactBook()
+        self.index = GroupIndex(RunDir(root / self.run_id))
+        self._filter = compile_filter(snapshot["filter_sql"])
+        self._complete: dict[int, CompleteGroup] = {}
+        self._asked = asyncio.Event()
+        self._draining = False
+        self.ready = asyncio.Event()
+        """Set once it is recovered and can be served."""
+        self.rows_committed = 0
+        self.order = LiveOrder(self.run_id, size=self._facts.num_bytes, handout=self._handout, save_cursor=self._save_cursor)
+        self.writer = RunWriter(
+            self.index.run, self.run_id, control,
+            flush_s=settings.flush_s, flush_bytes=settings.flush_bytes, group_size=int(snapshot["group_size"]),
+            eager=snapshot["config"]["delivery"] == "stream", on_commit=self._committed,
+        )  # fmt: skip
+        self.writer.restore(snapshot)
+
+    async def run(self) -> None:
+        """Its life: recover, then write and decide until drained. Raises what only a new start of the process can mend."""
+        await self.writer.open(self._snapshots[0])
+        for rollouts in await self._endpoint.on_thread(self._load):
+            self._facts.add(rollouts)
+        while self._snapshots:
+            await self._take_over(self._snapshots.pop(0))
+        self._endpoint.add(self.order, self.index)
+        self.ready.set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.writer.run(), name=f"write {self.run_id}")
+                group.create_task(self._decide(), name=f"decide {self.run_id}")
+        finally:
+            self._filter.close()
+
+    def _load(self) -> list[pa.Table]:
+        """What earlier lives of the store committed: facts' columns, and the index. Blocking; on the thread that owns the index."""
+        if not self.index.run.commits():
+            return []
+        stored = StoredRun(self.index.run.root)
+        for file in stored.files("sequences"):
+            self.index.add_stored(file)
+        return [read_part(stored.directory, file, COLUMNS) for file in stored.files("rollouts")]
+
+    async def restore(self, snapshot: Mapping[str, Json]) -> None:
+        """The gateway was away: take over what it knows and we may not."""
+        self.writer.restore(snapshot)
+        if self.ready.is_set():
+            await self._take_over(snapshot)
+        else:
+            self._snapshots.append(snapshot)
+
+    async def _take_over(self, snapshot: Mapping[str, Json]) -> None:
+        self.order.restore(snapshot["delivered"], snapshot["cursors"])
+        for group_id in snapshot["kept"]:
+            self.order.keep(group_id, self._facts.min_version(group_id))
+        for values in snapshot["complete"]:
+            self.complete(CompleteGroup.of(values["group_id"], values))
+        if snapshot["state"] == "finished":
+            self.order.finish()
+        await self.writer.publish_missing(snapshot)
+
+    def _committed(self, written: Written) -> None:
+        """A part is in the log: its groups can be decided and served from now on."""
+        if (rollouts := written.tables.get("rollouts")) is not None:
+            self._facts.add(rollouts)
+            self.rows_committed += rollouts.num_rows
+        if (rows := written.tables.get("sequences")) is not None:
+            file = next(file for file in written.commit.files if file.table == "sequences")
+            self._endpoint.soon(lambda: self.index.add_written(file, rows))
+
+    def complete(self, group: CompleteGroup) -> None:
+        """All members of a group are terminal: decide."""
+        self._complete[group.group_id] = group
+        self._asked.set()
+
+    async def _decide(self) -> None:
+        while True:
+            await self._asked.wait()
+            if not self._complete and self._draining:
+                return
+            if not self._draining:
+                self._asked.clear()
+            groups, self._complete = list(self._complete.values()), {}
+            decisions = await asyncio.to_thread(self._filter.decide, groups)
+            payload = {"decisions": [self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)]}
+            answer = await self._control.request(Kind.PROPOSE, run_id=self.run_id, payload=payload)
+            for stands in answer["decisions"]:
+                if stands["kept"]:
+                    self.order.keep(stands["group_id"], stands["min_version"])
+
+    def _proposal(self, group: CompleteGroup, decision: GroupDecision) -> Json:
+        kept, reason = decision.kept, decision.reason
+        if kept and not self._facts.can_be_served(group.group_id):
+            kept, reason = False, "incomplete"
+        rewards = [member.reward for member in group.valid if member.reward is not None]
+        return {
+            "group_id": group.group_id,
+            "kept": kept,
+            "reason": reason,
+            "num_valid": len(rewards),
+            "mean_reward": statistics.fmean(rewards) if rewards else None,
+            "min_version": self._facts.min_version(group.group_id),
+        }
+
+    async def _handout(self, consumer: str, groups: list[KeptGroup]) -> tuple[list[tuple[int, int]], list[int]]:
+        payload = {"consumer": consumer, "groups": [list(group) for group in groups]}
+        answer = await self._control.request(Kind.HANDOUT, run_id=self.run_id, payload=payload)
+        return [(group_id, seq) for group_id, seq in answer["delivered"]], list(answer["stale"])
+
+    async def _save_cursor(self, consumer: str, seq: int) -> None:
+        await self._control.request(Kind.CURSOR, run_id=self.run_id, payload={"consumer": consumer, "seq": seq})
+
+    def finish(self) -> None:
+        """Nothing will be kept any more."""
+        self.order.finish()
+
+    def drain(self) -> None:
+        """Write and decide what is here, then end."""
+        self._draining = True
+        self._asked.set()
+        self.writer.drain()
