@@ -22,9 +22,9 @@ setup: $(STAMP) ## make .venv with everything that tests and demo need
 $(STAMP): pyproject.toml configs/system.sh
 	@bash configs/system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' --group dev
+	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -qq '$(TORCH)'
+	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev
 	touch $@
 
 demo: setup ## real tasks through the whole service, in under 90 s
