@@ -155,9 +155,11 @@ def test_ids_are_exact_whatever_is_sampled(said: Sequence[NDArray[np.int32]], ou
     backend = Replies(*(sampled(ids) for ids in said), *[ANSWER] * 5)
     trajectory = asyncio.run(NativeAgent().run(context(backend, ToolEnv(lambda call: output), RolloutLimits(max_turns=5))))
     check_exact(trajectory, backend)
-    for earlier, completion, later in zip(backend.prompts, backend.said, backend.prompts[1:], strict=False):
-        grown = np.concatenate([earlier, completion.token_ids_C])
-        np.testing.assert_array_equal(later[: len(grown)], grown)
+    turns = zip(backend.prompts, backend.said, backend.prompts[1:], strict=False)
+    for number, (earlier, completion, later) in enumerate(turns):
+        outputs = [message for message in trajectory.messages if message.role == "tool" and message.turn == number]
+        bridge = RENDERER.bridge(completion.token_ids_C, outputs)
+        np.testing.assert_array_equal(later, np.concatenate([earlier, completion.token_ids_C, bridge]))
     assert len(trajectory.turns) == len(backend.said)
 
 
@@ -331,6 +333,16 @@ async def test_a_weight_update_splits_the_span_where_it_happened() -> None:
     assert [request.sampling.max_tokens for request in backend.requests] == [50, 47, 47]
     assert [request.min_version for request in backend.requests] == [0, 1, 1]
     assert len({request.seed for request in backend.requests}) == 3
+
+
+async def test_a_completion_of_several_versions_is_several_spans() -> None:
+    completion = replace(sampled(RENDERER.completion(ANSWER)), version_ends=(2, 8), versions=(PolicyVersion(3), PolicyVersion(4)))
+    backend = Replies(completion)
+    trajectory = await NativeAgent().run(context(backend))
+    check_exact(trajectory, backend)
+    (sequence,) = trajectory.sequences
+    assert sequence.span_version_S.tolist() == [-1, 3, 4]
+    assert np.diff(sequence.span_end_S).tolist() == [2, 6]
 
 
 async def test_a_backend_that_only_aborts_is_unavailable() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
+import orjson
 import pytest
 
 from prorl.envs.code import SOLUTION_FILE, CodeEnv
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.tasks import load_tasks
-from prorl.types import Json, Score, Stage, Task
+from prorl.types import Json, Score, Stage, Task, ToolResult
 from tests.envs.local_sandbox import LocalSandbox
 
 DATA = Path(__file__).parents[2] / "../shared/data/humaneval/HumanEval.jsonl.gz"
@@ -107,6 +109,42 @@ async def test_a_program_that_hangs_scores_0_but_lack_of_time_does_not(tmp_path:
     assert (await _score(tmp_path, hang, timeout_s=0.5)).reward == 0
     with pytest.raises(GraderError, match="too little"):
         await ENV.score(_task(), hang.encode(), LocalSandbox(tmp_path), Deadline(0.5))
+
+
+class _ForgedSandbox(LocalSandbox):
+    """Answers `exec` with a given output in which NONCE stands for the judge's own."""
+
+    def __init__(self, folder: Path, output: str, exit_code: int) -> None:
+        super().__init__(folder)
+        self._output, self._exit_code = output, exit_code
+
+    async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
+        nonce = orjson.loads(stdin)["nonce"]
+        return ToolResult(output=self._output.replace("NONCE", nonce), exit_code=self._exit_code)
+
+
+@pytest.mark.parametrize(
+    ("output", "exit_code", "reward"),
+    [
+        ("NONCE start\n\nNONCE pass\n", 0, 1),
+        ("NONCE start\n\nNONCE pass\n", 1, 0),
+        ("NONCE start\n\nNONCE fail\n", 0, 0),
+        ("NONCE start\n\nother pass\n", 0, 0),
+        ("NONCE start\nNONCE pass\nand more\n", 0, 0),
+        ("NONCE start\n", 0, 0),
+        ("NONCE start\n", 137, 0),
+    ],
+)
+async def test_a_pass_needs_the_exit_status_and_the_nonce_last(tmp_path: Path, output: str, exit_code: int, reward: float) -> None:
+    sandbox = _ForgedSandbox(tmp_path, output, exit_code)
+    score = await ENV.score(_task(), b"pass", sandbox, Deadline(60.0))
+    assert score.reward == reward
+
+
+@pytest.mark.parametrize(("output", "exit_code"), [("", 0), ("pass", 0), ("python3: No such file", 127), ("NONCE start\nNONCE error", 2)])
+async def test_a_judge_that_did_not_judge_is_the_graders_failure(tmp_path: Path, output: str, exit_code: int) -> None:
+    with pytest.raises(GraderError):
+        await ENV.score(_task(), b"pass", _ForgedSandbox(tmp_path, output, exit_code), Deadline(60.0))
 
 
 @pytest.mark.parametrize("test", ["def check(candidate):\n    candidate(print)\n", "def check(candidate): pass\nboom()\n"])

@@ -1,0 +1,61 @@
+"""The env `arith`: a real python tool, short outputs, exact answers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from prorl.envs.arith import ArithEnv
+from prorl.errors import TaskError
+from prorl.limits import Deadline
+from prorl.tasks.generated import generate
+from prorl.types import Stage, ToolCall
+from tests.envs.local_sandbox import LocalSandbox
+
+ENV = ArithEnv()
+(TASK,) = generate("arith", seed=0, n=1)
+
+
+async def test_only_run_needs_a_sandbox() -> None:
+    assert ENV.sandbox(TASK, Stage.RUN) is not None
+    assert ENV.sandbox(TASK, Stage.EVAL) is None
+
+
+async def test_the_reference_is_worth_one_and_anything_else_nothing() -> None:
+    for final, reward in ((TASK.data["answer"], 1.0), (f" {TASK.data['answer']}\n", 1.0), ("0" + TASK.data["answer"], 0.0), ("", 0.0)):
+        score = await ENV.score(TASK, await ENV.artefact(TASK, final, None), None, Deadline(1.0))
+        assert score.reward == reward
+        assert bool(score.log) == (reward == 0)
+
+
+async def test_an_artefact_that_is_no_text_scores_nothing() -> None:
+    assert (await ENV.score(TASK, b"\xff\xfe", None, Deadline(1.0))).reward == 0
+
+
+async def test_python_runs_in_the_sandbox_and_answers_in_few_characters(tmp_path: Path) -> None:
+    sandbox = LocalSandbox(tmp_path)
+    for code, output in (("print('x'); print(6*7)", "42"), ("1/0", "error: ZeroDivisionError"), ("(1", "error: SyntaxError"), ("0", "")):
+        result = await ENV.call(TASK, sandbox, ToolCall("python", {"code": code}), 10.0)
+        assert result.output == output
+    assert len((await ENV.call(TASK, sandbox, ToolCall("python", {"code": "print('y' * 999)"}), 10.0)).output) == 40
+    slow = await ENV.call(TASK, sandbox, ToolCall("python", {"code": "import time; time.sleep(9)"}), 0.3)
+    assert (slow.timed_out, slow.output) == (True, "error: timeout")
+
+
+@pytest.mark.parametrize(
+    "call", [ToolCall("bash", {"command": "ls"}), ToolCall("python", {}), ToolCall("python", {"code": 3}), ToolCall("", {}, "no JSON")]
+)
+async def test_a_call_that_does_not_fit_is_a_short_result(tmp_path: Path, call: ToolCall) -> None:
+    sandbox = LocalSandbox(tmp_path)
+    result = await ENV.call(TASK, sandbox, call, 1.0)
+    assert (result.exit_code, sandbox.calls) == (2, [])
+    assert result.output.startswith("error: ")
+    assert len(result.output) <= 40
+
+
+def test_a_task_without_its_answer_is_refused() -> None:
+    ENV.check(TASK)
+    with pytest.raises(TaskError, match="answer"):
+        ENV.check(dataclasses.replace(TASK, data={"expression": "1+1"}))
