@@ -13,12 +13,12 @@ import argparse
 import json
 import os
 import pickle
-import resource
 import socket
 import struct
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -185,6 +185,12 @@ def _memcpy_seconds(num_bytes: int) -> float:
     return min(times)
 
 
+def _peak_mib() -> float:
+    """Highest resident size so far, of this process alone (`ru_maxrss` starts with the parent's)."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return float(status["VmHWM"].split()[0]) / 1024
+
+
 def _wire_bytes() -> int:
     """Bytes that this process's TCP connections have received, as the kernel counts them (tcp_info.tcpi_bytes_received)."""
     total = 0
@@ -217,13 +223,12 @@ def main() -> None:
         torch.set_num_threads(1)
         torch.zeros(1).to(given.device)
     consume = getattr(Consumer(given.location, given.port, given.run, given.device), given.path)
-    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before_mib = _peak_mib()
     print("ready", "{}", flush=True)
     for _ in sys.stdin:
         cpu = time.process_time()
         took: Took = consume()
-        peak_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) / 1024
-        values = took._asdict() | {"cpu_s": time.process_time() - cpu, "peak_mib": peak_mib}
+        values = took._asdict() | {"cpu_s": time.process_time() - cpu, "peak_mib": _peak_mib() - before_mib}
         print(json.dumps(values), flush=True)
 
 

@@ -115,5 +115,5 @@ def _read_mapped(source: pa.MemoryMappedFile, plan: Plan) -> Iterator[pa.RecordB
             source.seek(offset)
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(length)), SEQUENCES)
             seqs = pa.array(np.full(batch.num_rows, delivery_seq, np.int64))
-            yield pa.RecordBatch.from_arrays([seqs, *batch.columns], schema=STREAM)
+            yield batch.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
             delivery_seq += 1

@@ -11,9 +11,10 @@ of the file it is mapped from (the store never changes one).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -50,7 +51,8 @@ class PackedBatch:
     """[B] one for each sequence; siblings of a rollout share it."""
 
     def __post_init__(self) -> None:
-        check_schema(self.arrow.schema, STREAM, "a batch for trainers")
+        if not self.arrow.schema.equals(STREAM):
+            check_schema(self.arrow.schema, STREAM, "a batch for trainers")
 
     @property
     def num_sequences(self) -> int:
@@ -205,10 +207,7 @@ class PackedBatch:
 
     def torch(self) -> TorchBatch:
         """The same memory as tensors. Read-only: clone before writing in place."""
-        names = [name for name in TorchBatch.__slots__ if name not in ("max_seqlen", "advantages")]
-        arrays = {name: _tensor(getattr(self, name)) for name in names}
-        advantages = None if self.advantages is None else _tensor(self.advantages)
-        return TorchBatch(**arrays, advantages=advantages, max_seqlen=self.max_seqlen)
+        return TorchBatch(self)
 
     def _values(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
         return _view(self.arrow.column(name).flatten(), dtype)
@@ -220,9 +219,8 @@ class PackedBatch:
         return offsets - offsets[0] if offsets[0] else offsets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TorchBatch:
-    """`PackedBatch`'s arrays as CPU tensors over the same memory; names and shapes are those of `PackedBatch`."""
+    """`PackedBatch`'s arrays as CPU tensors over the same memory, each made when it is first asked for; same names, same shapes."""
 
     token_ids: torch.Tensor
     cu_seqlens: torch.Tensor
@@ -237,7 +235,22 @@ class TorchBatch:
     rewards: torch.Tensor
     group_ids: torch.Tensor
     advantages: torch.Tensor | None
-    max_seqlen: int
+
+    def __init__(self, batch: PackedBatch) -> None:
+        self._batch = batch
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence."""
+        return self._batch.max_seqlen
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in TorchBatch.__annotations__:
+            raise AttributeError(f"a TorchBatch has no {name!r}; it has {', '.join(TorchBatch.__annotations__)}")
+        array = getattr(self._batch, name)
+        tensor = None if array is None else _tensor(array)
+        self.__dict__[name] = tensor
+        return tensor
 
 
 def _view(array: pa.Array, dtype: type[ScalarT]) -> NDArray[ScalarT]:
@@ -248,9 +261,19 @@ def _view(array: pa.Array, dtype: type[ScalarT]) -> NDArray[ScalarT]:
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     import torch
-    import torch.utils.dlpack
 
-    # torch warns about every read-only numpy array; DLPack from Arrow says the same memory without a warning.
-    read_only = not array.flags.writeable
-    tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(pa.array(array)) if read_only else torch.from_numpy(array)
-    return tensor
+    if not array.flags.writeable:
+        _take_read_only_warning()
+    return torch.from_numpy(array)
+
+
+@cache
+def _take_read_only_warning() -> None:
+    """torch warns of the first read-only array of a process: here, where nobody needs to hear it."""
+    import torch
+
+    empty = np.zeros(0)
+    empty.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        torch.from_numpy(empty)
