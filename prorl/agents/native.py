@@ -39,10 +39,13 @@ from prorl.types import (
     Trajectory,
 )
 
-ARTEFACT_S = 30.0
-"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by."""
+ARTEFACT_S = 45.0
+"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by. A sandbox client's own limit
+for a file (30 s) comes first, since it knows who is to blame."""
 TOOL_GRACE_S = 15.0
 """After a tool call's own limit; its sandbox has answered by then or is lost."""
+OVERTIME_S = TOOL_GRACE_S + ARTEFACT_S
+"""Longest time after the deadline until `run` returns, for whoever guards it."""
 MAX_EMPTY_ABORTS = 20
 """Pieces without a token that a backend may return in one turn while it takes new weights."""
 
