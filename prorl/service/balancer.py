@@ -4,7 +4,7 @@ A backend's weight is the number of rollouts that it serves *now*: `release` low
 is round-robin with extra steps). Equal weights go to the one that was chosen longest ago.
 
 Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend until released, even when that
-backend is drained, ejected or removed; at most half of the pool is ejected at a time (a network hiccup must not empty it).
+backend is drained, ejected or removed; no ejection takes more than half of the pool out (a network hiccup must not empty it).
 """
 
 from __future__ import annotations

@@ -88,8 +88,9 @@ async def serving(config: ServiceConfig, network: Network, log: ControlLog | Non
         yield Served(gateway=gateway, http=f"http://{host}:{port}", http_port=port, flight=flight, work=work, server=http)
     finally:
         server.should_exit = True
-        with suppress(ProrlError, TimeoutError):
-            await asyncio.wait_for(gateway.durable(), STOP_S)
+        if not work.done():
+            with suppress(ProrlError, TimeoutError):
+                await asyncio.wait_for(gateway.durable(), STOP_S)
         await asyncio.wait({http}, timeout=STOP_S)
         for task in (http, work):
             task.cancel()

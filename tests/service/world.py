@@ -131,6 +131,10 @@ class World:
         """The gateway's core."""
         return self.served.gateway.core
 
+    def crash(self) -> None:
+        """Write nothing more, as if the process were gone; what its workers hear later is not from the log."""
+        self.served.work.cancel()
+
     def worker(self, role: str, name: str = "", held: Iterable[AttemptKey] = ()) -> Worker:
         """A worker that is not connected yet."""
         return Worker(self.network, self.config, role, name or f"{role}-0", held)

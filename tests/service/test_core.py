@@ -1,0 +1,303 @@
+"""Core and log against a model: any events in any order, with a crash at any point. Nothing accepted is lost, nothing ends twice."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from prorl.config import GroupBody
+from prorl.control import ControlRow, Kind
+from prorl.errors import ConflictError
+from prorl.schema import SCHEMA_VERSION
+from prorl.service.core import Core
+from prorl.service.log import ControlLog
+from prorl.service.recover import load
+from prorl.service.rollouts import IN_HAND
+from prorl.service.snapshot import run_snapshot
+from prorl.service.state import RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.types import GroupState, Json, RolloutState
+from tests.service.world import group, no_check, run_config
+
+EXAMPLES = int(os.environ.get("PRORL_EXAMPLES", "30"))
+PICK = st.integers(0, 1 << 16)
+NAMES = ("init-0", "init-1", "run-0", "run-1", "eval-0", "store-0")
+CODES = ("sandbox_start", "backend_unavailable", "bad_task", "cancelled", "invalid_row", "nonsense")
+KEYS = ("", "", "k1", "k2", "k3")
+
+
+def facts(run: RunRecord) -> Json:
+    """Everything of a run that the log must be able to give back."""
+    return {
+        "counters": (
+            run.state, run.last, run.cancelled, run.next_group, run.next_rollout, run.next_commit, run.next_event, run.next_delivery,
+            run.tasks_stored, run.events_stored, run.unstored, run.open_groups, run.undecided, run.kept, run.waiting, run.version,
+            run.acked,
+        ),
+        "cursors": run.cursors,
+        "parts": run.parts,
+        "states": {state: count for state, count in run.rollout_states.items() if count},
+        "group_states": {str(state): count for state, count in run.group_states.items() if count},
+        "rewards": (run.num_rewards, run.reward_sum),
+        "groups": {
+            g.group_id: (
+                g.key, g.state, g.opened, g.reason, g.delivery_seq, g.pending, [(r.life, r.reward, r.part, r.backend) for r in g.rollouts]
+            )
+            for g in run.groups.values()
+            if not g.settled
+        },
+    }  # fmt: skip
+
+
+class Machine(RuleBasedStateMachine):
+    """Events about one run, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="prorl-core-")
+        self.log = ControlLog(Path(self.folder.name) / "control.db")
+        self.now = 0.0
+        self.parts = 0
+        self.seq = 0
+        self.durable: dict[int, tuple[RolloutState, int]] = {}
+        self.delivered: dict[int, int] = {}
+        self.waiting: list[tuple[RolloutRecord, int]] = []
+        self.start()
+
+    def teardown(self) -> None:
+        """Close the log."""
+        self.log.close()
+        self.folder.cleanup()
+
+    def start(self) -> None:
+        """A gateway starts from the log."""
+        self.core = Core(self.log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
+        self.waiting = []
+        self.core.create_run(run_config(target_groups=3, filter="dapo", max_open_groups=4, limits={"queue_s": 50, "max_attempts": 2}))
+
+    @property
+    def run(self) -> RunRecord:
+        """The run."""
+        return self.core.run("r")
+
+    def live(self) -> list[RolloutRecord]:
+        """Live rollouts."""
+        return list(self.run.rollouts.values())
+
+    def workers(self) -> list[WorkerRecord]:
+        """Workers that are there."""
+        return list(self.core.state.workers.values())
+
+    def row(self, kind: Kind, **given: Json) -> ControlRow:
+        """A control row."""
+        self.seq += 1
+        return ControlRow(kind=kind, seq=self.seq, **{"run_id": "r", **given})
+
+    @rule(n=st.integers(1, 3), key=st.sampled_from(KEYS))
+    def submit(self, n: int, key: str) -> None:
+        """A client submits a group."""
+        body: GroupBody = group(key or "t", n=2 if key else n, key=key)
+        before = self.run.next_group
+        try:
+            ((accepted, created),) = self.core.acceptance.groups(self.run, self.core.acceptance.check(self.run, [body], no_check, {}))
+        except ConflictError:
+            assert self.run.last or self.run.state != "open"
+            return
+        assert created == (self.run.next_group > before)
+        assert not key or accepted.key == key
+
+    @rule(pick=PICK)
+    def hello(self, pick: int) -> None:
+        """A worker comes, or comes back on another stream, with some of what it may hold."""
+        name = NAMES[pick % len(NAMES)]
+        role = name.split("-")[0]
+        held = [list(r.key) for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2]
+        body = {"worker": name, "role": role, "slots": 4, "schema_version": SCHEMA_VERSION, "held": held}
+        self.core.workers.hello(pick, ControlRow(kind=Kind.HELLO, payload=body))
+
+    @precondition(lambda self: self.workers())
+    @rule(pick=PICK)
+    def gone(self, pick: int) -> None:
+        """A worker dies."""
+        self.core.workers.gone(self.workers()[pick % len(self.workers())])
+
+    @rule(room=st.integers(1, 5))
+    def pump(self, room: int) -> None:
+        """There is credit for leases."""
+        self.core.pump(room)
+
+    @precondition(lambda self: self.waiting and self.core.state.of_role("init"))
+    @rule(pick=PICK)
+    def send(self, pick: int) -> None:
+        """A durable lease goes to a worker."""
+        record, attempt = self.waiting.pop(pick % len(self.waiting))
+        init = self.core.state.of_role("init")
+        if record.life.state is RolloutState.LEASED and record.life.attempt == attempt:
+            self.core.rollouts.hold(record, init[pick % len(init)])
+
+    @precondition(lambda self: self.live() and self.workers())
+    @rule(pick=PICK, who=PICK, back=st.sampled_from([0, 0, 0, 1]), kind=st.sampled_from(["started", "failed", "released", "progress"]))
+    def event(self, pick: int, who: int, back: int, kind: str) -> None:
+        """A worker says something about an attempt that it may or may not have."""
+        record = self.live()[pick % len(self.live())]
+        worker = self.workers()[who % len(self.workers())]
+        attempt = record.life.attempt - back
+        code = CODES[(pick >> 4) % len(CODES)] if kind == "failed" else ""
+        self.core.control(worker, self.row(Kind(kind), rollout_id=record.rollout_id, attempt=attempt, stage=worker.role, code=code))
+
+    def stores(self) -> list[WorkerRecord]:
+        """The store, if it is there."""
+        return self.core.state.of_role("store")
+
+    @precondition(lambda self: self.stores() and self.live())
+    @rule(picks=st.lists(PICK, max_size=3))
+    def reserve(self, picks: list[int]) -> None:
+        """The store reserves attempts."""
+        attempts = [list(self.live()[pick % len(self.live())].key) for pick in picks]
+        self.core.control(self.stores()[0], self.row(Kind.RESERVE, payload={"attempts": attempts}))
+
+    @precondition(lambda self: self.stores())
+    @rule(picks=st.lists(PICK, max_size=3, unique=True), all_ended=st.booleans(), rows=st.booleans())
+    def commit(self, picks: list[int], all_ended: bool, rows: bool) -> None:
+        """The store commits what it reserved, rows of ended rollouts, tasks and events."""
+        reserved = [r for r in self.live() if r.life.state is RolloutState.RESERVED]
+        chosen = {reserved[pick % len(reserved)] for pick in picks} if reserved else set()
+        ended = [r for r in self.live() if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.part]
+        self.parts += 1
+        body = {
+            "part": f"p{self.parts}",
+            "rollouts": [{"rollout_id": r.rollout_id, "attempt": r.life.attempt, "reward": 1.0} for r in chosen],
+            "terminals": [r.rollout_id for r in ended] if all_ended else [],
+            "group_events_upto": self.run.next_event if rows else 0,
+            "tasks_upto": self.run.next_group if rows else 0,
+        }
+        code, answer = self.core.commits.commit(self.run, body)
+        assert code == "", answer
+        assert self.core.commits.commit(self.run, body) == ("", answer), "the same part again"
+        assert all(r.life.state is RolloutState.COMPLETED for r in chosen)
+
+    @precondition(lambda self: self.run.parts)
+    @rule()
+    def published(self) -> None:
+        """The store has published its commits."""
+        for seq in list(self.run.parts.values()):
+            self.core.commits.published(self.run, seq)
+        self.core.commits.finish(self.run)
+
+    @precondition(lambda self: self.run.next_group)
+    @rule(pick=PICK, kept=st.booleans())
+    def propose(self, pick: int, kept: bool) -> None:
+        """The store proposes a decision, perhaps again, perhaps another one."""
+        group_id = pick % self.run.next_group
+        before = self.core.groups.find(self.run, group_id)
+        assert before is not None
+        was, pending = before.state, before.pending
+        decisions = self.core.groups.propose(self.run, [{"group_id": group_id, "kept": kept, "reason": "x"}])["decisions"]
+        assert bool(decisions) == (pending == 0 or was is not GroupState.OPEN)
+        if was is not GroupState.OPEN:
+            assert decisions[0]["kept"] == (was is not GroupState.DROPPED), "the first decision stands"
+
+    @precondition(lambda self: self.run.next_group)
+    @rule(picks=st.lists(PICK, max_size=4))
+    def handout(self, picks: list[int]) -> None:
+        """The store hands groups out."""
+        wanted = [(pick % self.run.next_group, 0, 1) for pick in picks]
+        answer = self.core.groups.handout(self.run, wanted)
+        for group_id, seq in answer["delivered"]:
+            assert self.core.groups.find(self.run, group_id).delivery_seq == seq  # type: ignore[union-attr]
+
+    @rule(seq=st.integers(0, 4))
+    def cursor(self, seq: int) -> None:
+        """The trainer commits a cursor."""
+        try:
+            self.core.groups.cursor(self.run, "primary", seq)
+        except ConflictError:
+            assert seq > self.run.next_delivery
+        else:
+            assert seq <= self.run.next_delivery
+
+    @precondition(lambda self: self.live())
+    @rule(pick=PICK, whole=st.sampled_from(["rollout", "rollout", "group", "run"]))
+    def cancel(self, pick: int, whole: str) -> None:
+        """Somebody cancels."""
+        record = self.live()[pick % len(self.live())]
+        if whole == "rollout":
+            self.core.cancel_rollout(record)
+        elif whole == "group":
+            self.core.cancel_group(record.group)
+        elif pick % 7 == 0:
+            self.core.cancel_run(self.run)
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))
+    def time(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        self.core.sweep()
+
+    @rule()
+    def write(self) -> None:
+        """A transaction: from here on it is a promise."""
+        batch = self.core.journal.take()
+        if batch.writes:
+            self.log.write_now(batch.writes)
+        self.core.durable(batch)
+        self.waiting += batch.granted
+        self.check_log()
+
+    @rule(close=st.booleans())
+    def crash(self, close: bool) -> None:
+        """The gateway dies: what is in the journal is gone."""
+        if close:
+            self.log.close()
+            self.log = ControlLog(Path(self.folder.name) / "control.db")
+        self.start()
+        self.check_promises()
+
+    def check_log(self) -> None:
+        """What the log gives back is what memory holds."""
+        state = State()
+        load(self.log, state, self.now)
+        assert facts(state.runs["r"]) == facts(self.run)
+        run_snapshot(self.log, self.run, self.now)
+        self.check_promises()
+
+    def check_promises(self) -> None:
+        """Durable facts never change back."""
+        rows = self.log.read("SELECT rollout_id, state, attempt FROM rollouts WHERE run_id = 'r'")
+        found = {rollout_id: (RolloutState(state), attempt) for rollout_id, state, attempt in rows}
+        for rollout_id, (state, attempt) in self.durable.items():
+            assert found[rollout_id][1] >= attempt
+            assert not state.terminal or found[rollout_id] == (state, attempt)
+        self.durable = found
+        delivered = dict(self.log.read("SELECT group_id, delivery_seq FROM groups WHERE run_id = 'r' AND delivery_seq >= 0"))
+        assert self.delivered.items() <= delivered.items()
+        assert sorted(delivered.values()) == list(range(len(delivered)))
+        self.delivered = delivered
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        """Every open rollout is somewhere from where it goes on."""
+        run = self.run
+        ready, pool = set(run.ready), set(run.pool)
+        buffered = {record for record, _ in [*self.waiting, *self.core.journal._batch.granted]}
+        for record in run.rollouts.values():
+            state = record.life.state
+            if state is RolloutState.QUEUED:
+                assert record in ready if record.group.opened else record.group in pool
+            elif state in IN_HAND:
+                assert record.holders or record in buffered or record in self.core.rollouts._orphans
+            else:
+                assert not record.holders
+        assert sum(run.rollout_states.values()) == run.next_rollout
+        assert sum(run.group_states.values()) == run.next_group
+        assert run.open_groups <= run.config.max_open_groups
+        in_flight = sum(r.life.state in IN_HAND for r in run.rollouts.values())
+        assert self.core.state.balancer.in_flight("scripted:oracle") == in_flight
+
+
+Machine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
+TestMachine = Machine.TestCase

@@ -1,0 +1,57 @@
+"""The control log: one writer, one version, transactions or nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import ConflictError, SchemaError, StorageError
+from prorl.service.log import ControlLog
+from prorl.service.log_schema import INSERT_VERSION, LOG_VERSION
+
+
+async def test_what_was_written_is_there_after_reopening(tmp_path: Path) -> None:
+    log = ControlLog(tmp_path / "control.db")
+    await log.write([(INSERT_VERSION, [("r", 1, "", 0.0), ("r", 2, "", 0.0)])])
+    log.close()
+    log.close()
+    again = ControlLog(tmp_path / "control.db")
+    assert again.read("SELECT version FROM versions") == [(1,), (2,)]
+    assert again.read("PRAGMA journal_mode") == [("wal",)]
+    assert again._writer.execute("PRAGMA synchronous").fetchall() == [(2,)]
+    again.close()
+
+
+async def test_a_failed_transaction_leaves_nothing_and_ends_writing(tmp_path: Path) -> None:
+    log = ControlLog(tmp_path / "control.db")
+    with pytest.raises(StorageError, match=r"control\.db"):
+        await log.write([(INSERT_VERSION, [("r", 1, "", 0.0), ("r", 1, "", 0.0)])])
+    with pytest.raises(StorageError):
+        await log.write([(INSERT_VERSION, [("r", 5, "", 0.0)])])
+    log.close()
+    again = ControlLog(tmp_path / "control.db")
+    assert again.read("SELECT * FROM versions") == []
+    again.close()
+
+
+def test_two_gateways_on_one_root(tmp_path: Path) -> None:
+    log = ControlLog(tmp_path / "control.db")
+    with pytest.raises(ConflictError, match="in use"):
+        ControlLog(tmp_path / "control.db")
+    log.close()
+    ControlLog(tmp_path / "control.db").close()
+
+
+def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
+    ControlLog(tmp_path / "control.db").close()
+    connection = sqlite3.connect(tmp_path / "control.db")
+    connection.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
+    connection.commit()
+    connection.close()
+    with pytest.raises(SchemaError, match="upgrade prorl"):
+        ControlLog(tmp_path / "control.db")
+    (tmp_path / "other.db").write_bytes(b"no database at all, but long enough to be looked at" * 9)
+    with pytest.raises(StorageError):
+        ControlLog(tmp_path / "other.db")
