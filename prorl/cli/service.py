@@ -78,6 +78,13 @@ async def signals() -> AsyncIterator[Stop]:
 @asynccontextmanager
 async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
     """A service that listens. Raises UserError for what it cannot work with, UnavailableError when a process does not start."""
+    if config.topology == "inline":
+        from prorl.cli.inline import inline_service
+
+        async with inline_service(config) as inline:
+            stop.arm(inline.kill)
+            yield inline
+        return
     from prorl.supervisor.service import Supervisor
 
     supervisor = Supervisor(config)

@@ -129,14 +129,13 @@ def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
 def _calls(text: str) -> Iterator[str]:
     for call in orjson.loads(text) if text else []:
         arguments = call.get("arguments") or {}
-        shown = ", ".join(
-            f"{name}={value!r}" if not isinstance(value, str) else f"{name}:\n     {_indent(value)}" for name, value in arguments.items()
-        )
+        shown = ", ".join(f"{name}={_argument(value)}" for name, value in arguments.items())
         yield f"{call['name']}({shown})" + (f"  ! {call['error']}" if call.get("error") else "")
 
 
-def _indent(text: str) -> str:
-    return text.replace("\n", "\n     ")
+def _argument(value: Json) -> str:
+    """Short values as they are; text of several lines as an indented block."""
+    return "\n     " + value.replace("\n", "\n     ") if isinstance(value, str) and "\n" in value else repr(value)
 
 
 def _verdict(rollout: dict[str, Any]) -> Iterator[str]:

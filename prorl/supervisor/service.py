@@ -80,8 +80,7 @@ class Supervisor:
     @property
     def url(self) -> str:
         """Where HTTP clients go."""
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        return f"http://{host}:{self.config.http_port}"
+        return http_url(self.config)
 
     async def __aenter__(self) -> Self:
         check_port(self.config.host, self.config.http_port)
@@ -174,6 +173,12 @@ class Supervisor:
             members = [child for child in self.children.values() if child.spec.stop_rank == rank]
             await asyncio.gather(*(child.stop(self._grace_s) for child in members))
         self._root.release(forget=not self._up)
+
+
+def http_url(config: ServiceConfig) -> str:
+    """Where HTTP clients find a service with this resolved config."""
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{config.http_port}"
 
 
 def check_port(host: str, port: int) -> None:

@@ -1,0 +1,177 @@
+"""`topology: inline`: gateway, stages and store in this process's loop over `LocalNetwork`; sandboxd stays a process.
+
+For tests and tiny runs: the same objects as between processes, record batches on the edges, the same control log and files. Nothing is
+restarted: what breaks, sandboxd included, ends the service, and the next one on the root goes on from the log. Trainers and HTTP
+clients reach it as usual. Log lines go to ROOT/logs/inline.log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvicorn
+
+from prorl.config import ServiceConfig
+from prorl.errors import UnavailableError
+from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.protocols import Network
+from prorl.sandbox.host import UnixSandboxHost
+from prorl.service.app import create_app
+from prorl.service.gateway import Gateway
+from prorl.service.log import ControlLog
+from prorl.stages.worker import Worker
+from prorl.storage.service import serving
+from prorl.supervisor.child import Child, exit_text
+from prorl.supervisor.root import Root
+from prorl.supervisor.service import GRACE_S, READY_S, check_port, child_specs, http_url
+from prorl.types import Stage
+
+
+class Inline:
+    """Made by `inline_service`; implements `prorl.cli.service.Running`."""
+
+    def __init__(self, config: ServiceConfig, sandboxd: Child) -> None:
+        self.config = config
+        self._parts: dict[str, asyncio.Future[Any]] = {}
+        self._sandboxd = sandboxd
+
+    @property
+    def url(self) -> str:
+        """Where HTTP clients go."""
+        return http_url(self.config)
+
+    def add(self, name: str, work: asyncio.Future[Any]) -> None:
+        """A part whose end is the service's."""
+        self._parts[name] = work
+
+    def note_commits(self, total: int) -> None:
+        """Nothing is restarted here, so nothing counts."""
+
+    async def failed(self) -> None:
+        """Wait until a part has ended; raises why."""
+        done, _ = await asyncio.wait(self._parts.values(), return_when=asyncio.FIRST_COMPLETED)
+        for name, part in self._parts.items():
+            if part in done:
+                part.result()
+                words = f" {exit_text(part.result())}{self._sandboxd.last_words()}" if name == "sandboxd" else " ended"
+                raise UnavailableError(f"{name}{words}; the run can be resumed")
+
+    def kill(self) -> None:
+        """Leave at once; sandboxd dies with us."""
+        os._exit(130)
+
+
+@asynccontextmanager
+async def inline_service(config: ServiceConfig) -> AsyncIterator[Inline]:
+    """A service in this loop, listening. Raises as `Supervisor` does."""
+    check_port(config.host, config.http_port)
+    root = Root(config.root)
+    root.acquire()
+    up = False
+    try:
+        async with AsyncExitStack() as stack:
+            running = await _start(stack, config, root)
+            up = True
+            yield running
+    finally:
+        root.release(forget=not up)
+
+
+async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Inline:
+    """Bring every part up, what others dial first; the stack ends them in the opposite order."""
+    listener = stack.enter_context(_listener(config))
+    settled = {"root": root.path, "socket_dir": root.socket_dir, "token": root.token(), "http_port": listener.getsockname()[1]}
+    config = config.model_copy(update=settled)
+    stack.enter_context(_log_to(root.path / "logs" / "inline.log"))
+    sandboxd = await _sandboxd(stack, config, root)
+    running = Inline(config, sandboxd)
+    running.add("sandboxd", asyncio.ensure_future(sandboxd.exited()))
+    network = LocalNetwork()
+    stack.push_async_callback(network.close)
+    await _gateway(stack, running, network, listener)
+    host = await stack.enter_async_context(UnixSandboxHost(str(config.sandbox_socket), config.node_id))
+    trainers = await stack.enter_async_context(FlightNetwork(token=config.token))
+    _, work = await stack.enter_async_context(serving(config, network, trainers))
+    running.add("store", work)
+    for stage in (Stage.EVAL, Stage.RUN, Stage.INIT):
+        for index in range(getattr(config, stage.value).workers):
+            name = f"{stage.value}-{index}"
+            worker = await stack.enter_async_context(Worker(config, stage, name, network, host))
+            running.add(name, _task(stack, worker.wait()))
+    root.write(config)
+    return running
+
+
+async def _sandboxd(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Child:
+    spec = next(spec for spec in child_specs(config, str(root.service_file)) if spec.name == "sandboxd")
+    child = Child(spec, root.path / "logs")
+    stack.push_async_callback(child.stop, GRACE_S)
+    await child.start()
+    await child.ready(READY_S)
+    return child
+
+
+async def _gateway(stack: AsyncExitStack, running: Inline, network: Network, listener: socket.socket) -> None:
+    log = ControlLog(running.config.root / "control.db")
+    stack.callback(log.close)
+    gateway = Gateway(running.config, log, network)
+    running.add("gateway", _task(stack, gateway.run()))
+    await gateway.listen()
+    server = uvicorn.Server(uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60))
+    serve = asyncio.ensure_future(server._serve(sockets=[listener]))
+    running.add("http", serve)
+
+    async def stop() -> None:
+        server.should_exit = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(gateway.durable(), GRACE_S)
+        await serve
+
+    stack.push_async_callback(stop)
+
+
+def _task(stack: AsyncExitStack, work: Any) -> asyncio.Future[Any]:
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+    return task
+
+
+@contextmanager
+def _listener(config: ServiceConfig) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.create_server((config.host, config.http_port), family=family) as listener:
+        yield listener
+
+
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Send what the parts log to a file for the length of the block; the terminal is for progress."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    handler = logging.FileHandler(path)
+    ours, web = logging.getLogger("prorl"), logging.getLogger("uvicorn")
+    for logger in (ours, web):
+        logger.addHandler(handler)
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory(), processors=[structlog.processors.JSONRenderer()])
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        for logger in (ours, web):
+            logger.removeHandler(handler)
+            logger.propagate = True
+        handler.close()
