@@ -24,7 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from prorl.errors import NotFoundError, SchemaError
 from prorl.schema import SCHEMA_VERSION, TABLES, check_version
-from prorl.storage.publish import TEMP_MARK, Publish, publish
+from prorl.storage.publish import TEMP_MARK, Publish, publish, sync_directory
 from prorl.types import Json
 
 COMMITS = "commits"
@@ -97,6 +97,8 @@ class RunDir:
         """Make the directories and one empty part per table; what is there stays. Idempotent."""
         for name in (COMMITS, PARTIAL, *TABLES):
             self.fs.makedirs(self.path(name), exist_ok=True)
+        if self.local:
+            sync_directory(Path(self.root))
         for table, content in empties:
             if not self.fs.exists(self.path(table, EMPTY)):
                 publish(self.fs, self.path(table, EMPTY), content)

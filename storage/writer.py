@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -32,6 +33,9 @@ from prorl.storage.publish import Publish, publish
 from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, Json, Stage
 
 log = structlog.get_logger("prorl.storage")
+
+LINGER_S = 0.02
+"""How long the first row after a pause waits for company."""
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 FULL_DISK_WAIT_S = 1.0
@@ -84,6 +88,7 @@ class RunWriter:
         self._waiting, self._flying = Batch(), Batch()
         self._urgent, self._arrived = asyncio.Event(), asyncio.Event()
         self._draining = False
+        self._last_flush = -math.inf
         self._flying_part = ""
         self._stored = Stored()
 
@@ -171,17 +176,23 @@ class RunWriter:
             await self._arrived.wait()
             if not self._waiting and self._draining:
                 return
-            try:
-                async with asyncio.timeout(self._flush_s):
-                    await self._urgent.wait()
-            except TimeoutError:
-                pass
+            await self._wait_until_due()
             if not self._draining:
                 self._urgent.clear()
                 self._arrived.clear()
             self._flying, self._waiting = self._waiting, Batch()
             await self._write()
             self._flying = Batch()
+
+    async def _wait_until_due(self) -> None:
+        """At most one part per `flush_s`, unless somebody waits or memory does: the first row after a pause goes almost at once."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(max(self._last_flush + self._flush_s, loop.time() + min(LINGER_S, self._flush_s))):
+                await self._urgent.wait()
+        except TimeoutError:
+            pass
+        self._last_flush = loop.time()
 
     async def _write(self) -> None:
         """Carry `_flying` through, leaving out what the log refuses."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.errors import ConfigError
-from prorl.storage.filter import CompleteGroup, GroupFilter, check_filter
+from prorl.storage.filter import CompleteGroup, GroupFilter, check_filter, compile_filter
 from prorl.types import FailureClass, GroupDecision, GroupMember, RolloutState
 
 
@@ -143,6 +143,13 @@ def test_sql_that_fails_on_one_group_decides_the_others() -> None:
     assert [kept for kept, _ in found] == [True, False, True]
     assert found[1][1].startswith("filter_error: ")
     assert "bad group" in found[1][1]
+
+
+def test_a_run_whose_filter_does_not_compile_still_gets_decisions() -> None:
+    chosen = compile_filter("select 1 as nothing")
+    assert [(d.group_id, d.kept) for d in chosen.decide([group(3, 0, 1), group(4, 1)])] == [(3, False), (4, False)]
+    assert chosen.decide([group(3, 0, 1)])[0].reason == "filter_error: filter gives nothing INTEGER"
+    chosen.close()
 
 
 def test_sql_that_gives_a_group_twice_drops_it() -> None:

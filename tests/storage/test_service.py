@@ -1,0 +1,199 @@
+"""The store process's parts together, against the real gateway: stream, decisions, cursors, restarts, replay."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from prorl.client.client import Client
+from prorl.client.fetch import FlightSource
+from prorl.columns import row_hashes
+from prorl.errors import ConflictError, NotFoundError, UserError
+from prorl.flight import FlightNetwork
+from prorl.flight.ticket import Ticket
+from prorl.flight.wire import call_options
+from prorl.schema import MAX_BATCH_BYTES, STREAM
+from prorl.storage.catalog import query
+from prorl.storage.endpoint import Endpoint
+from prorl.storage.replay import open_replay
+from prorl.storage.verify import verify
+from tests.service.world import TOKEN, World, group, world
+from tests.storage.world import client, directory, pipeline, store
+
+GROUPS = 6
+
+
+@pytest.fixture(params=["local", "flight"])
+async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    """A gateway over a network of each kind."""
+    async with world(tmp_path, request.param) as made:
+        yield made
+
+
+async def submit(service: World, count: int = GROUPS, **config: object) -> None:
+    """A finished submission of `count` groups of 4 in a DAPO run that streams."""
+    await service.run(**{"filter": "dapo", "delivery": "stream", **config})  # type: ignore[arg-type]
+    await service.submit(*(group(f"t{i}", n=4) for i in range(count)), last=True)
+
+
+def stream(trainer: Client, cursor: str | None = None, max_groups: int = 1) -> list[tuple[str, list[str]]]:
+    """(cursor after, row hashes) of each batch until the end."""
+    batches = trainer.stream("r", cursor=cursor, max_groups=max_groups, wait_s=5.0, advantages=None)
+    return [(batch.cursor, row_hashes(batch.arrow)) for batch in batches]
+
+
+@asynccontextmanager
+async def replay(where: Path, hot: Path) -> AsyncIterator[str]:
+    """Location of a replay."""
+    order, index = await asyncio.to_thread(open_replay, where)
+    endpoint = Endpoint(hot, 1 << 30)
+    endpoint.add(order, index)
+    async with FlightNetwork(token=TOKEN) as network:
+        yield await network.listen("grpc://127.0.0.1:0", {}, endpoint.reads())
+    endpoint.close()
+
+
+async def test_a_run_is_filtered_streamed_committed_and_replayed(service: World, tmp_path: Path) -> None:
+    async with store(service) as made, pipeline(service):
+        await submit(service)
+        with client(made.location) as trainer:
+            live = await asyncio.to_thread(stream, trainer)
+            assert [cursor for cursor, _ in live] == ["r@1", "r@2", "r@3"]
+            await asyncio.to_thread(trainer.commit, live[-1][0])
+            assert (await asyncio.to_thread(trainer.status))["cursor"] == "r@3"
+        await service.until(lambda view: view["state"] == "finished")
+    assert verify(directory(service)) == []
+    kept = query(directory(service), "select group_id from deliveries order by delivery_seq").to_pylist()
+    assert [row["group_id"] for row in kept] == [0, 2, 4]
+    shutil.copytree(directory(service), tmp_path / "copy")
+    async with replay(tmp_path / "copy", tmp_path / "hot") as location:
+        with client(location) as trainer:
+            assert await asyncio.to_thread(stream, trainer) == live
+            assert await asyncio.to_thread(stream, trainer, "r@1") == live[1:]
+            await asyncio.to_thread(trainer.commit, "r@2")
+            assert await asyncio.to_thread(stream, trainer) == live[2:]
+
+
+async def test_a_second_store_goes_on_where_the_first_one_was(service: World) -> None:
+    await submit(service)
+    async with pipeline(service):
+        async with store(service) as first:
+            with client(first.location) as trainer:
+                before = await asyncio.to_thread(lambda: next(iter(trainer.stream("r", max_groups=1, advantages=None))))
+        async with store(service) as second:
+            with client(second.location) as trainer:
+                everything = await asyncio.to_thread(stream, trainer, "r@0")
+                await asyncio.to_thread(trainer.commit, everything[-1][0])
+    assert everything[0] == (before.cursor, row_hashes(before.arrow))
+    assert len(everything) == 3
+    assert verify(directory(service)) == []
+
+
+async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_directory(service: World) -> None:
+    async with store(service) as first, pipeline(service):
+        await submit(service)
+        with client(first.location) as trainer:
+            live = await asyncio.to_thread(stream, trainer)
+            await asyncio.to_thread(trainer.commit, live[-1][0])
+        await service.until(lambda view: view["state"] == "finished")
+    async with store(service) as second:
+        with client(second.location) as trainer:
+            assert await asyncio.to_thread(stream, trainer, "r@0") == live
+            with pytest.raises(NotFoundError, match="nowhere"):
+                await asyncio.to_thread(lambda: list(trainer.stream("nowhere")))
+
+
+async def test_groups_go_out_oldest_version_first(service: World) -> None:
+    async with store(service) as made, pipeline(service, reward=lambda group_id, i: float(i), version=lambda group_id: 10 - group_id):
+        await submit(service)
+        await service.until(lambda view: view["groups"].get("kept") == GROUPS)
+        with client(made.location) as trainer:
+            await asyncio.to_thread(stream, trainer, None, GROUPS)
+    ids = query(directory(service), "select group_id from deliveries order by delivery_seq").column("group_id").to_pylist()
+    assert ids == [5, 4, 3, 2, 1, 0]
+
+
+async def test_a_run_without_a_trainer_is_stored_and_finishes(service: World) -> None:
+    async with store(service), pipeline(service, reward=lambda *_: 1.0):
+        await submit(service, filter="none", delivery="store")
+        await service.until(lambda view: view["state"] == "finished")
+    assert verify(directory(service)) == []
+    found = query(directory(service), "select count(*) as n, sum(kept::int)::int as kept from groups").to_pylist()
+    assert found == [{"n": GROUPS, "kept": GROUPS}]
+    assert query(directory(service), "select count(*) as n from tasks").to_pylist() == [{"n": GROUPS}]
+
+
+async def test_sql_that_fails_when_it_runs_drops_its_groups_and_the_store_lives(service: World) -> None:
+    async with store(service), pipeline(service):
+        await submit(service, filter="select group_id, error('no')::boolean as kept, '' as reason from rollouts", delivery="store")
+        await service.until(lambda view: view["state"] == "finished")
+    reasons = query(directory(service), "select distinct reason from groups").column("reason").to_pylist()
+    assert len(reasons) == 1
+    assert reasons[0].startswith("filter_error: ")
+
+
+async def test_reads_without_a_plan(service: World) -> None:
+    async with store(service) as made, pipeline(service, reward=lambda group_id, i: float(i)):
+        await submit(service, 3)
+        await service.until(lambda view: view["groups"].get("kept") == 3)
+        with FlightSource(made.location, TOKEN)._client as plain:
+
+            def get(**ticket: object) -> pa.Table:
+                return plain.do_get(fl.Ticket(Ticket(run="r", **ticket).dumps()), call_options(TOKEN, 10)).read_all()  # type: ignore[arg-type]
+
+            two = await asyncio.to_thread(lambda: get(max_groups=2, columns=("delivery_seq", "reward")))
+            assert two.column_names == ["delivery_seq", "reward"]
+            assert two.column("delivery_seq").to_pylist() == [0] * 4 + [1] * 4
+            assert two.schema.metadata[b"prorl.cursor"] == b"r@2"
+            assert two.schema.metadata[b"prorl.end"] == b"false"
+            last = await asyncio.to_thread(lambda: get(cursor="r@2", layout="dense"))
+            assert [len(row["loss_mask"]) for row in last.to_pylist()] == [20] * 4
+            small = await asyncio.to_thread(lambda: get(cursor="r@0", max_bytes=1))
+            assert small.num_rows == 4
+            whole = await asyncio.to_thread(lambda: get(cursor="r@0"))
+            assert whole.schema.equals(STREAM)
+            assert [batch.num_rows for batch in whole.to_batches()] == [12]
+            assert whole.nbytes < MAX_BATCH_BYTES
+            nothing = await asyncio.to_thread(lambda: get(cursor="r@3", wait_s=0.0))
+            assert nothing.num_rows == 0
+
+
+async def test_what_a_trainer_may_not_ask_for(service: World) -> None:
+    async with store(service) as made, pipeline(service):
+        await submit(service, 1)
+        with client(made.location) as trainer:
+            await asyncio.to_thread(stream, trainer)
+            source = FlightSource(made.location, TOKEN)
+            with pytest.raises(ConflictError, match="ahead"):
+                await asyncio.to_thread(lambda: list(trainer.stream("r", cursor="r@9")))
+            with pytest.raises(ConflictError, match="belongs to run"):
+                await asyncio.to_thread(source.action, "commit", {"run": "r", "consumer": "primary", "cursor": "other@1"})
+            with pytest.raises(ConflictError):
+                await asyncio.to_thread(trainer.commit, "r@5")
+            with pytest.raises(UserError, match="columns nothing"):
+                await asyncio.to_thread(source.fetch, Ticket(run="r", cursor="r@0", columns=("nothing",)))
+            with pytest.raises(fl.FlightServerError, match="not a JSON object"):
+                await asyncio.to_thread(lambda: list(source._client.do_action(("commit", b"[]"), call_options(TOKEN, 5))))
+            source.close()
+
+
+async def test_each_consumer_has_its_own_cursor(service: World) -> None:
+    async with store(service) as made, pipeline(service):
+        await submit(service)
+        with client(made.location) as trainer:
+            live = await asyncio.to_thread(stream, trainer)
+            await asyncio.to_thread(trainer.commit, "r@2")
+            await asyncio.to_thread(trainer.commit, "r@1", "watcher")
+            status = orjson.dumps(await asyncio.to_thread(trainer._flight.action, "status", {"run": "r", "consumer": "watcher"}))
+            assert orjson.loads(status)["cursor"] == "r@1"
+            seen = await asyncio.to_thread(lambda: [b.cursor for b in trainer.stream("r", "watcher", max_groups=1, advantages=None)])
+            assert seen == ["r@2", "r@3"]
+            assert [cursor for cursor, _ in live] == ["r@1", "r@2", "r@3"]

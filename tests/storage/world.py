@@ -1,0 +1,111 @@
+"""A real gateway, a real store, and a pipeline of one object between them: leases become SCORED rows at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from prorl.client.client import Client
+from prorl.columns import ran_row, read_lease, ready_row, scored_row
+from prorl.control import Kind
+from prorl.flight import FlightNetwork
+from prorl.flight.control import ControlClient, Identity
+from prorl.flight.inlet import Inlet
+from prorl.flight.outlet import Outlet
+from prorl.storage.service import Store, serving
+from prorl.types import AttemptKey, Failure, FailureCode, RewardPart, SandboxRef, Score, StopReason, Trajectory
+from tests.service.world import TOKEN, World
+from tests.storage.rows import sequence, turn
+
+Reward = Callable[[int, int], float]
+"""(group, sample) -> reward."""
+
+
+def alternate(group_id: int, sample_index: int) -> float:
+    """Even groups are informative, odd ones are not."""
+    return float(sample_index % 2) if group_id % 2 == 0 else 1.0
+
+
+class Pipeline:
+    """INIT and EVAL in one: takes leases, offers SCORED rows."""
+
+    def __init__(self, world: World, reward: Reward, version: Callable[[int], int]) -> None:
+        self._reward, self._version = reward, version
+        self.location = world.config.worker_flight("eval-0") if isinstance(world.network, FlightNetwork) else "at-eval-0"
+        self._network = world.network
+        init = Identity(role="init", worker="init-0", slots=64)
+        scored = Identity(role="eval", worker="eval-0", location=self.location, slots=64)
+        self.outlet = Outlet("scored")
+        self._init = ControlClient(world.network, world.config.gateway_flight, init, on={})
+        self._eval = ControlClient(world.network, world.config.gateway_flight, scored, on={})
+        self._inlet = Inlet(world.network, "lease", init.hello(), slots=64)
+        self._gateway = world.config.gateway_flight
+        self._work: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Pipeline:
+        await self._network.listen(self.location, {self.outlet.path: self.outlet.route})
+        for control in (self._init, self._eval):
+            control.start()
+            await control.welcomed.wait()
+        self._inlet.set_upstreams([self._gateway])
+        self._work = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._inlet.close()
+        assert self._work is not None
+        await self._work
+        for control in (self._init, self._eval):
+            await control.close()
+
+    async def _run(self) -> None:
+        while taken := await self._inlet.take():
+            for key, row in taken:
+                self._init.emit(Kind.STARTED, key, stage="init")
+                self._eval.emit(Kind.STARTED, key, stage="run")
+                self._inlet.done(key)
+                await self.outlet.put(self._scored(key, row))
+
+    def _scored(self, key: AttemptKey, row: pa.RecordBatch) -> pa.RecordBatch:
+        lease = read_lease(row)
+        trajectory = Trajectory(
+            sequences=(sequence(key.rollout_id, version=self._version(lease.group_id)),), turns=(turn(0), turn(1)), messages=(),
+            artefact=b"2", stop_reason=StopReason.DONE, failure=Failure(code=FailureCode.NONE), llm_s=1.0, tool_s=0.5,
+        )  # fmt: skip
+        value = self._reward(lease.group_id, lease.sample_index)
+        ran = ran_row(ready_row(row, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1), trajectory, run_s=2.0)
+        score = Score(parts=(RewardPart(name="exact", value=value),))
+        return scored_row(ran, score=score, failure=Failure(code=FailureCode.NONE), eval_s=0.1)
+
+
+@asynccontextmanager
+async def pipeline(world: World, reward: Reward = alternate, version: Callable[[int], int] = lambda group_id: 0) -> AsyncIterator[Pipeline]:
+    """A pipeline that works."""
+    async with Pipeline(world, reward, version) as made:
+        yield made
+
+
+@asynccontextmanager
+async def store(world: World) -> AsyncIterator[Store]:
+    """A store that works; leaving drains it. Raises what it died of."""
+    async with FlightNetwork(token=TOKEN) as trainers, serving(world.config, world.network, trainers) as (made, work):
+        await made.control.welcomed.wait()
+        yield made
+        if work.done():
+            work.result()
+
+
+@contextmanager
+def client(location: str) -> Iterator[Client]:
+    """A trainer's client of a store or replay; call it from threads."""
+    with Client(flight=location, token=TOKEN) as made:
+        yield made
+
+
+def directory(world: World, run_id: str = "r") -> Path:
+    """Of a run."""
+    return world.config.root / run_id
