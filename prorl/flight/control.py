@@ -3,7 +3,7 @@
     client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on={Kind.CANCEL: ..., Kind.ENDPOINTS: ...})
     client.start()
     await client.welcomed.wait()
-    client.emit(Kind.STARTED, key, stage="run")          # fire and forget; events of one loop tick travel in one batch
+    client.emit(Kind.STARTED, key, stage="run")          # fire and forget; events travel together (`pacing`)
     answer = await client.request(Kind.RESERVE, payload={...})
 
 The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is held then) and sends requests that
@@ -28,6 +28,7 @@ from itertools import count
 from prorl.control import ControlRow, Kind, from_batch, to_batch
 from prorl.errors import ConflictError, FencedError, NotFoundError, ProrlError, StorageError, UnavailableError
 from prorl.flight.edge import NO_KEY
+from prorl.flight.pacing import BACK_S, Paced
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL, SCHEMA_VERSION
 from prorl.types import AttemptKey, Json
@@ -86,7 +87,7 @@ class ControlClient:
         self._channel: Channel | None = None
         self._seq = 0
         self._outgoing: list[ControlRow] = []
-        self._flushing = False
+        self._paced = Paced(self._flush, BACK_S)
         self._pending: dict[int, tuple[ControlRow, asyncio.Future[Json]]] = {}
         self._unsent = count(-1, -1)
         """Places in `_pending` of requests that have no seq yet."""
@@ -106,7 +107,7 @@ class ControlClient:
     async def close(self) -> None:
         """Send what was said, end the session; idempotent. Requests without a reply raise UnavailableError."""
         if self._keeping is not None:
-            self._flush()
+            self._paced.now()
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._keeping = None
@@ -126,6 +127,7 @@ class ControlClient:
         if self._channel is not None:
             row = self._say(row)
             self._pending[row.seq] = (row, waiting)
+            self._paced.now()
         else:
             self._pending[next(self._unsent)] = (row, waiting)
         try:
@@ -143,13 +145,10 @@ class ControlClient:
         self._seq += 1
         row = replace(row, seq=self._seq)
         self._outgoing.append(row)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._paced.ask()
         return row
 
     def _flush(self) -> None:
-        self._flushing = False
         said, self._outgoing = self._outgoing, []
         if said and self._channel is not None:
             self._channel.send(to_batch(said))

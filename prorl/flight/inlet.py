@@ -10,8 +10,8 @@ On edges without redelivery a row is acked when it arrives, so `ack` is not call
 (its stream was lost before the ack) is not yielded twice: while it is held, the ack goes to the stream it came over last; after its
 ack it is acked again at once (the last `REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
 
-An upstream that is no longer announced is not dialled again, but a stream that still works is kept. Credit and acks of one tick
-travel in one batch. Rows in hand are bounded by credit (`prorl.flight.credit.Grants`).
+An upstream that is no longer announced is not dialled again, but a stream that still works is kept. Credit and acks
+travel together (`pacing`). Rows in hand are bounded by credit (`prorl.flight.credit.Grants`).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from prorl.errors import ProrlError
 from prorl.flight import trace
 from prorl.flight.credit import Grant, Grants
 from prorl.flight.edge import ACK, CREDIT, Back, encode
+from prorl.flight.pacing import BACK_S, Paced
 from prorl.protocols import Channel, Network
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
@@ -76,7 +77,7 @@ class Inlet:
         self._held: dict[AttemptKey, _Held] = {}
         self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
         self._back: dict[int, list[Back]] = {}
-        self._flushing = False
+        self._paced = Paced(self._flush, BACK_S)
         self._closed = False
 
     @property
@@ -135,7 +136,7 @@ class Inlet:
         """Leave every upstream after the last acks; idempotent."""
         self._closed = True
         self._arrived.set()
-        self._flush()
+        self._paced.now()
         dialling = list(self._dialling.values())
         for task in dialling:
             task.cancel()
@@ -211,12 +212,9 @@ class Inlet:
         if name not in self._channels:
             return
         self._back.setdefault(name, []).append(back)
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._paced.ask()
 
     def _flush(self) -> None:
-        self._flushing = False
         back, self._back = self._back, {}
         for name, said in back.items():
             self._channels[name].send(encode(said))

@@ -26,6 +26,8 @@ from prorl.columns import keys, rows
 from prorl.flight import trace
 from prorl.flight.credit import Ledger
 from prorl.flight.edge import ACK, CREDIT, decode
+from prorl.flight.pacing import ROWS_S, Paced
+from prorl.flight.queues import wire_bytes
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
@@ -64,7 +66,7 @@ class Outlet:
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
         self._names = count()
-        self._pumping = False
+        self._paced = Paced(self._pump, ROWS_S)
 
     @property
     def path(self) -> str:
@@ -136,30 +138,27 @@ class Outlet:
         if known:
             self._on_acked(known)
         if granted:
-            self._pump()
+            self._paced.ask()
             self._on_credit(self.free_rows)
 
     def _lose(self, name: int) -> None:
         lost = self._ledger.leave(name)
         if lost:
             self._on_lost(lost)
-        self._pump()
+        self._paced.ask()
 
     def _add(self, row: pa.RecordBatch, key: AttemptKey) -> None:
         if key in self._ledger:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
-        num_bytes = row.nbytes
+        num_bytes = wire_bytes(row)
         self._rows[key] = (row, num_bytes)
         self._held_bytes += num_bytes
         self._ledger.put(key, num_bytes)
-        if not self._pumping:
-            self._pumping = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        self._paced.ask()
 
     def _pump(self) -> None:
-        """Send what credit allows; once per tick for all rows that were added in it."""
-        self._pumping = False
+        """Send what credit allows."""
         sent: dict[int, list[AttemptKey]] = {}
         for name, key in self._ledger.assign():
             self._channels[name].send(self._rows[key][0])

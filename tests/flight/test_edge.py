@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from prorl.flight import Inlet, Outlet
 from prorl.flight.inlet import Taken
+from prorl.flight.queues import wire_bytes
 from prorl.types import AttemptKey
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready
@@ -62,7 +63,7 @@ async def test_no_credit_no_send(net: Net) -> None:
 
 
 async def test_put_waits_while_the_bound_is_reached(net: Net) -> None:
-    size = ran(0).nbytes
+    size = wire_bytes(ran(0))
     acked: list[AttemptKey] = []
     outlet = Outlet("ran", limit_bytes=2 * size, on_acked=acked.extend)
     location = await serve(net, outlet)
