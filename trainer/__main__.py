@@ -15,9 +15,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import structlog
+
 from prorl.client import connect
 from prorl.config import load_file, parse
 from prorl.errors import ProrlError, UserError
+from prorl.sandbox.linux import PR_SET_PDEATHSIG, prctl
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 
@@ -26,7 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run one training; returns the exit code."""
     options = argparse.ArgumentParser(prog="python -m prorl.trainer", description="Train a policy from a run's stream.")
     options.add_argument("--config", type=Path, required=True, metavar="FILE", help="settings of prorl.trainer.config, YAML or JSON")
-    path = options.parse_args(argv).config
+    options.add_argument("--die-with-parent", action="store_true", help="for a supervisor: be killed when the starting process dies")
+    given = options.parse_args(argv)
+    path = given.config
+    if given.die_with_parent:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # stdout is for whoever reads our lines; retries are told by structlog, which would take it too.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     asked: list[int] = []
 
     def stop(number: int, _: object) -> None:

@@ -25,8 +25,8 @@ class Feed:
     def __call__(self) -> None:
         """Submit what is missing; idempotent."""
         counts = self._client.run(self._run)["groups"]
-        submitted = sum(counts.values())
-        missing = self._target - sum(counts.get(state, 0) for state in WAITING)
+        submitted = sum(counts[state] for state in GroupState)
+        missing = self._target - sum(counts[state] for state in WAITING)
         if missing > 0:
             tasks = [self._tasks[i % len(self._tasks)] for i in range(submitted, submitted + missing)]
             self._client.submit(self._run, tasks, self._n, key="feed", first=submitted)

@@ -38,7 +38,7 @@ from prorl.types import Json, SamplingParams, Task
 
 ResultT = TypeVar("ResultT")
 
-GROUPS_PER_REQUEST = 1000
+GROUPS_PER_REQUEST = 500
 
 MAX_WAIT_S = 30.0
 """Of one call: a server that is silent for longer takes our pings for an attack. A stream waits again."""

@@ -76,10 +76,10 @@ class Http:
 
 
 def _detail(answer: bytes) -> str:
-    """The readable part of an error body: the gateway's is `{code, message, request_id}`."""
+    """What the service says is wrong: `message` of its error body, else the beginning of whatever came."""
     try:
         values = orjson.loads(answer)
     except orjson.JSONDecodeError:
-        return answer[:200].decode(errors="replace")
-    detail = values.get("message", values) if isinstance(values, dict) else values
-    return detail if isinstance(detail, str) else orjson.dumps(detail)[:500].decode()
+        values = None
+    message = values.get("message") if isinstance(values, dict) else None
+    return message if isinstance(message, str) else answer[:200].decode(errors="replace")
