@@ -2,7 +2,7 @@
 
 A plan names groups and the place of each in one hot file, in delivery order; it ends early where the next group would lie in
 another file, so that a plan never needs two. `do_get` answers from the same hot copy with a Table of whole groups, small groups joined
-up to `MAX_BATCH_BYTES`; its schema metadata carries `prorl.cursor` and `prorl.end` for clients that asked for no plan.
+up to `JOIN_BYTES`; its schema metadata carries `prorl.cursor` and `prorl.end` for clients that asked for no plan.
 Reading parts and writing the hot copy happen on one thread, which owns `GroupIndex` and `HotCopy`; the loop owns the orders.
 """
 
@@ -24,13 +24,16 @@ import structlog
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
 from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
-from prorl.schema import MAX_BATCH_BYTES, STREAM, dense
+from prorl.schema import STREAM, dense
 from prorl.storage.delivery import Given, Order, Wanted
 from prorl.storage.groups import GroupIndex
 from prorl.storage.hot import HotCopy, Location, read_location
 from prorl.types import Json
 
 ResultT = TypeVar("ResultT")
+
+JOIN_BYTES = 256 << 10
+"""Joining copies, and fresh pages cost more than a message does: only groups that are small beside a message are joined."""
 
 log = structlog.get_logger("prorl.storage")
 
@@ -156,7 +159,7 @@ class Endpoint:
             place = self._hot.find((run.order.run_id, group_id))
             rows = read_location(place) if place is not None else run.index.read(group_id)
             seqs = pa.array(np.full(rows.num_rows, delivery_seq, np.int64))
-            yield pa.RecordBatch.from_arrays([seqs, *rows.columns], schema=STREAM)
+            yield rows.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
 
     def close(self) -> None:
         """Idempotent."""
@@ -189,15 +192,22 @@ def _body(body: bytes) -> dict[str, Json]:
 
 
 def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Whole groups joined to batches under `MAX_BATCH_BYTES`; a group that is larger goes alone."""
+    """Small groups joined to batches of up to `JOIN_BYTES`; a larger group goes alone, as it lies in its file."""
     waiting: list[pa.RecordBatch] = []
+    num_bytes = 0
     for group in groups:
-        if waiting and sum(batch.nbytes for batch in waiting) + group.nbytes > MAX_BATCH_BYTES:
-            yield pa.concat_batches(waiting)
-            waiting = []
+        size = group.nbytes
+        if waiting and num_bytes + size > JOIN_BYTES:
+            yield _joined(waiting)
+            waiting, num_bytes = [], 0
         waiting.append(group)
+        num_bytes += size
     if waiting:
-        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _shape(batch: pa.RecordBatch, ticket: Ticket) -> pa.RecordBatch:
