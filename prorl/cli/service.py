@@ -94,10 +94,13 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
 
 
 def client_of(running: Running) -> Client:
-    """A client of it; call it from threads (`in_thread`)."""
+    """A client of it; call it from threads (`in_thread`). It looks for a restarted gateway in silence: the terminal is for progress."""
+    import stamina
+
     from prorl.client.client import Client
     from prorl.client.http import Http
 
+    stamina.instrumentation.set_on_retry_hooks([])
     return Client(http=Http(running.url, running.config.token, retry_s=PATIENCE_S), token=running.config.token)
 
 
