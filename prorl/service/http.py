@@ -8,9 +8,11 @@ from __future__ import annotations
 import hmac
 import logging
 import uuid
+from contextlib import suppress
 from typing import Any
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prorl.errors import ConflictError, FencedError, NotFoundError, ProrlError, StorageError, UnavailableError, UserError
@@ -70,9 +72,13 @@ class Border:
             await _answer(send, 401, "unauthorized", "send `Authorization: Bearer TOKEN`; the token is in ROOT/token", request_id)
             return
         limit = MAX_GROUPS_BYTES if scope["path"].endswith("/groups") else MAX_BODY_BYTES
+        body = _Body(receive, send, limit)
         try:
             _check_length(headers.get(b"content-length", b"0"), limit)
-            await self._app(scope, _limited(receive, limit), send)
+            with suppress(ClientDisconnect):
+                await self._app(scope, body.receive, body.send)
+            if body.over:
+                raise _too_large("a body without end", limit)
         except ProrlError as error:
             status, code = status_of(error)
             await _answer(send, status, code, str(error), request_id)
@@ -82,24 +88,33 @@ class Border:
         return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
 
 
+def _too_large(given: str, limit: int) -> BodyTooLarge:
+    return BodyTooLarge(given, f"at most {limit} bytes", "send it in several requests")
+
+
 def _check_length(header: bytes, limit: int) -> None:
     if not header.isdigit() or int(header) > limit:
-        raise BodyTooLarge(f"a body of {header.decode('latin-1')[:20]} bytes", f"at most {limit} bytes", "send it in several requests")
+        raise _too_large(f"a body of {header.decode('latin-1')[:20]} bytes", limit)
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
-    """Count what comes, whatever the header said."""
-    seen = 0
+class _Body:
+    """Counts what comes, whatever the header said; once it is too much, what the app makes of that is not sent."""
 
-    async def limited() -> Message:
-        nonlocal seen
-        message: Message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
-            raise BodyTooLarge("a body without end", f"at most {limit} bytes", "send it in several requests")
-        return message
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive, self._send, self._left = receive, send, limit
+        self.over = False
 
-    return limited
+    async def receive(self) -> Message:
+        """Next part of the body."""
+        message: Message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        self.over = self._left < 0
+        return {"type": "http.disconnect"} if self.over else message
+
+    async def send(self, message: Message) -> None:
+        """Pass an answer on."""
+        if not self.over:
+            await self._send(message)
 
 
 async def _answer(send: Send, status: int, code: str, message: str, request_id: str) -> None:

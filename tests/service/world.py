@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import io
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import orjson
 
 from prorl.config import GroupBody, RunConfig, ServiceConfig, TaskBody
 from prorl.control import ControlRow, Kind
@@ -141,8 +143,9 @@ class World:
 
     async def http(self, method: str, path: str, body: Json = None) -> tuple[int, Json]:
         """A request with the token."""
-        headers = {"authorization": f"Bearer {TOKEN}"}
-        async with self._session.request(method, self.served.http + path, json=body, headers=headers) as answer:
+        headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+        data = None if body is None else io.BytesIO(orjson.dumps(body))
+        async with self._session.request(method, self.served.http + path, data=data, headers=headers) as answer:
             return answer.status, await answer.json()
 
     async def run(self, run_id: str = "r", **config: Json) -> None:
@@ -179,9 +182,6 @@ async def world(tmp_path: Path, kind: str = "local", log: ControlLog | None = No
         served = await stack.enter_async_context(serving(config, network, log))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield World(config, network, served, session)
-
-
-RunMaker = Callable[..., Awaitable[None]]
 
 
 def run_config(**given: Json) -> RunConfig:

@@ -1,0 +1,38 @@
+"""A gateway that is killed (SIGKILL) right after the transaction that accepts a group: durable, and nobody has been told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from prorl.config import ServiceConfig, load_file, parse
+from prorl.flight import FlightNetwork
+from prorl.service.log import ControlLog, Write
+from prorl.service.log_schema import INSERT_GROUP
+from prorl.service.serve import serving
+
+
+class KilledAfterAccept(ControlLog):
+    """Dies when a group is on disk."""
+
+    def write_now(self, writes: Sequence[Write]) -> None:
+        """Write, then die if a group was in it."""
+        super().write_now(writes)
+        if any(statement == INSERT_GROUP for statement, _ in writes):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main() -> None:
+    """Serve until then."""
+    config = parse(ServiceConfig, load_file(Path(sys.argv[2])), "config")
+    log = KilledAfterAccept(config.root / "control.db")
+    async with FlightNetwork(token=config.token) as network, serving(config, network, log) as served:
+        print(f'ready {{"http": "{served.http}"}}', flush=True)
+        await served.failed()
+
+
+asyncio.run(main())

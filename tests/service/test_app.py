@@ -1,0 +1,159 @@
+"""HTTP: identity of submissions, clear refusals, the token, the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from prorl.service.http import MAX_BODY_BYTES
+from prorl.types import Json
+from tests.service.world import TOKEN, group, world
+
+
+def task(**changes: Json) -> Json:
+    """A group's body."""
+    return {"task": {"task_id": "t", "env": "noop", "prompt": "p"}, **changes}
+
+
+async def test_same_key_from_fifty_clients_at_once_is_one_group(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        answers = await asyncio.gather(*(w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="k", n=3)]}) for _ in range(50)))
+        assert sorted({status for status, _ in answers}) == [200, 202]
+        assert {answer["groups"][0]["group_id"] for _, answer in answers} == {0}
+        assert sum(answer["groups"][0]["created"] for _, answer in answers) == 1
+        assert (await w.view())["counts"]["queued"] == 3
+        status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="k", n=4)]})
+        assert (status, answer["code"]) == (409, "conflict")
+
+
+async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        cases: list[tuple[Json, int, str]] = [
+            ([task(), {"task": {"task_id": "x", "env": "nope", "prompt": ""}}], 422, "groups[1]"),
+            ([task(), task(n=0)], 422, "groups.1.n"),
+            ([task(key="a"), task(key="a", n=2)], 409, "groups[1]"),
+            ([task(colour="red")], 422, "unknown key `groups.0.colour`"),
+            ([], 422, "groups"),
+            ([{"task": {"task_id": "x", "env": "math", "prompt": "", "data": {}}}], 422, "groups[0] (task 'x')"),
+        ]
+        for groups, expected, says in cases:
+            status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": groups})
+            assert (status, says in answer["message"]) == (expected, True), answer
+            assert answer["request_id"]
+        assert (await w.view())["counts"]["queued"] == 0
+
+
+async def test_ten_thousand_groups_in_one_request(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        found = await w.submit(*(group(f"t{i}", n=2) for i in range(10_000)), last=True)
+        assert [one["group_id"] for one in found] == list(range(10_000))
+        assert (await w.view())["counts"]["queued"] == 20_000
+
+
+async def test_runs_are_idempotent_by_name_and_config(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        body = {"run_id": "a", "seed": 3}
+        assert [(await w.http("POST", "/v1/runs", body))[0] for _ in range(2)] == [201, 200]
+        assert (await w.http("POST", "/v1/runs", {"run_id": "a", "seed": 4}))[0] == 409
+        assert (await w.http("POST", "/v1/runs", {"run_id": "../x"}))[0] == 422
+        assert [run["run_id"] for run in (await w.http("GET", "/v1/runs"))[1]["runs"]] == ["a"]
+        manifest = orjson.loads((w.config.root / "a" / "manifest.json").read_bytes())
+        assert manifest["config"]["seed"] == 3
+
+
+async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        (w.config.root / "mine").mkdir()
+        (w.config.root / "mine" / "thesis.txt").write_text("years")
+        assert (await w.http("POST", "/v1/runs", {"run_id": "mine"}))[0] == 409
+        assert [path.name for path in (w.config.root / "mine").iterdir()] == ["thesis.txt"]
+        (w.config.root / "newer").mkdir()
+        (w.config.root / "newer" / "manifest.json").write_text('{"schema_version": 99, "config": {}}')
+        status, answer = await w.http("POST", "/v1/runs", {"run_id": "newer"})
+        assert (status, "upgrade prorl" in answer["message"]) == (422, True)
+
+
+async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
+    async with world(tmp_path, backends=()) as w:
+        status, answer = await w.http("POST", "/v1/runs", {"run_id": "a"})
+        assert (status, "no backend" in answer["message"]) == (422, True)
+        assert (await w.http("POST", "/v1/backends", {"name": "scripted:noop"}))[0] == 201
+        assert (await w.http("POST", "/v1/runs", {"run_id": "a"}))[0] == 201
+        assert (await w.http("DELETE", "/v1/backends?name=other"))[0] == 404
+    async with world(tmp_path, backends=()) as w:
+        (backend,) = (await w.http("GET", "/v1/status"))[1]["backends"]
+        assert backend == {"name": "scripted:noop", "state": "ready", "in_flight": 0}
+
+
+async def test_after_last_only_known_groups_are_taken(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        await w.submit(group(key="k"), last=True)
+        assert (await w.submit(group(key="k")))[0]["created"] is False
+        assert (await w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="new")]}))[0] == 409
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"])
+async def test_nothing_without_the_token(tmp_path: Path, header: str) -> None:
+    async with world(tmp_path) as w, aiohttp.ClientSession() as session:
+        headers = {"authorization": header} if header else {}
+        for path in ("/v1/runs", "/v1/status", "/v1/openapi.json", "/nowhere"):
+            async with session.get(w.served.http + path, headers=headers) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (401, "unauthorized")
+        async with session.get(w.served.http + "/healthz") as answer:
+            assert (answer.status, await answer.json()) == (200, {"ok": True})
+
+
+async def test_bodies_are_bounded_whatever_the_header_says(tmp_path: Path) -> None:
+    async def endless() -> object:
+        while True:
+            yield b" " * (MAX_BODY_BYTES // 2)
+
+    async with world(tmp_path) as w, aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session:
+        async with session.post(w.served.http + "/v1/runs", data=io.BytesIO(b"x" * (MAX_BODY_BYTES + 1))) as answer:
+            assert (answer.status, (await answer.json())["code"]) == (413, "too_large")
+        await w.run()
+        for path in ("/v1/runs", "/v1/runs/r/groups"):
+            async with session.post(w.served.http + path, data=endless()) as answer:
+                assert (answer.status, (await answer.json())["code"]) == (413, "too_large")
+
+
+async def test_unknown_things_are_404_and_wrong_methods_405(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        for path in ("/v1/runs/x", "/v1/runs/r/groups/7", "/v1/runs/r/rollouts/7", "/v1/nothing"):
+            status, answer = await w.http("GET", path)
+            assert (status, answer["code"]) == (404, "not_found")
+        assert (await w.http("PUT", "/v1/runs"))[0] == 405
+
+
+async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        _, document = await w.http("GET", "/v1/openapi.json")
+        assert "/v1/runs/{run_id}/groups" in document["paths"]
+        names = set(document["components"]["schemas"])
+        used = {ref.split("/")[-1] for ref in _refs(document)}
+        assert used <= names
+
+
+def _refs(value: Json) -> list[str]:
+    if isinstance(value, dict):
+        return [v for k, v in value.items() if k == "$ref"] + [ref for v in value.values() for ref in _refs(v)]
+    return [ref for v in value for ref in _refs(v)] if isinstance(value, list) else []
+
+
+async def test_versions_are_never_used_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        said = [(1, "a", 201), (1, "a", 200), (1, "b", 409), (3, "c", 409), (2, "b", 201), (0, "c", 201)]
+        for version, path, expected in said:
+            assert (await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path}))[0] == expected
+        assert (await w.view())["version"] == 3

@@ -1,0 +1,148 @@
+"""The gateway's process: killed where it hurts, started again from its log, refused when it must not start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from prorl.service.log_schema import LOG_VERSION
+from prorl.types import Json
+from tests.service.world import TOKEN, settings
+
+MODULE = ("-m", "prorl.service")
+KILLED = (str(Path(__file__).parent / "children" / "killed_gateway.py"),)
+
+
+@contextmanager
+def gateway(tmp_path: Path, argv: tuple[str, ...] = MODULE, **more: Json) -> Iterator[subprocess.Popen[bytes]]:
+    """A gateway process, killed at the end."""
+    config = tmp_path / "service.json"
+    values = settings(tmp_path, **more)
+    config.write_text(values.model_dump_json())
+    process = subprocess.Popen(
+        [sys.executable, *argv, "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: subprocess.Popen[bytes]) -> str:
+    """Its HTTP address, once it says so."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(b"ready "), process.communicate()[1].decode()
+    return str(json.loads(line[6:])["http"])
+
+
+def call(url: str, method: str, path: str, body: Json = None) -> tuple[int, Json]:
+    """A request; 0 when the connection broke."""
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers, method=method), timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+    except OSError:
+        return 0, None
+
+
+def body(*keys: str) -> Json:
+    """Groups with idempotency keys."""
+    task = {"task_id": "t", "env": "noop", "prompt": "p"}
+    return {"groups": [{"task": task, "n": 2, "key": key} for key in keys]}
+
+
+def test_killed_between_commit_and_reply_a_retry_gives_the_same_group(tmp_path: Path) -> None:
+    with gateway(tmp_path, KILLED) as process:
+        url = ready(process)
+        assert call(url, "POST", "/v1/runs", {"run_id": "r"})[0] == 201
+        assert call(url, "POST", "/v1/runs/r/groups", body("k")) == (0, None)
+        assert process.wait(10) == -signal.SIGKILL
+    with gateway(tmp_path) as process:
+        url = ready(process)
+        status, answer = call(url, "POST", "/v1/runs/r/groups", body("k"))
+        assert status == 200, "it was accepted before the kill"
+        assert [(g["group_id"], g["first_rollout_id"], g["created"]) for g in answer["groups"]] == [(0, 0, False)]
+        assert call(url, "GET", "/v1/runs/r")[1]["counts"]["queued"] == 2
+
+
+def test_killed_under_load_every_answered_group_is_there_once(tmp_path: Path) -> None:
+    answered: dict[str, int] = {}
+    for life in range(3):
+        with gateway(tmp_path) as process:
+            url = ready(process)
+            call(url, "POST", "/v1/runs", {"run_id": "r"})
+            for key, group_id in answered.items():
+                assert call(url, "POST", "/v1/runs/r/groups", body(key))[1]["groups"][0]["group_id"] == group_id
+            deadline = time.monotonic() + 0.3
+            number = 0
+            while time.monotonic() < deadline:
+                status, answer = call(url, "POST", "/v1/runs/r/groups", body(f"{life}/{number}"))
+                assert status == 202
+                answered[f"{life}/{number}"] = answer["groups"][0]["group_id"]
+                number += 1
+            process.kill()
+    log = sqlite3.connect(tmp_path / "root" / "control.db")
+    stored = dict(log.execute("SELECT key, group_id FROM groups").fetchall())
+    log.close()
+    assert answered.items() <= stored.items()
+    assert sorted(stored.values()) == list(range(len(stored)))
+
+
+def test_sigterm_ends_it_cleanly_and_soon(tmp_path: Path) -> None:
+    with gateway(tmp_path) as process:
+        url = ready(process)
+        call(url, "POST", "/v1/runs", {"run_id": "r"})
+        process.terminate()
+        assert process.wait(5) == 0
+    manifest = json.loads((tmp_path / "root" / "r" / "manifest.json").read_text())
+    assert manifest["config"]["run_id"] == "r"
+    assert [name for name in os.listdir(tmp_path / "root" / "r") if name.endswith(".tmp")] == []
+
+
+def test_refuses_to_start_with_one_line(tmp_path: Path) -> None:
+    def refusal(**more: Json) -> str:
+        with gateway(tmp_path, **more) as process:
+            out, err = process.communicate(timeout=10)
+            assert process.returncode == 1
+            assert out == b""
+        (line,) = [json.loads(line)["event"] for line in err.splitlines()]
+        return str(line)
+
+    assert "`token` is empty" in refusal(token="")
+    with gateway(tmp_path) as process:
+        port = int(ready(process).rpartition(":")[2])
+        assert "in use by another gateway" in refusal()
+        assert "choose another `http_port`" in refusal(http_port=port, root=tmp_path / "other")
+    log = sqlite3.connect(tmp_path / "root" / "control.db")
+    log.execute("UPDATE meta SET value = ?", (LOG_VERSION + 1,))
+    log.commit()
+    log.close()
+    assert "upgrade prorl" in refusal()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_its_port_and_root_are_free_again(tmp_path: Path, number: signal.Signals) -> None:
+    with gateway(tmp_path) as process:
+        port = int(ready(process).rpartition(":")[2])
+        process.send_signal(number)
+        process.wait(5)
+    with gateway(tmp_path, http_port=port) as process:
+        assert ready(process).endswith(f":{port}")
