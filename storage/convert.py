@@ -1,20 +1,21 @@
 """SCORED rows -> rows of the tables. Nested lists are flattened without copying a token; offsets of slices are rebased.
 
-`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `problems` says which rows may not be
-committed; it is the last gate before a row trains. Nothing here decides a rollout's fate and nothing touches a file.
+`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `judge` says which rows may be committed;
+it is the last gate before a row trains. Nothing here decides a rollout's fate and nothing touches a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.columns import validate_sequences
+from prorl.errors import RolloutError, boundary
 from prorl.schema import MAX_SEGMENTS, MESSAGE, MESSAGES, ROLLOUTS, SCORED, SEQUENCE, SEQUENCES, TABLES, TURNS
 from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, RolloutState
 
@@ -28,20 +29,39 @@ def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
     return [FailureCode(eval_code or run_code) for eval_code, run_code in zip(eval_codes, run_codes, strict=True)]
 
 
+class Verdict(NamedTuple):
+    """What becomes of a SCORED row: committed, or kept in `partial/` and, with a problem, reported as invalid."""
+
+    committable: bool
+    problem: str
+
+
+def judge(rows: Sequence[pa.RecordBatch]) -> list[Verdict]:
+    """One verdict per one-row batch. Never raises for what is in a row."""
+    try:
+        with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
+            batch = pa.concat_batches(rows)
+            wanted = [FAILURE_CLASS[code] in COMMITTED_CLASSES for code in effective_codes(batch)]
+            found = [problem if want else "" for want, problem in zip(wanted, problems(batch), strict=True)]
+            return [Verdict(want and not problem, problem) for want, problem in zip(wanted, found, strict=True)]
+    except RolloutError as error:
+        if len(rows) == 1:
+            return [Verdict(False, error.message)]
+    return [verdict for row in rows for verdict in judge([row])]
+
+
 def problems(batch: pa.RecordBatch) -> list[str]:
     """One text per SCORED row: empty if it may be committed, else what is wrong with it."""
     if nulls := _nulls(batch):
-        return [f"null in {nulls}"] * batch.num_rows
-    found = [""] * batch.num_rows
-    for i, (code, scored) in enumerate(zip(effective_codes(batch), batch.column("scored").to_pylist(), strict=True)):
-        if code is FailureCode.NONE and not scored:
-            found[i] = "neither scored nor failed"
-        if not np.isfinite(batch.column("reward")[i].as_py()):
-            found[i] = "the reward is not finite"
+        if batch.num_rows == 1:
+            return [f"null in {nulls}"]
+        return [problem for i in range(batch.num_rows) for problem in problems(batch.slice(i, 1))]
+    unscored = np.array([code is FailureCode.NONE for code in effective_codes(batch)]) & ~batch.column("scored").to_numpy(False)
+    infinite = ~np.isfinite(batch.column("reward").to_numpy())
+    found = ["neither scored nor failed" if a else "the reward is not finite" if b else "" for a, b in zip(unscored, infinite, strict=True)]
     sequences, parents = _sequences(batch)
     segments = sequences.column("segment").to_numpy()
-    firsts = np.searchsorted(parents, parents)
-    expected = np.arange(len(parents)) - firsts
+    expected = np.arange(len(parents)) - np.searchsorted(parents, parents)
     for parent, segment, wanted, text in zip(parents, segments, expected, validate_sequences(sequences), strict=True):
         if text or segment != wanted or segment >= MAX_SEGMENTS:
             found[parent] = text or f"segment {segment} where {wanted} was expected"

@@ -31,6 +31,8 @@ class LockedDuckDB:
 
     def __init__(self, *, threads: int = 1, memory: str = "512MB", error: type[UserError] = UserError, what: str = "SQL") -> None:
         self._error, self._what = error, what
+        self._checked: str | None = None
+        self._statement = ""
         self._connection = duckdb.connect(":memory:", config={"threads": str(threads), "memory_limit": memory})
         for setting in _SETTINGS:
             self._connection.execute(setting)
@@ -49,12 +51,13 @@ class LockedDuckDB:
 
     def query(self, sql: str, timeout_s: float | None = None) -> pa.Table:
         """Run one SELECT. Raises `error` for anything else, for SQL that fails and for SQL that is still running at `timeout_s`."""
-        statement = self._one_select(sql)
+        if sql != self._checked:
+            self._one_select(sql)
         timer = threading.Timer(timeout_s, self._connection.interrupt) if timeout_s is not None else None
         if timer:
             timer.start()
         try:
-            return self._connection.sql(statement).to_arrow_table()
+            return self._connection.sql(self._statement).to_arrow_table()
         except duckdb.InterruptException:
             raise self._error(f"{self._what} was stopped after {timeout_s:g} s", "a query that ends sooner") from None
         except duckdb.Error as error:
@@ -72,7 +75,8 @@ class LockedDuckDB:
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise self._error(f"{self._what} holds {kinds}", "exactly one SELECT")
-        return str(statements[0].query)
+        self._checked, self._statement = sql, str(statements[0].query)
+        return self._statement
 
     def _refuse(self, error: duckdb.Error) -> UserError:
         return self._error(f"{self._what}: {str(error).splitlines()[0]}", "one SELECT that binds")

@@ -24,13 +24,13 @@ import pyarrow as pa
 import structlog
 
 from prorl.control import Kind
-from prorl.errors import FencedError, RolloutError, StorageError, boundary
+from prorl.errors import FencedError, StorageError
 from prorl.storage.batch import Ack, Batch, GroupCounts, Stored, WaitingRow, commit_body, part_tables
-from prorl.storage.convert import COMMITTED_CLASSES, effective_codes, problems
+from prorl.storage.convert import judge
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import empties, encode, encode_partial, part_file
 from prorl.storage.publish import Publish, publish
-from prorl.types import FAILURE_CLASS, AttemptKey, FailureCode, Json, Stage
+from prorl.types import AttemptKey, FailureCode, Json, Stage
 
 log = structlog.get_logger("prorl.storage")
 
@@ -212,16 +212,17 @@ class RunWriter:
 
     async def _sort_out(self) -> None:
         """Move rows that may not be committed to `partial/` and report the invalid ones."""
-        failed: list[WaitingRow] = []
-        for waiting in self._flying.rows.values():
-            problem, committable = _judge(waiting.row)
-            if problem:
-                log.error("invalid row", run=self.run_id, rollout=waiting.key.rollout_id, attempt=waiting.key.attempt, problem=problem)
-                code, message = FailureCode.INVALID_ROW.value, {"message": problem}
+        waiting_rows = list(self._flying.rows.values())
+        verdicts = judge([waiting.row for waiting in waiting_rows]) if waiting_rows else []
+        judged = list(zip(waiting_rows, verdicts, strict=True))
+        for waiting, verdict in judged:
+            if verdict.problem:
+                log.error(
+                    "invalid row", run=self.run_id, rollout=waiting.key.rollout_id, attempt=waiting.key.attempt, problem=verdict.problem
+                )
+                code, message = FailureCode.INVALID_ROW.value, {"message": verdict.problem}
                 self._control.emit(Kind.FAILED, waiting.key, stage=Stage.EVAL.value, code=code, payload=message)
-            if problem or not committable:
-                failed.append(waiting)
-        await self._to_partial(failed)
+        await self._to_partial([waiting for waiting, verdict in judged if not verdict.committable])
 
     async def _reserve(self) -> int:
         """Reserve every row; those that are durable already are acked, superseded ones go to `partial/`. Returns how many left."""
@@ -287,13 +288,3 @@ class RunWriter:
         """Make a commit visible to readers."""
         await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
         await self._control.request(Kind.PUBLISHED, run_id=self.run_id, payload={"commit_seq": commit.commit_seq})
-
-
-def _judge(row: pa.RecordBatch) -> tuple[str, bool]:
-    """What is wrong with a SCORED row (empty = nothing), and whether its class allows a commit."""
-    try:
-        with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            committable = FAILURE_CLASS[effective_codes(row)[0]] in COMMITTED_CLASSES
-            return (problems(row)[0] if committable else ""), committable
-    except RolloutError as error:
-        return error.message, False

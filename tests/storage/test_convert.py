@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prorl.columns import leased_batch, ran_row, read_sequences, ready_row, scored_row
 from prorl.schema import SEQUENCE, TABLES
-from prorl.storage.convert import effective_codes, event_rows, problems, tables, terminal_rows
+from prorl.storage.convert import effective_codes, event_rows, judge, problems, tables, terminal_rows
 from prorl.types import AttemptKey, Failure, FailureCode, Sequence
 from tests import strategies as ours
 from tests.storage.rows import scored, sequence, terminal
@@ -115,6 +115,18 @@ def test_a_null_that_arrow_lets_through_is_found() -> None:
     turns[0][1]["backend"] = None
     batch = batch.set_column(i, batch.schema.field(i), pa.array(turns, batch.schema.field(i).type))
     assert problems(batch) == ["null in turns.backend"]
+    assert problems(pa.concat_batches([scored(1), batch])) == ["", "null in turns.backend"]
+
+
+def test_a_row_that_makes_no_sense_at_all_is_judged_alone() -> None:
+    unheard = scored(1)
+    i = unheard.schema.get_field_index("failure_code")
+    unheard = unheard.set_column(i, unheard.schema.field(i), pa.array(["unheard_of"]))
+    good, strange, failed = judge([scored(0), unheard, scored(2, code=FailureCode.WORKER_LOST)])
+    assert (good.committable, good.problem) == (True, "")
+    assert not strange.committable
+    assert "unheard_of" in strange.problem
+    assert (failed.committable, failed.problem) == (False, "")
 
 
 def test_terminal_and_event_rows() -> None:
