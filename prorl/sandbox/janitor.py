@@ -92,6 +92,7 @@ def remove_remains(note: Note) -> None:
         Path(note.socket).unlink(missing_ok=True)
     if note.folder:
         remove_tree(note.folder)
+        Path(f"{note.folder}.passwd").unlink(missing_ok=True)
     for folder in note.cgroups:
         try:
             os.rmdir(folder)

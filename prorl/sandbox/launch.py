@@ -38,6 +38,8 @@ class Launch:
     workspace_bytes: int
     folder: str
     """On the host, for kinds that need one: workspace, overlay."""
+    server: str
+    """The tool server's zipapp on the host, for kinds that do not fork it."""
     cgroups: tuple[str, ...]
     """Control groups to join before privileges are dropped."""
 

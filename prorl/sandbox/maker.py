@@ -7,6 +7,7 @@ ends (we asked, or by itself) -> everything is removed. A sandbox is in `lives` 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import secrets
 import signal
@@ -21,14 +22,18 @@ from prorl.sandbox import janitor
 from prorl.sandbox.cgroups import Cgroups
 from prorl.sandbox.client import Fate
 from prorl.sandbox.janitor import Note
+from prorl.sandbox.kinds.apptainer import make_support
 from prorl.sandbox.launch import Launch
 from prorl.sandbox.live import Live, fate_of_exit
 from prorl.sandbox.paths import check_socket_path, short_folder
 from prorl.sandbox.settings import KINDS, Settings
+from prorl.sandbox.trees import remove_tree
 from prorl.sandbox.uids import Uids
 from prorl.sandbox.zygote_client import Exit, ZygoteClient
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
+BUNDLE = "prorl.tools.bundle"
+"""Loaded by name, like the tool server itself."""
 START_S = 30.0
 STOP_S = 3.0
 BACKLOG = 16
@@ -42,6 +47,7 @@ class Maker:
         self._traits = KINDS[kind]
         self._settings = settings
         self._on_end = on_end
+        self._support = root / "support"
         self._gate = asyncio.Semaphore(settings.parallel_starts)
         self._room = asyncio.Semaphore(settings.max_sandboxes)
         self._cleaners: set[asyncio.Task[None]] = set()
@@ -55,6 +61,11 @@ class Maker:
         for folder in (self._root, self._root / "live", self._root / "work"):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         await janitor.sweep(self._root)
+        if self._traits.zipapp:
+            self._support.mkdir(mode=0o755, exist_ok=True)
+            importlib.import_module(BUNDLE).write(self._support / "server.pyz")
+        if self._kind == "apptainer":
+            make_support(str(self._support))
         self._sockets = short_folder(self._root)
         self._uids = Uids()
         self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
@@ -148,6 +159,7 @@ class Maker:
             tmp_bytes=spec.tmp_bytes,
             workspace_bytes=spec.workspace_bytes,
             folder=folder,
+            server=str(self._support / "server.pyz"),
             cgroups=cgroups,
         )
         return note, launch
@@ -240,6 +252,7 @@ class Maker:
         self._zygote.close()
         self._uids.close()
         self._cgroups.close()
+        remove_tree(str(self._support))
         for folder in (self._sockets, self._root / "live", self._root / "work"):
             try:
                 folder.rmdir()

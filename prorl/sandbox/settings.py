@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ class Traits:
 
     folder: bool
     """Needs a folder on the host."""
+    zipapp: bool
+    """Runs the tool server as a program instead of forking it."""
     server_can_be_killed: bool
     """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
     enforces: tuple[str, ...]
@@ -37,6 +40,10 @@ class Traits:
     """What to do when the kind does not work."""
     missing: Callable[[], str] = lambda: ""
     """What the machine lacks for this kind, seen without running it; empty = nothing."""
+
+
+def _program(*names: str) -> str:
+    return "" if any(shutil.which(name) for name in names) else f"{' or '.join(names)} is not installed"
 
 
 _NAMESPACES = (
@@ -48,8 +55,29 @@ _NAMESPACES = (
 )
 
 KINDS = {
+    "apptainer": Traits(
+        folder=True,
+        zipapp=True,
+        server_can_be_killed=False,
+        enforces=(*_NAMESPACES[:2], "sized /tmp", *_NAMESPACES[3:]),
+        cannot=("workspace size on disk", "size of /dev/shm", "CPU share", "bugs of the kernel"),
+        fix="install Apptainer (configs/install-apptainer.sh on Debian 12) and allow unprivileged user namespaces",
+        missing=lambda: (
+            "" if shutil.which("apptainer") or shutil.which("singularity") else "neither apptainer nor singularity is installed"
+        ),
+    ),
+    "bwrap": Traits(
+        folder=False,
+        zipapp=True,
+        server_can_be_killed=False,
+        enforces=_NAMESPACES,
+        cannot=("CPU share", "bugs of the kernel"),
+        fix="install bubblewrap (apt-get install bubblewrap) and allow unprivileged user namespaces",
+        missing=lambda: _program("bwrap"),
+    ),
     "pyns": Traits(
         folder=False,
+        zipapp=False,
         server_can_be_killed=False,
         enforces=_NAMESPACES,
         cannot=("CPU share", "bugs of the kernel"),
@@ -57,6 +85,7 @@ KINDS = {
     ),
     "local": Traits(
         folder=True,
+        zipapp=False,
         server_can_be_killed=True,
         enforces=("processes, size of a file, open files, memory of one process", "everything inside ends with it"),
         cannot=("network", "readable files of the host", "/tmp and disk space", "CPU share", "bugs of the kernel"),

@@ -7,13 +7,24 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from prorl.sandbox.host import UnixSandboxHost
+from prorl.sandbox.probe import probe_one
+from prorl.types import SandboxRef
 
-KINDS = ("pyns", "local")
+KINDS = ("pyns", "local", "bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
+
+
+@cache
+def why_not(kind: str) -> str:
+    """Why a kind cannot be tested here; empty when it can."""
+    found = asyncio.run(probe_one(kind))
+    return "" if found.works else f"{kind}: {found.reason}"
 
 
 class Sandboxd:
@@ -35,6 +46,15 @@ async def start_daemon(kind: str, folder: Path, *options: str) -> Sandboxd:
     return Sandboxd(process, folder / "root", UnixSandboxHost(socket_path))
 
 
+async def end(daemon: Sandboxd) -> None:
+    """SIGTERM, and nothing may be left."""
+    await daemon.host.close()
+    if daemon.process.returncode is None:
+        daemon.process.terminate()
+    await daemon.process.wait()
+    assert list(daemon.root.glob("live/*")) == []
+
+
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A short folder that other uids may pass through (pytest's own are deep and private)."""
@@ -43,19 +63,29 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
-    """Each kind in turn."""
-    return str(request.param)
+    """Each kind in turn; one that does not work here is skipped with the reason."""
+    name = str(request.param)
+    if why_not(name):
+        pytest.skip(why_not(name))
+    return name
 
 
-@pytest.fixture
-async def sandboxd(kind: str, folder: Path) -> AsyncIterator[Sandboxd]:
-    """A daemon that ends with the test."""
-    daemon = await start_daemon(kind, folder)
-    yield daemon
-    await daemon.host.close()
-    if daemon.process.returncode is None:
-        daemon.process.terminate()
-    await daemon.process.wait()
-    assert list(folder.glob("root/live/*")) == []
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(kind: str) -> AsyncIterator[Sandboxd]:
+    """One daemon for the tests of a module."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o711)
+        daemon = await start_daemon(kind, Path(name))
+        yield daemon
+        await end(daemon)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sandboxd(shared: Sandboxd) -> AsyncIterator[Sandboxd]:
+    """The module's daemon; every sandbox of the test ends with the test."""
+    yield shared
+    left = (await shared.host.status())["sandboxes"]
+    await asyncio.gather(*(shared.host.stop(SandboxRef(sandbox_id=entry["id"])) for entry in left))
+    assert (await shared.host.status())["live"] == 0

@@ -13,6 +13,7 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec
 from tests.sandbox.conftest import Sandboxd
 
 SPEC = SandboxSpec()
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_start_call_stop(sandboxd: Sandboxd) -> None:

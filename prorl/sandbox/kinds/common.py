@@ -32,18 +32,23 @@ def drop_to(uid: int) -> None:
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
 
 
+def limits_of(launch: Launch) -> dict[str, int]:
+    """rlimits of everything inside, by name."""
+    return {
+        "RLIMIT_NPROC": launch.processes,
+        "RLIMIT_AS": launch.memory_bytes,
+        "RLIMIT_FSIZE": launch.file_bytes,
+        "RLIMIT_NOFILE": MAX_OPEN_FILES,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 64 << 10,
+        "RLIMIT_MSGQUEUE": 819200,
+    }
+
+
 def set_limits(launch: Launch) -> None:
-    """rlimits for everything inside; a process can only lower them."""
-    limits = (
-        (resource.RLIMIT_NPROC, launch.processes),
-        (resource.RLIMIT_AS, launch.memory_bytes),
-        (resource.RLIMIT_FSIZE, launch.file_bytes),
-        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 64 << 10),
-        (resource.RLIMIT_MSGQUEUE, 819200),
-    )
-    for which, value in limits:
+    """Set them on this process for good; a process can only lower its limits."""
+    for name, value in limits_of(launch).items():
+        which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))

@@ -14,9 +14,10 @@ import os
 import signal
 from typing import NoReturn
 
-from prorl.sandbox import linux
+from prorl.sandbox import linux, seccomp
+from prorl.sandbox.kinds import hidden
 from prorl.sandbox.kinds.common import drop_to, exit_like, join_cgroups, set_limits
-from prorl.sandbox.launch import BASE_PATH, EXIT_CRASHED, Forked, Launch, environment, interpreter, interpreter_roots
+from prorl.sandbox.launch import BASE_PATH, EXIT_CRASHED, Forked, Launch, environment, interpreter
 from prorl.sandbox.zygote import Serve
 
 WATCHED = {signal.SIGTERM, signal.SIGCHLD}
@@ -32,8 +33,10 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     if os.getppid() != parent:
         os._exit(1)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    if launch.uid >= 0:
-        _show_interpreter()
+    if launch.uid >= 0 and hidden.needed():
+        linux.unshare(linux.CLONE_NEWNS)
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        hidden.show_interpreter()
     pid = os.fork()
     if pid == 0:
         _inside(launch, listener_fd, status_fd, serve)
@@ -49,6 +52,7 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
         drop_to(launch.uid)
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         set_limits(launch)
+        seccomp.install()
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != guardian:
             os._exit(1)
@@ -62,35 +66,6 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
             {"workspace": launch.folder, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid, "alone": launch.uid >= 0},
         )
     os._exit(EXIT_CRASHED)
-
-
-def _show_interpreter() -> None:
-    """Where our Python lies in a private home, hide that home behind an empty tmpfs that holds only the interpreter."""
-    hidden: dict[str, list[tuple[str, int]]] = {}
-    for path in interpreter_roots():
-        closed = _closed_ancestor(path)
-        if closed is not None:
-            hidden.setdefault(closed, []).append((path, linux.clone_tree(path)))
-    if not hidden:
-        return
-    linux.unshare(linux.CLONE_NEWNS)
-    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    for closed, trees in hidden.items():
-        linux.mount("tmpfs", closed, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=755")
-        for path, fd in trees:
-            os.makedirs(path, exist_ok=True)
-            linux.attach_tree(fd, path)
-            os.close(fd)
-
-
-def _closed_ancestor(path: str) -> str | None:
-    """The topmost folder on the way to `path` that others may not enter."""
-    parts = path.strip("/").split("/")
-    for depth in range(1, len(parts) + 1):
-        folder = "/" + "/".join(parts[:depth])
-        if not os.stat(folder).st_mode & 0o001:
-            return folder
-    return None
 
 
 def _guard(pid: int, uid: int) -> NoReturn:

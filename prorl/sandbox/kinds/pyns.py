@@ -19,7 +19,7 @@ import signal
 import socket
 from typing import NoReturn
 
-from prorl.sandbox import linux
+from prorl.sandbox import linux, seccomp
 from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources
 from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, SANDBOX_UID, WORKSPACE, Forked, Launch, environment
@@ -80,6 +80,7 @@ def _pid_one(launch: Launch, sources: list[Source], listener_fd: int, status_fd:
         build_root(launch, sources)
         _lock()
         set_limits(launch)
+        seccomp.install()
         # The last change of credentials has cleared it; and a launcher that died before this line is noticed by the pipe.
         linux.die_with_parent(signal.SIGKILL)
         if select.select([alive_read], [], [], 0)[0]:

@@ -25,6 +25,10 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
+PASSWD = f"user:x:1000:1000::{WORKSPACE}:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
+GROUP = "user:x:1000:\nnogroup:x:65534:\n"
+HOSTS = "127.0.0.1 localhost sandbox\n"
+NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 SHM_BYTES = 64 << 20
 SAFE = linux.MS_NOSUID | linux.MS_NODEV
 
@@ -122,10 +126,8 @@ def _etc() -> None:
         if os.path.isfile(f"/etc/{name}"):
             _file(f"etc/{name}")
             _bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}")
-    _file("etc/passwd", f"user:x:1000:1000::{WORKSPACE}:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n")
-    _file("etc/group", "user:x:1000:\nnogroup:x:65534:\n")
-    _file("etc/hosts", "127.0.0.1 localhost sandbox\n")
-    _file("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+    for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
+        _file(f"etc/{name}", text)
 
 
 def _file(name: str, text: str = "") -> None:

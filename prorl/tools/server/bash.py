@@ -91,6 +91,7 @@ class Bash:
         self._pid: int = self._process.pid
         self._fd: int = self._process.fd
         self._events.watch(self._pid)
+        os.set_inheritable(self._fd, False)  # forkpty leaves the master open for every later child
         os.set_blocking(self._fd, False)
         self._attributes = self._sane_attributes()
         self._busy = False

@@ -31,6 +31,27 @@ def prepare(make_dumpable: bool = True) -> None:
         pass
 
 
+def restrict(limits: dict[str, int], seccomp: bytes) -> None:
+    """rlimits by name and a seccomp filter, on this process and all that it starts, where the launcher could not set them."""
+    import resource
+
+    for name, value in limits.items():
+        which = getattr(resource, name)
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+    if seccomp:
+        import ctypes
+        import struct
+
+        code = ctypes.create_string_buffer(seccomp, len(seccomp))
+        header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(38, 1, 0, 0, 0)
+        if libc.prctl(22, ctypes.c_ulong(2), ctypes.create_string_buffer(header, len(header)), 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")
+
+
 def set_dumpable(value: int) -> None:
     """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch it back on."""
     try:

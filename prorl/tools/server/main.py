@@ -12,6 +12,7 @@ The listening socket was made outside, so its file is out of the agent's reach. 
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from typing import Any
 
 from prorl.tools.server import beneath
 from prorl.tools.server.bash import Bash, BashDied
-from prorl.tools.server.children import MakeRoom, set_dumpable
+from prorl.tools.server.children import MakeRoom, restrict, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
 from prorl.tools.server.execute import Place, execute
 from prorl.tools.server.files import Files
@@ -166,6 +167,7 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.chdir(config["workspace"])
+    restrict(config.get("limits", {}), base64.b64decode(config.get("seccomp", "")))
     set_dumpable(0)
     listener = socket.socket(fileno=listener_fd)
     listener.set_inheritable(False)

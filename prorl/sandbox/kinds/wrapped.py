@@ -1,0 +1,133 @@
+"""Running a foreign launcher (bwrap, apptainer) so that its end takes everything along: a pid namespace of our own around it.
+
+    guard (launcher)  new mount and pid namespace -> fork
+    `- pid 1          ordinary uid, reaps -> exec of the foreign launcher in a child
+
+Killing pid 1 kills the foreign launcher, its FUSE helpers and every daemon inside, and the guard's `waitpid` returns after the last
+of them. As root the namespaces need no user namespace; otherwise one with our own uid mapped to itself, which needs nesting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from prorl.sandbox import linux
+from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
+from prorl.sandbox.kinds.hidden import show_interpreter
+from prorl.sandbox.launch import EXIT_CRASHED, Forked, Launch
+
+PLAIN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+PROGRAM_FD = 9
+
+
+class Foreign(NamedTuple):
+    """The foreign launcher's command line and environment; nothing of the host's is added."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+
+def enter(launch: Launch, hide: Sequence[tuple[str, str]] = ()) -> int:
+    """Become the guard's half of the namespaces: private mounts, our interpreter reachable, `hide`: files to mount over others.
+
+    Returns the pid of this sandbox's pid 1 in the parent, 0 in pid 1 itself (an ordinary user by then).
+    """
+    join_cgroups(launch)
+    parent = os.getppid()
+    uid, gid = os.getuid(), os.getgid()
+    root = launch.uid >= 0
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID | (0 if root else linux.CLONE_NEWUSER))
+    if not root:
+        _map_to_itself(uid, gid)
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    if root:
+        show_interpreter()
+    for source, target in hide:
+        linux.mount(source, target, None, linux.MS_BIND)
+    linux.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid:
+        os.close(alive_read)
+        return pid
+    os.close(alive_write)
+    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    drop_to(launch.uid)
+    linux.die_with_parent(signal.SIGKILL)
+    if select.select([alive_read], [], [], 0)[0]:
+        os._exit(1)
+    os.close(alive_read)
+    return 0
+
+
+def run(launch: Launch, listener_fd: int, status_fd: int, pid: int, foreign: Foreign, limits: bool = True) -> NoReturn:
+    """After `enter`: guard pid 1, or be it and run the foreign launcher with the two descriptors open.
+
+    Without `limits` the tool server sets its own: Apptainer's threads and address space do not fit in an agent's.
+    """
+    if pid:
+        os.close(listener_fd)
+        os.close(status_fd)
+        guard(pid)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    main = os.fork()
+    if main == 0:
+        with Forked(status_fd):
+            os.setsid()
+            if limits:
+                set_limits(launch)
+            for fd in (listener_fd, status_fd):
+                os.set_inheritable(fd, True)
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, 0)
+            os.dup2(null, 1)
+            os.dup2(status_fd, 2)  # the foreign launcher's complaints become the error of the start
+            os.chdir("/")
+            os.execve(foreign.argv[0], foreign.argv, foreign.env)
+        os._exit(EXIT_CRASHED)
+    os.close(listener_fd)
+    os.close(status_fd)
+    _reap_until(main)
+
+
+def server_config(
+    launch: Launch, listener_fd: int, status_fd: int, env: dict[str, str], workspace: str, extra: Mapping[str, object] | None = None
+) -> str:
+    """The tool server's command-line argument."""
+    config = {
+        "listener": listener_fd,
+        "status": status_fd,
+        "workspace": workspace,
+        "env": env,
+        "tools": list(launch.tools),
+        "alone": True,
+        "refuse_uid": -1,
+    }
+    return json.dumps({**config, **(extra or {})})
+
+
+def python_flags() -> list[str]:
+    """Isolated, no site: the tool server starts in about 12 ms."""
+    return ["-I", "-S", "-E", "-B"] if sys.version_info >= (3, 8) else []
+
+
+def _reap_until(main: int) -> NoReturn:
+    while True:
+        pid, status = os.wait()
+        if pid == main:
+            exit_like(status)
+
+
+def _map_to_itself(uid: int, gid: int) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)

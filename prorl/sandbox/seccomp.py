@@ -1,0 +1,127 @@
+"""A seccomp filter that takes away system calls no tool of an agent needs: a list of what is denied, everything else passes.
+
+It is a second wall behind the namespaces: what it denies has been the way through the first one before (CVE lists of bpf, io_uring,
+userfaultfd, keyctl; TIOCSTI). `clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read.
+Format: linux/filter.h, linux/seccomp.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import platform
+import struct
+from typing import NamedTuple
+
+DENIED = {
+    # name: (x86_64, aarch64)
+    "ptrace": (101, 117),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "setns": (308, 268),
+    "unshare": (272, 97),
+    "swapon": (167, 224),
+    "reboot": (169, 142),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+}
+CLONE = (56, 220)
+CLONE3 = (435, 435)
+IOCTL = (16, 29)
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+NAMESPACE_FLAGS = 0x7E020000
+"""Every CLONE_NEW* flag that clone(2) takes."""
+TIOCSTI, TIOCLINUX = 0x5412, 0x541C
+X32_BIT = 0x40000000
+
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NR, ARCH, ARG0, ARG1 = 0, 4, 16, 24
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
+
+
+class Step(NamedTuple):
+    """One instruction: jump offsets count the steps to skip."""
+
+    code: int
+    value: int
+    if_true: int = 0
+    if_false: int = 0
+
+
+def program(machine: str) -> list[Step]:
+    """The filter for a machine. Raises KeyError for one that has no numbers here."""
+    column = list(AUDIT_ARCH).index(machine)
+    refuse = Step(RETURN, ERRNO | errno.EPERM)
+    steps = [
+        Step(LOAD, ARCH),
+        Step(EQUAL, AUDIT_ARCH[machine], 1, 0),
+        Step(RETURN, KILL),
+        Step(LOAD, NR),
+    ]
+    if machine == "x86_64":
+        steps += [Step(AT_LEAST, X32_BIT, 0, 1), refuse]
+    steps += [Step(EQUAL, CLONE3[column], 0, 1), Step(RETURN, ERRNO | errno.ENOSYS)]
+    for numbers in DENIED.values():
+        steps += [Step(EQUAL, numbers[column], 0, 1), refuse]
+    steps += [
+        Step(EQUAL, CLONE[column], 0, 4),
+        Step(LOAD, ARG0),
+        Step(ANY_BIT, NAMESPACE_FLAGS, 0, 1),
+        refuse,
+        Step(RETURN, ALLOW),
+        Step(EQUAL, IOCTL[column], 0, 4),
+        Step(LOAD, ARG1),
+        Step(EQUAL, TIOCSTI, 1, 0),
+        Step(EQUAL, TIOCLINUX, 0, 1),
+        refuse,
+        Step(RETURN, ALLOW),
+    ]
+    return steps
+
+
+def bytecode(machine: str | None = None) -> bytes:
+    """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it; empty on a machine that is not listed."""
+    try:
+        steps = program(machine or platform.machine())
+    except (KeyError, ValueError):
+        return b""
+    return b"".join(struct.pack("=HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps)
+
+
+def install() -> None:
+    """Apply the filter to this process for good; it needs no_new_privs. Raises OSError."""
+    code = bytecode()
+    if not code:
+        return
+    buffer = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
+    holder = ctypes.create_string_buffer(header, len(header))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), holder, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, "prctl PR_SET_SECCOMP")

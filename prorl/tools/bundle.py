@@ -1,0 +1,34 @@
+"""Packs the tool server into one zipapp: standard library plus ptyprocess, for any Python >= 3.8 in any image."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from importlib import resources
+from pathlib import Path
+
+ENTRY = b"from prorl.tools.server.main import main\nmain()\n"
+STAMP = (2020, 1, 1, 0, 0, 0)
+"""Of every member, so that equal sources give equal bytes."""
+
+
+def build() -> bytes:
+    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON` (`prorl/tools/server/main.py` says what CONFIG_JSON holds)."""
+    members = {"__main__.py": ENTRY, "prorl/__init__.py": b"", "prorl/tools/__init__.py": b""}
+    members.update(_sources("prorl.tools.server", "prorl/tools/server"))
+    members.update(_sources("ptyprocess", "ptyprocess"))
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(members):
+            archive.writestr(zipfile.ZipInfo(name, STAMP), members[name])
+    return out.getvalue()
+
+
+def write(path: Path) -> None:
+    """Write the zipapp where every user may read it."""
+    path.write_bytes(build())
+    path.chmod(0o644)
+
+
+def _sources(package: str, folder: str) -> dict[str, bytes]:
+    return {f"{folder}/{entry.name}": entry.read_bytes() for entry in resources.files(package).iterdir() if entry.name.endswith(".py")}
