@@ -137,10 +137,10 @@ class Core:
         match row.kind:
             case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
                 self._event(worker, row)
-                self.journal.ack(worker.name, row.seq)
+                self.journal.ack(worker, row.seq)
             case Kind.STATS:
                 worker.stats = row.payload
-                self.journal.ack(worker.name, row.seq)
+                self.journal.ack(worker, row.seq)
             case Kind.RESERVE:
                 self._reply(worker, row, "", self.commits.reserve(worker, row.payload["attempts"]))
             case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:

@@ -49,6 +49,7 @@ class Gateway:
         self._live_store = ""
         """The store that has its snapshots and gets messages."""
         self._sessions = 0
+        self._acks: dict[WorkerRecord, int] = {}
         self._dirty = asyncio.Event()
         self._lazy_due = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -106,8 +107,7 @@ class Gateway:
     def _dispatch(self, batch: Batch) -> None:
         """Everything that waited for this transaction."""
         self.core.durable(batch)
-        for worker, seq in batch.acks.items():
-            batch.outbox.setdefault(worker, []).append(ControlRow(kind=Kind.ACK, re=seq))
+        self._acks |= batch.acks
         if batch.to_store and self._live_store:
             batch.outbox.setdefault(self._live_store, []).extend(batch.to_store)
         for worker, rows in batch.outbox.items():
@@ -185,8 +185,16 @@ class Gateway:
             tick += 1
             if tick % SWEEP_TICKS == 0:
                 self._sweep()
+            self._ack()
             self._lazy_due = True
             self.wake()
+
+    def _ack(self) -> None:
+        """Tell workers which of their events are durable; nobody waits for it, so it need not travel often."""
+        acks, self._acks = self._acks, {}
+        for worker, seq in acks.items():
+            if self.core.state.workers.get(worker.name) is worker:
+                self._send(worker.name, [ControlRow(kind=Kind.ACK, re=seq)])
 
     def _sweep(self) -> None:
         for worker in self.core.workers.silent():

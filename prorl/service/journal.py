@@ -14,7 +14,7 @@ from typing import Any
 from prorl.control import ControlRow
 from prorl.service import log_schema as sql
 from prorl.service.log import Write
-from prorl.service.state import GroupRecord, RolloutRecord, RunRecord
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Batch:
     """Stores that have just come, by worker name: they get the runs."""
     granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
     """Leases that may be sent, with their attempt."""
-    acks: dict[str, int] = field(default_factory=dict)
+    acks: dict[WorkerRecord, int] = field(default_factory=dict)
     """Highest event of each worker that is durable with this."""
     settled: list[GroupRecord] = field(default_factory=list)
     """Groups that may be forgotten."""
@@ -87,7 +87,7 @@ class Journal:
         """A lease that may be sent once it is durable."""
         self._batch.granted.append((record, record.life.attempt))
 
-    def ack(self, worker: str, seq: int) -> None:
+    def ack(self, worker: WorkerRecord, seq: int) -> None:
         """The effect of a worker's events up to `seq` is in here."""
         self._batch.acks[worker] = seq
 

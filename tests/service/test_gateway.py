@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import Kind
+from prorl.control import ControlRow, Kind, from_batch, to_batch
 from prorl.errors import ConflictError, FencedError
 from prorl.flight import FlightNetwork
+from prorl.schema import CONTROL, SCHEMA_VERSION
 from tests.service.world import TOKEN, Worker, World, group, settings, world
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
@@ -281,3 +282,33 @@ async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path
             await w.until(lambda v: v["counts"]["leased"] == 2)
             await asyncio.sleep(0.5)
             assert taken[0].key in {record.key for record in w.core.state.workers["init-0"].held}
+
+
+async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        hello = {"worker": "eval-0", "role": "eval", "schema_version": SCHEMA_VERSION}
+        channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
+        channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))
+        channel.send(to_batch([ControlRow(kind=Kind.STATS, seq=2), ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r")]))
+        channel.send(to_batch([ControlRow(kind=Kind.CURSOR, seq=4, run_id="unknown", payload={"consumer": "x", "seq": 0})]))
+        channel.send(to_batch([ControlRow(kind=Kind.STATS, seq=5)]))
+        heard: list[tuple[Kind, int, str]] = []
+        while (Kind.ACK, 5, "") not in heard:
+            batch = await channel.receive()
+            assert batch is not None
+            heard += [(row.kind, row.re, row.code) for row in from_batch(batch)]
+        assert heard[0] == (Kind.REPLY, 3, "invalid") or heard[0] == (Kind.WELCOME, 1, "")
+        assert {(Kind.WELCOME, 1, ""), (Kind.REPLY, 3, "invalid"), (Kind.REPLY, 4, "not_found")} <= set(heard)
+        await channel.close()
+        assert (await w.http("GET", "/healthz"))[0] == 200
+
+
+async def test_a_stream_that_does_not_begin_with_hello_or_is_of_another_version_is_refused(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        for first in (ControlRow(kind=Kind.STATS, seq=1), ControlRow(kind=Kind.HELLO, payload={"worker": "x", "role": "boss"})):
+            channel = await w.network.dial(w.config.gateway_flight, "control", {"worker": "x"}, CONTROL, CONTROL)
+            channel.send(to_batch([first]))
+            assert await channel.receive() is None
+            await channel.close()
+        assert not w.core.state.workers
