@@ -27,7 +27,7 @@ from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
 from prorl.schema import STREAM, dense
 from prorl.storage.delivery import Given, Order, Wanted
 from prorl.storage.groups import GroupIndex
-from prorl.storage.hot import HotCopy, Location, read_location
+from prorl.storage.hot import HotCopy, Location
 from prorl.types import Json
 
 ResultT = TypeVar("ResultT")
@@ -156,8 +156,8 @@ class Endpoint:
     def _read(self, run: ServedRun, seq: int, given: Given) -> Iterator[pa.RecordBatch]:
         """STREAM batches, one a group; what is not hot comes from the parts."""
         for delivery_seq, group_id in enumerate(given.groups, seq):
-            place = self._hot.find((run.order.run_id, group_id))
-            rows = read_location(place) if place is not None else run.index.read(group_id)
+            hot = self._hot.read((run.order.run_id, group_id))
+            rows = hot if hot is not None else run.index.read(group_id)
             seqs = pa.array(np.full(rows.num_rows, delivery_seq, np.int64))
             yield rows.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
 

@@ -39,6 +39,8 @@ class HotCopy:
         self._directory, self._max_bytes = directory, max_bytes
         self._locations: dict[Key, Location] = {}
         self._files: OrderedDict[str, int] = OrderedDict()
+        self._maps: dict[str, pa.MemoryMappedFile] = {}
+        """Of each file as long as it was when it was mapped; what was read keeps its pages."""
         self._next = 0
         self._sink: pa.NativeFile | None = None
         self._writer: pa.ipc.RecordBatchStreamWriter | None = None
@@ -53,6 +55,17 @@ class HotCopy:
     def find(self, key: Key) -> Location | None:
         """Where the group lies, if it is here."""
         return self._locations.get(key)
+
+    def read(self, key: Key) -> pa.RecordBatch | None:
+        """The group's batch, mapped: no byte is read before it is touched. None when it is not here."""
+        place = self._locations.get(key)
+        if place is None:
+            return None
+        source = self._maps.get(place.path)
+        if source is None or source.size() < place.offset + place.length:
+            source = self._maps[place.path] = pa.memory_map(place.path)
+        source.seek(place.offset)
+        return pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(place.length)), SEQUENCES)
 
     def write(self, key: Key, batch: pa.RecordBatch) -> Location:
         """Append a group; the oldest file goes when there is no room."""
@@ -95,6 +108,7 @@ class HotCopy:
 
     def _drop_oldest(self) -> None:
         path, _ = self._files.popitem(last=False)
+        self._maps.pop(path, None)
         Path(path).unlink(missing_ok=True)
         self._locations = {key: location for key, location in self._locations.items() if location.path != path}
 
@@ -103,11 +117,5 @@ class HotCopy:
         self._finish_file()
         shutil.rmtree(self._directory, ignore_errors=True)
         self._files.clear()
+        self._maps.clear()
         self._locations.clear()
-
-
-def read_location(location: Location) -> pa.RecordBatch:
-    """A group's batch, mapped: no byte is read before it is touched."""
-    with pa.memory_map(location.path) as source:
-        source.seek(location.offset)
-        return pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(location.length)), SEQUENCES)

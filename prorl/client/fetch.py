@@ -2,7 +2,8 @@
 
 A fetch asks for a plan and then reads exactly that plan's groups. If the plan names a file, the kernel's boot id is ours and the file opens
 (containers and other users may not), the groups are mapped and nothing crosses a socket; else they come by DoGet as one table,
-which stays in C++ (a Python loop over batches loses to a busy GIL). Every call has a deadline and the connection has keepalive, so a
+which stays in C++ (a Python loop over batches loses to a busy GIL). Once a plan has told that the server is another host, DoGet is
+asked directly. Every call has a deadline and the connection has keepalive, so a
 frozen server is an UnavailableError and never a hang.
 
 Not promised: that a client works after `fork` in a process that used it (pyarrow.flight does not; it says so), and that memory
@@ -60,11 +61,15 @@ class FlightSource:
 
     def fetch(self, ticket: Ticket) -> Fetched:
         """Groups for a ticket; none when nothing came within its `wait_s`. Raises UnavailableError, ConflictError, NotFoundError."""
+        if not self._boot_id:
+            return self._fetch_remote(ticket)
         plan, pinned = self._plan(ticket)
         if plan.num_groups == 0:
             return Fetched(batches=iter(()), num_groups=0, cursor=plan.cursor, end=plan.end, mapped=False)
         mapped = self._map(plan)
-        batches = mapped if mapped is not None else self._get(pinned)
+        batches = mapped if mapped is not None else iter(self._get(pinned, 0.0).to_batches())
+        if plan.boot_id != self._boot_id:
+            self._boot_id = ""
         return Fetched(batches=batches, num_groups=plan.num_groups, cursor=plan.cursor, end=plan.end, mapped=mapped is not None)
 
     def action(self, verb: str, body: Mapping[str, Json]) -> dict[str, Json]:
@@ -94,10 +99,20 @@ class FlightSource:
             return None
         return _read_mapped(source, plan)
 
-    def _get(self, ticket: fl.Ticket) -> Iterator[pa.RecordBatch]:
+    def _fetch_remote(self, ticket: Ticket) -> Fetched:
+        """One call instead of two where a plan would tell nothing: on another host."""
+        table = self._get(fl.Ticket(ticket.dumps()), ticket.wait_s)
+        said = table.schema.metadata
+        cursor, end = said[b"prorl.cursor"].decode(), said[b"prorl.end"] == b"true"
+        batches = iter(table.to_batches())
+        num_groups = Cursor.parse(cursor).seq - int(table.column("delivery_seq")[0].as_py()) if table.num_rows else 0
+        return Fetched(batches=batches, num_groups=num_groups, cursor=cursor, end=end, mapped=False)
+
+    def _get(self, ticket: fl.Ticket, wait_s: float) -> pa.Table:
         with self._errors():
-            table = self._client.do_get(ticket, call_options(self._token, READ_TIMEOUT_S)).read_all()
-        return iter(table.to_batches())
+            table = self._client.do_get(ticket, call_options(self._token, wait_s + READ_TIMEOUT_S)).read_all()
+        check_peer_schema(table.schema, STREAM, self.location)
+        return table
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
