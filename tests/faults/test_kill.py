@@ -46,7 +46,9 @@ def _tasks() -> Iterator[Task]:
 
 def _config(root: Path) -> ServiceConfig:
     pool = {"slots": 6}
-    return ServiceConfig.model_validate({"root": root, "backends": (POLICY,), "init": pool, "run": pool, "eval": pool})
+    return ServiceConfig.model_validate(
+        {"root": root, "backends": (POLICY,), "sandbox": {"kind": "pyns"}, "init": pool, "run": pool, "eval": pool}
+    )
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
@@ -119,10 +121,11 @@ async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str) -
         assert isinstance(running, Supervisor)
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
-        kills = asyncio.ensure_future(_kill_again_and_again(running, client, name))
-        expected = await _feed(client, kills)
-        await kills
-        await asyncio.wait_for(follow(client, running, "r", expected, Show.NOTHING), 90)
+        async with asyncio.TaskGroup() as group:
+            finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
+            kills = group.create_task(_kill_again_and_again(running, client, name))
+            expected = await _feed(client, kills)
+            await asyncio.wait_for(asyncio.shield(finished), 90)
         assert running.restarts == KILLS
     check_nothing_left(root, before)
     stored = check_complete(root / "r", expected)
