@@ -22,6 +22,7 @@ from prorl.service.core import Core
 from prorl.service.journal import Batch
 from prorl.service.leases import Leases
 from prorl.service.log import ControlLog
+from prorl.service.probes import Probes
 from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import WorkerRecord
 
@@ -65,6 +66,7 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit_forever(), name="commit")
             group.create_task(self._tick_forever(), name="tick")
+                group.create_task(Probes(self.core.state.balancer, self.wake).watch(), name="probe backends")
 
     def wake(self) -> None:
         """Something may have to be written or said now."""
