@@ -66,7 +66,7 @@ class Gateway:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._commit_forever(), name="commit")
             group.create_task(self._tick_forever(), name="tick")
-                group.create_task(Probes(self.core.state.balancer, self.wake).watch(), name="probe backends")
+            group.create_task(Probes(self.core.state.balancer, self.wake).watch(), name="probe backends")
 
     def wake(self) -> None:
         """Something may have to be written or said now."""
