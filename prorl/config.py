@@ -61,7 +61,8 @@ class ServiceConfig(_Model):
     topology: Literal["processes", "inline"] = "processes"
     host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
     http_port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
-    backends: tuple[str, ...] = Field(default=(), description="scripted:oracle, http://host:port ...")
+    backends: tuple[str, ...] = Field(default=(), description="scripted:oracle, embedded:DIR, http://host:port ...")
+    backend_key: str = Field(default="", repr=False, description="bearer token of model servers; made for embedded ones")
     model: str = Field(default="", description="model name that HTTP backends serve")
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
     init: StageConfig = StageConfig()

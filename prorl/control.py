@@ -37,6 +37,7 @@ Down, to all
     cancel     (run, rollout, attempt): stop it, keep partial turns, say `released` or `failed`
     drain      finish what is in hand, take nothing new, then leave
     version    (run) payload {version}: newest published policy version
+    paused     (to RUN) payload {backend, paused}: it takes new weights, or serves again; waiting for it costs no budget
 Down, to the store
     run        (run) payload = `RunSnapshot` below: on `hello` for every open run, and when a run is made
     terminal   (run, rollout, group) payload {attempt, status, failure_class, failure_code, failure_message, sample_index, rollout_key,
@@ -86,6 +87,7 @@ class Kind(StrEnum):
     CANCEL = "cancel"
     DRAIN = "drain"
     VERSION = "version"
+    PAUSED = "paused"
     RUN = "run"
     ROWS = "rows"
     TERMINAL = "terminal"

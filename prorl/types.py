@@ -232,6 +232,8 @@ class GenerateRequest:
     """Rollout key, for prefix caches and sticky routers."""
     min_version: PolicyVersion = PolicyVersion(0)
     """No backend with older weights may continue this rollout."""
+    known_version: PolicyVersion = PolicyVersion(0)
+    """Newest version of the run that is known here: the label where a server states none."""
     task: Task | None = None
     """Only for scripted backends in this process; never sent over a wire."""
     sample_index: int = 0

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -49,15 +50,19 @@ class RunOperator:
         renderer: Renderer,
         *,
         model: str = "",
+        api_key: str = "",
         is_cut: Callable[[AttemptKey], bool],
         progress: Progress,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._host, self._get_env, self._renderer, self._model = host, get_env, renderer, model
+        self._host, self._get_env, self._renderer, self._model, self._api_key = host, get_env, renderer, model, api_key
         self._is_cut, self._progress, self._clock = is_cut, progress, clock
         self._backends: dict[str, Backend] = {}
         self.num_tokens = 0
         """Sampled by this worker so far."""
+        self.versions: dict[str, PolicyVersion] = {}
+        """Newest published version of each run."""
+        self.pauses = Pauses()
 
     async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
         """Run one attempt. Raises RolloutError when it cannot begin; what happens later is in the row."""
@@ -70,10 +75,11 @@ class RunOperator:
             await self._reserve(env, lease)
             async with AsyncExitStack() as stack:
                 sandbox = await stack.enter_async_context(self._host.connect(ready.sandbox)) if ready.sandbox.sandbox_id else None
+                deadline = Deadline(lease.limits.run_s, clock=self._clock)
                 context = AttemptContext(
                     task=lease.task, env=env, messages=ready.prompt, tools=ready.tools, renderer=self._renderer,
-                    backend=_Watched(self._backend(lease.backend), self, lease.key), sandbox=sandbox,
-                    deadline=Deadline(lease.limits.run_s, clock=self._clock), key=lease.key, session=lease.rollout_key,
+                    backend=_Watched(self._backend(lease.backend), self, lease.key, deadline), sandbox=sandbox,
+                    deadline=deadline, key=lease.key, session=lease.rollout_key,
                     cancelled=lambda: self._is_cut(lease.key), sampling=lease.sampling, limits=lease.limits,
                     sample_index=lease.sample_index, run_seed=lease.run_seed, min_version=PolicyVersion(lease.min_version),
                 )  # fmt: skip
@@ -106,7 +112,7 @@ class RunOperator:
 
     def _backend(self, url: str) -> Backend:
         if url not in self._backends:
-            self._backends[url] = open_backend(url, self._renderer, self._get_env, model=self._model)
+            self._backends[url] = open_backend(url, self._renderer, self._get_env, model=self._model, api_key=self._api_key)
         return self._backends[url]
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
@@ -151,18 +157,55 @@ class RunOperator:
         return self._clock
 
 
-class _Watched:
-    """An attempt's view of its backend: counts turns and tokens."""
+class Pauses:
+    """Which backends take new weights just now: budgets of attempts that wait for them stand still."""
 
-    def __init__(self, backend: Backend, operator: RunOperator, key: AttemptKey) -> None:
+    def __init__(self) -> None:
+        self._paused: set[str] = set()
+        self._waiting: dict[str, set[_Watched]] = {}
+
+    def set(self, backend: str, paused: bool) -> None:
+        """The gateway says so."""
+        (self._paused.add if paused else self._paused.discard)(backend)
+        for attempt in self._waiting.get(backend, ()):
+            attempt.stand_still(paused)
+
+    def clear(self) -> None:
+        """The gateway has come back: it tells again what is paused."""
+        for backend in list(self._paused):
+            self.set(backend, False)
+
+    @contextmanager
+    def watch(self, backend: str, attempt: _Watched) -> Iterator[None]:
+        """For the length of a model call."""
+        waiting = self._waiting.setdefault(backend, set())
+        waiting.add(attempt)
+        attempt.stand_still(backend in self._paused)
+        try:
+            yield
+        finally:
+            waiting.discard(attempt)
+            attempt.stand_still(False)
+
+
+class _Watched:
+    """An attempt's view of its backend: counts turns and tokens, knows the newest version, stops the budget while it is paused."""
+
+    def __init__(self, backend: Backend, operator: RunOperator, key: AttemptKey, deadline: Deadline) -> None:
         self.name = backend.name
-        self._backend, self._operator, self._key = backend, operator, key
+        self._backend, self._operator, self._key, self._deadline = backend, operator, key, deadline
         self._turns = self._tokens = 0
         self._told_at = operator.clock()
 
+    def stand_still(self, still: bool) -> None:
+        """Whether the budget stands still."""
+        (self._deadline.pause if still else self._deadline.resume)()
+
     async def generate(self, request: GenerateRequest) -> Completion:
         """As the backend does."""
-        completion = await self._backend.generate(request)
+        known = self._operator.versions.get(self._key.run_id, request.known_version)
+        with self._operator.pauses.watch(self.name, self):
+            completion = await self._backend.generate(replace(request, known_version=known))
         now = self._operator.clock()
         fresh = len(completion.token_ids_C)
         self._turns += 1

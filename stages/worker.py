@@ -22,7 +22,7 @@ from prorl.stages.host import UPSTREAM, Stage
 from prorl.stages.init import InitOperator
 from prorl.stages.run import RunOperator
 from prorl.tokenizer import load_tokenizer
-from prorl.types import AttemptKey, Json
+from prorl.types import AttemptKey, Json, PolicyVersion
 from prorl.types import Stage as StageName
 
 LEAVE_S = 4.0
@@ -42,6 +42,7 @@ class Worker:
             network, config.gateway_flight, identity, held=self._held, stats=self._stats,
             on={
                 Kind.WELCOME: self._welcome, Kind.ENDPOINTS: self._endpoints, Kind.CANCEL: self._cancel, Kind.DRAIN: self._drain,
+                Kind.VERSION: self._version, Kind.PAUSED: self._paused,
             },
         )  # fmt: skip
         self._inlet = Inlet(network, UPSTREAM[stage], identity.hello(), slots=pool.slots, window_bytes=pool.finished_bytes)
@@ -61,7 +62,13 @@ class Worker:
             case StageName.RUN:
                 renderer = ChatMLRenderer(load_tokenizer(self._config.tokenizer))
                 self._run_operator = RunOperator(
-                    host, find_env, renderer, model=self._config.model, is_cut=self._cuts.__contains__, progress=self._progress
+                    host,
+                    find_env,
+                    renderer,
+                    model=self._config.model,
+                    api_key=self._config.backend_key,
+                    is_cut=self._cuts.__contains__,
+                    progress=self._progress,
                 )
                 return self._run_operator
             case StageName.EVAL:
@@ -103,6 +110,8 @@ class Worker:
     # ---- what the gateway says
 
     def _welcome(self, row: ControlRow) -> None:
+        if self._run_operator is not None:
+            self._run_operator.pauses.clear()
         for run_id, rollout_id, attempt in row.payload["refused"]:
             self.stage.cancel(AttemptKey(run_id, rollout_id, attempt))
 
@@ -114,6 +123,14 @@ class Worker:
                 self._inlet.set_upstreams(row.payload.get("init", []))
             case StageName.EVAL:
                 self._inlet.set_upstreams(row.payload.get("run", []))
+
+    def _version(self, row: ControlRow) -> None:
+        if self._run_operator is not None:
+            self._run_operator.versions[row.run_id] = PolicyVersion(row.payload["version"])
+
+    def _paused(self, row: ControlRow) -> None:
+        if self._run_operator is not None:
+            self._run_operator.pauses.set(row.payload["backend"], row.payload["paused"])
 
     def _cancel(self, row: ControlRow) -> None:
         self.stage.cancel(row.key)

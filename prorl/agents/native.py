@@ -174,10 +174,18 @@ class _Attempt:
         with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
             completion = await within(context.deadline, context.backend.generate(request), "a model call")
         check_completion(completion, context.renderer.vocab_size, wanted)
+        self._check_versions(completion)
         record.sequence.sampled(completion, turn, context.sampling.temperature)
         if completion.versions:
             self._min_version = max(self._min_version, completion.versions[-1])
         return completion
+
+    def _check_versions(self, completion: Completion) -> None:
+        """Refuse tokens of weights older than those that this rollout has seen, or than its lease allows: another attempt is due."""
+        oldest = min(completion.versions, default=self._min_version)
+        if oldest < self._min_version:
+            text = f"{self._context.backend.name} serves version {oldest}, older than {self._min_version}"
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text)
 
     def _request(self, turn: int, part: int, max_tokens: int) -> GenerateRequest:
         context, key = self._context, self._context.key

@@ -131,7 +131,7 @@ class ScriptedBackend:
             logprobs_C=logprobs,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             version_ends=(len(cut),),
-            versions=(self.policy_version,),
+            versions=(max(self.policy_version, request.min_version, request.known_version),),
             llm_s=script.delay_s,
             backend=self.name,
         )

@@ -4,7 +4,7 @@ Invariants: a completion is returned only when every part of the reply makes sen
 `backend_protocol`; trouble with the connection is `backend_unavailable`; cancelling `generate` closes its connection, upon which vLLM
 aborts the request. A request is sent again, once, only when the server closed the connection before answering a single byte.
 Not promised: a weight version that vLLM does not state. `weight_versions` in a reply (our own server) is taken as it is, else
-`policy_version` as it was when the request was sent, which is never newer than the truth.
+the newest version known when the request was sent: a backend that does not have it is given nothing (`prorl/service/publish.py`).
 Bounded: requests in flight, bytes of a reply. Protocol as measured with vLLM 0.20 - 0.32.
 """
 
@@ -69,7 +69,7 @@ class VllmBackend:
             raise BackendError(FailureCode.MAX_TOKENS, f"{len(request.prompt_ids_L)} tokens fill a context of {self._max_model_len}")
         body = orjson.dumps(_body(request, model), option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {"Content-Type": "application/json", "x-session-id": quote(request.session, safe="")}
-        version, began = self.policy_version, time.monotonic()
+        version, began = max(self.policy_version, request.min_version, request.known_version), time.monotonic()
         async with self._slots:
             reply = await self._exchange("POST", "/v1/completions", body, headers)
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.name} sent a malformed reply"):

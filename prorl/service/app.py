@@ -34,7 +34,7 @@ class VersionBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     version: int = Field(default=0, ge=0, description="one above the last; 0 = let the gateway say")
-    path: str = Field(default="", max_length=4096, description="where the weights are")
+    path: str = Field(default="", max_length=4096, description="Hugging Face directory that the backends can read; empty = only an id")
 
 
 class BackendBody(BaseModel):
@@ -126,12 +126,13 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
     @app.post("/v1/runs/{run_id}/versions", status_code=201)
     async def publish(run_id: str, body: VersionBody) -> Response:
-        """Publish a policy version. The same version and path again answer 200; a used id or one that is not the next 409."""
+        """Have the run's backends load weights and publish them as a version, one above the last.
+
+        The same version and path again answer 200; a used id or one that is not the next 409; 503 when no backend took them.
+        """
         run = _run(gateway, run_id)
-        version = body.version or run.version + 1
-        created = core.publish(run, version, body.path)
-        await gateway.durable()
-        return reply({"run_id": run_id, "version": version}, 201 if created else 200)
+        done = await gateway.publisher.publish(run, body.version, body.path)
+        return reply({"run_id": run_id, "version": done.version, "failed": done.failed}, 201 if done.fresh else 200)
 
 
 async def _accept(gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask) -> list[tuple[GroupRecord, bool]]:

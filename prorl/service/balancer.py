@@ -25,6 +25,8 @@ class BackendState(StrEnum):
     """Its health probe failed: no rollout until it answers again."""
     DRAINING = "draining"
     """Asked to finish what it has."""
+    FENCED = "fenced"
+    """It did not take the newest weights: no rollout until it has them, in the pool or not."""
 
 
 class Balancer:
@@ -35,6 +37,7 @@ class Balancer:
         self._in_flight: dict[str, int] = {}
         self._chosen: dict[str, int] = {}
         self._owner: dict[Hashable, str] = {}
+        self._fenced: set[str] = set()
         self._heap: list[tuple[int, int, str]] = []
         self._ticks = 0
         for name in names:
@@ -43,7 +46,7 @@ class Balancer:
     @property
     def states(self) -> Mapping[str, BackendState]:
         """State of each backend in the pool."""
-        return MappingProxyType(self._state)
+        return MappingProxyType({name: BackendState.FENCED if name in self._fenced else state for name, state in self._state.items()})
 
     def in_flight(self, name: str) -> int:
         """Rollouts that the backend serves now."""
@@ -83,6 +86,17 @@ class Balancer:
         if self._state[name] is BackendState.EJECTED:
             self.add(name)
 
+    def fence(self, name: str) -> None:
+        """Give it nothing until `unfence`, whatever else its state is; idempotent."""
+        self._fenced.add(name)
+
+    def unfence(self, name: str) -> None:
+        """It has the newest weights; idempotent."""
+        if name in self._fenced:
+            self._fenced.discard(name)
+            if name in self._state:
+                self._push(name)
+
     def acquire(self, rollout: Hashable, among: Collection[str] = ()) -> str | None:
         """The rollout's backend: the one it has, else the least loaded of the pool (or of `among`, which need not be in the pool).
 
@@ -116,25 +130,28 @@ class Balancer:
         if name not in self._state:
             raise NotFoundError(f"backend {name!r} is not in the pool")
 
+    def _able(self, name: str) -> bool:
+        return self._state.get(name) is BackendState.READY and name not in self._fenced
+
     def _push(self, name: str) -> None:
         """Entries are never updated in place: what does not match the present count is skipped when it surfaces."""
-        if self._state.get(name) is BackendState.READY:
+        if self._able(name):
             heapq.heappush(self._heap, (self._in_flight[name], self._chosen[name], name))
         if len(self._heap) > 64 + 8 * len(self._state):
-            ready = [n for n, state in self._state.items() if state is BackendState.READY]
+            ready = [n for n in self._state if self._able(n)]
             self._heap = [(self._in_flight[n], self._chosen[n], n) for n in ready]
             heapq.heapify(self._heap)
 
     def _least(self) -> str | None:
         while self._heap:
             count, chosen, name = self._heap[0]
-            if self._state.get(name) is BackendState.READY and (count, chosen) == (self._in_flight[name], self._chosen[name]):
+            if self._able(name) and (count, chosen) == (self._in_flight[name], self._chosen[name]):
                 return name
             heapq.heappop(self._heap)
         return None
 
     def _least_of(self, among: Collection[str]) -> str | None:
-        able = [name for name in among if self._state.get(name, BackendState.READY) is BackendState.READY]
+        able = [name for name in among if self._able(name) or (name not in self._state and name not in self._fenced)]
         return min(able, key=lambda name: (self.in_flight(name), self._chosen.get(name, 0)), default=None)
 
     def _forget_idle(self, name: str) -> None:

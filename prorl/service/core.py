@@ -109,9 +109,9 @@ class Core:
         self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
         self.journal.urgent = True
 
-    def publish(self, run: RunRecord, version: int, note: str = "") -> bool:
-        """A new policy version, told to every worker; False when it was published before. Raises ConflictError."""
-        created = self.groups.publish(run, version, note)
+    def publish(self, run: RunRecord, version: int) -> bool:
+        """A given version serves: told to every worker; False when it was published before."""
+        created = self.groups.publish(run, version)
         for worker in self.state.workers.values() if created else ():
             self.journal.send(worker.name, ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": version}))
         return created

@@ -23,6 +23,7 @@ from prorl.service.journal import Batch
 from prorl.service.leases import Leases
 from prorl.service.log import ControlLog
 from prorl.service.probes import Probes
+from prorl.service.publish import Publisher
 from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import WorkerRecord
 
@@ -46,6 +47,7 @@ class Gateway:
         self.core = Core(control_log, config.backends, clock, wall)
         self._log, self._network, self.wall = control_log, network, wall
         self.leases = Leases(self.core.state, self.core.rollouts, clock, wall, self.wake)
+        self.publisher = Publisher(self.core, self.durable, self._tell_paused, config.backend_key)
         self._channels: dict[str, Channel] = {}
         self._live_store = ""
         """The store that has its snapshots and gets messages."""
@@ -63,10 +65,14 @@ class Gateway:
 
     async def run(self) -> None:
         """Carry the journal out, watch the time. Raises StorageError when the log cannot be written."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._commit_forever(), name="commit")
-            group.create_task(self._tick_forever(), name="tick")
-            group.create_task(Probes(self.core.state.balancer, self.wake).watch(), name="probe backends")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._commit_forever(), name="commit")
+                group.create_task(self._tick_forever(), name="tick")
+                group.create_task(Probes(self.core.state.balancer, self.wake).watch(), name="probe backends")
+                group.create_task(self.publisher.watch(), name="watch weights")
+        finally:
+            await self.publisher.close()
 
     def wake(self) -> None:
         """Something may have to be written or said now."""
@@ -132,6 +138,10 @@ class Gateway:
         channel = self._channels.get(worker)
         if channel is not None and rows:
             channel.send(to_batch(rows))
+
+    def _tell_paused(self, backend: str, paused: bool) -> None:
+        for worker in self.core.state.of_role("run"):
+            self._send(worker.name, [ControlRow(kind=Kind.PAUSED, payload={"backend": backend, "paused": paused})])
 
     # ---- control streams
 

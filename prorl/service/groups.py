@@ -119,21 +119,31 @@ class Groups:
                 group.state = group_step(group.state, GroupEvent.ACK)
                 self._journal.group(group)
 
-    def publish(self, run: RunRecord, version: int, note: str) -> bool:
-        """A new policy version: the next id. The same version with the same note again changes nothing and gives False.
+    def give_version(self, run: RunRecord, version: int, path: str) -> int:
+        """An id for the weights in `path`: `version`, or the next one for 0. The same id and path again change nothing.
 
         Raises ConflictError for an id that was used for something else, or that is not the next.
         """
         self._journal.urgent = True
-        if 1 <= version <= run.version:
+        version = version or run.given_version + 1
+        if version <= run.given_version:
             found = self._log.read("SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version))
-            if found and found[0][0] == note:
-                return False
-            raise ConflictError(f"version {version} of run {run.run_id!r} is used", f"{run.version + 1}", "an id is never used again")
-        if version != run.version + 1:
-            raise ConflictError(f"version {version} of run {run.run_id!r}", f"{run.version + 1}, one above the last")
+            if found and found[0][0] == path:
+                return version
+            raise ConflictError(f"version {version} of run {run.run_id!r} is used", f"{run.given_version + 1}", "an id is never used again")
+        if version != run.given_version + 1:
+            raise ConflictError(f"version {version} of run {run.run_id!r}", f"{run.given_version + 1}, one above the last")
+        run.given_version = version
+        self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
+        return version
+
+    def publish(self, run: RunRecord, version: int) -> bool:
+        """The weights of a given version serve; False when this or a newer one did before."""
+        self._journal.urgent = True
+        if version <= run.version:
+            return False
         run.version = version
-        self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, note, self._wall()))
+        self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
         return True
 
     def cancel_redundant(self, run: RunRecord) -> None:

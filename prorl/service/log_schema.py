@@ -3,12 +3,12 @@
 Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are dense per run. Text columns hold values of the enums in
 `prorl.types`; `at` of a group event is microseconds since the epoch, every other time seconds. A rollout is *stored* when `part` names
 the part that holds its row; a group's task when `runs.tasks_stored` is above its id; a group event when `runs.events_stored` is above
-its `event_seq`.
+its `event_seq`. A version's `note` is the path of its weights.
 """
 
 from __future__ import annotations
 
-LOG_VERSION = 1
+LOG_VERSION = 2
 """Raised by one with every change of the tables below."""
 
 TABLES_SQL = """
@@ -61,7 +61,8 @@ CREATE TABLE cursors (
 CREATE TABLE backends (name TEXT PRIMARY KEY, state TEXT NOT NULL, added_at REAL NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE versions (
-    run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL, PRIMARY KEY (run_id, version)
+    run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL, published INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (run_id, version)
 ) WITHOUT ROWID;
 """
 
@@ -106,5 +107,6 @@ INSERT_PART = insert_sql("parts", ("run_id", "commit_seq", "part", "files", "pub
 PUBLISH_PART = update_sql("parts", ("published",), ("run_id", "commit_seq"))
 UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (run_id, consumer, seq, at) VALUES (?, ?, ?, ?)"
 INSERT_VERSION = insert_sql("versions", ("run_id", "version", "note", "at"))
+PUBLISH_VERSION = update_sql("versions", ("published",), ("run_id", "version"))
 UPSERT_BACKEND = "INSERT OR REPLACE INTO backends (name, state, added_at) VALUES (?, ?, ?)"
 ACK_GROUPS = "UPDATE groups SET state = 'acked' WHERE run_id = ? AND delivery_seq >= ? AND delivery_seq < ? AND state = 'delivered'"

@@ -133,6 +133,8 @@ class RunRecord:
     """Kept and not handed out."""
     version: int = 0
     """Newest published policy version."""
+    given_version: int = 0
+    """Highest id given to weights, published or not: never given again."""
     cursors: dict[str, int] = field(default_factory=dict)
     acked: int = 0
     """Highest seq that the primary consumer ever committed."""
