@@ -194,7 +194,8 @@ class LiveOrder:
         delivered, stale = await self._handout(wanted.consumer, groups)
         for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
             self._place(group_id, seq)
-        for group_id in stale:
+        for group_id in {*chosen, *stale}:
+            # Stale, or unknown to the log: either way nobody will get it.
             self._kept.pop(group_id, None)
         self._wake()
 

@@ -23,7 +23,7 @@ from prorl.storage.delivery import KeptGroup, LiveOrder
 from prorl.storage.endpoint import Endpoint
 from prorl.storage.facts import COLUMNS, FactBook
 from prorl.storage.filter import CompleteGroup, compile_filter
-from prorl.storage.groups import GroupIndex
+from prorl.storage.groups import CACHE_BYTES, GroupIndex
 from prorl.storage.layout import RunDir
 from prorl.storage.parts import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
@@ -38,7 +38,8 @@ class LiveRun:
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
         self._facts = FactBook()
-        self.index = GroupIndex(RunDir(root / self.run_id))
+        streams = snapshot["config"]["delivery"] == "stream"
+        self.index = GroupIndex(RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0)
         self._filter = compile_filter(snapshot["filter_sql"])
         self._complete: dict[int, CompleteGroup] = {}
         self._asked = asyncio.Event()
@@ -50,7 +51,7 @@ class LiveRun:
         self.writer = RunWriter(
             self.index.run, self.run_id, control,
             flush_s=settings.flush_s, flush_bytes=settings.flush_bytes, group_size=int(snapshot["group_size"]),
-            eager=snapshot["config"]["delivery"] == "stream", on_commit=self._committed,
+            eager=streams, on_commit=self._committed,
         )  # fmt: skip
         self.writer.restore(snapshot)
 
