@@ -1,0 +1,99 @@
+"""Nothing is told before it is on disk: every promise waits for its transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from prorl.control import Kind
+from prorl.errors import StorageError
+from prorl.service.log import ControlLog, Write
+from prorl.types import Json
+from tests.service.world import World, group, settings, world
+
+T = TypeVar("T")
+
+
+class Gated(ControlLog):
+    """A disk that takes as long as the test wants."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.open = threading.Event()
+        self.open.set()
+
+    def write_now(self, writes: Sequence[Write]) -> None:
+        """Wait for the gate, then write."""
+        assert self.open.wait(10)
+        super().write_now(writes)
+
+
+class Full(ControlLog):
+    """A disk that is full from some moment on."""
+
+    full = False
+
+    def write_now(self, writes: Sequence[Write]) -> None:
+        """Fail once full."""
+        super().write_now([("INSERT INTO nowhere VALUES (1)", [()])] if self.full else writes)
+
+
+async def promised(log: Gated, promise: Coroutine[None, None, T]) -> T:
+    """Check that a promise is not made while the disk writes; its value once it has written."""
+    log.open.clear()
+    waiting = asyncio.ensure_future(promise)
+    await asyncio.sleep(0.25)
+    early = waiting.done()
+    log.open.set()
+    value = await waiting
+    assert not early, f"told before it was on disk: {value}"
+    return value
+
+
+async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
+    log = Gated(settings(tmp_path).root / "control.db")
+    async with world(tmp_path, log=log) as w, w.worker("init") as init, w.worker("store") as store:
+        await promised(log, w.run(delivery="stream"))
+        await promised(log, w.submit(group("a"), group("b"), group("c")))
+        keys = await init.take(3)
+
+        await promised(log, store.ask(Kind.RESERVE, attempts=[list(key) for key in keys[:2]]))
+        rows = [{"rollout_id": key.rollout_id, "attempt": key.attempt, "reward": 1.0} for key in keys[:2]]
+        await promised(log, store.ask(Kind.COMMIT, "r", part="p", rollouts=rows))
+        await promised(log, store.decide("r", 0, 1))
+        await promised(log, store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 1]]))
+        await promised(log, store.ask(Kind.CURSOR, "r", consumer="primary", seq=1))
+        await promised(log, w.http("DELETE", "/v1/runs/r/rollouts/2"))
+
+
+async def test_a_lease_is_on_disk_before_it_is_sent(tmp_path: Path) -> None:
+    log = Gated(settings(tmp_path).root / "control.db")
+    async with world(tmp_path, log=log) as w:
+        await w.run()
+        await w.submit(group())
+
+        async def leased(w: World) -> Json:
+            async with w.worker("init") as init:
+                return await init.take()
+
+        await promised(log, leased(w))
+        assert log.read("SELECT attempt FROM rollouts") == [(1,)] or log.read("SELECT worker_losses FROM rollouts") == [(1,)]
+
+
+async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothing(tmp_path: Path) -> None:
+    log = Full(settings(tmp_path).root / "control.db")
+    async with world(tmp_path, log=log) as w:
+        await w.run()
+        log.full = True
+        status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [group().model_dump(mode="json")]})
+        assert (status, answer["code"]) == (507, "storage")
+        with pytest.raises(ExceptionGroup) as caught:
+            await w.served.failed()
+        assert caught.group_contains(StorageError)
+    async with world(tmp_path) as w:
+        assert (await w.view())["counts"]["queued"] == 0
