@@ -5,11 +5,12 @@
 
 Invariants: a client that goes away cancels its generation; a request that asks for what is not served (text prompts, n > 1, streams)
 is refused, never half served. `weight_versions` states where the weights changed, which vLLM's completions do not.
-Not promised: authentication or TLS (bind to loopback), or any parameter that is not named here.
+Not promised: TLS (bind to loopback), or any parameter that is not named here.
 """
 
 from __future__ import annotations
 
+import hmac
 import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version as distribution_version
@@ -25,6 +26,8 @@ from prorl.types import Completion, FailureCode, GenerateRequest, Json, Sampling
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from aiohttp.typedefs import Handler
+
     from prorl.protocols import Backend, Tokenizer
 
 MAX_BODY_BYTES = 32 << 20
@@ -33,7 +36,8 @@ MAX_BODY_BYTES = 32 << 20
 class TokenServer:
     """One backend behind one address. `async with TokenServer(...) as server: server.url`.
 
-    `routes` are added as they are: an engine's own, such as pause and weight updates.
+    `routes` are added as they are: an engine's own, such as pause and weight updates. With an `api_key`, everything but /health asks
+    for it as bearer token: a process that shares this host's loopback, such as a `local` sandbox, is not the service.
     """
 
     def __init__(
@@ -46,7 +50,9 @@ class TokenServer:
         port: int = 0,
         max_model_len: int = 1 << 20,
         routes: Iterable[web.RouteDef] = (),
+        api_key: str = "",
     ) -> None:
+        self._api_key = api_key
         self._backend, self._tokenizer, self._model = backend, tokenizer, model
         self._host, self._port, self._max_model_len = host, port, max_model_len
         self._running = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
@@ -71,7 +77,7 @@ class TokenServer:
         await self._runner.cleanup()
 
     def _app(self, routes: Iterable[web.RouteDef]) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._authorize] if self._api_key else [])
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -85,6 +91,13 @@ class TokenServer:
             ]
         )
         return app
+
+    @web.middleware
+    async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if request.path != "/health" and not hmac.compare_digest(given.encode(), self._api_key.encode()):
+            return _error(401, "a bearer token is expected")
+        return await handler(request)
 
     async def _completions(self, request: web.Request) -> web.Response:
         try:

@@ -104,9 +104,10 @@ class Engine:
         prompt, limit = request.prompt_ids_L, self.length - len(request.prompt_ids_L)
         if len(self._waiting) >= self._max_waiting:
             raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self._max_waiting} requests are waiting")
-        if not len(prompt) or limit < 1 or request.sampling.max_tokens < 1:
-            given = f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample, context {self.length}"
-            raise BackendError(FailureCode.BACKEND_PROTOCOL, given)
+        if limit < 1:
+            raise BackendError(FailureCode.MAX_TOKENS, f"{len(prompt)} tokens fill a context of {self.length}")
+        if not len(prompt) or request.sampling.max_tokens < 1:
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample")
         if int(prompt.min()) < 0 or int(prompt.max()) >= self.shape.vocab_size:
             raise BackendError(FailureCode.BACKEND_PROTOCOL, f"a prompt id outside a vocabulary of {self.shape.vocab_size}")
         count = min(limit, request.sampling.max_tokens)

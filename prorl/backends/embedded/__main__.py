@@ -1,0 +1,87 @@
+"""The embedded backend as a process: `python -m prorl.backends.embedded --model DIR [--port 0] [--parent PID]`.
+
+Prints `ready {"url", "model", "version", "pid"}` when it listens. It dies with the thread that started it, and at once when `--parent`
+is not its parent any more. SIGTERM ends it within a second; requests in flight get what they have. With the environment variable
+VLLM_API_KEY set, everything but /health asks for that bearer token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+import orjson
+
+from prorl.errors import ProrlError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until SIGTERM; 0, or 2 with one line on stderr for a mistake of the caller."""
+    parser = argparse.ArgumentParser(prog="python -m prorl.backends.embedded", description="Serve a Qwen3 checkpoint in numpy.")
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
+    parser.add_argument("--served-model-name", default="", help="default: the directory's name")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes any free port")
+    parser.add_argument("--version", type=int, default=0, help="id of these weights")
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="requests computed at a time")
+    parser.add_argument("--max-model-len", type=int, default=4096, help="context, at most the model's")
+    parser.add_argument("--threads", type=int, default=1, help="BLAS threads")
+    parser.add_argument("--parent", type=int, default=0, help="pid to die with")
+    options = parser.parse_args(argv)
+    if options.parent:
+        _die_with(options.parent)
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    try:
+        asyncio.run(_serve(options))
+    except ProrlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    # numpy is first loaded here, after the number of threads is settled.
+    from prorl.backends.embedded.backend import EmbeddedBackend, Settings
+    from prorl.backends.embedded.routes import control_routes
+    from prorl.backends.server import TokenServer
+    from prorl.tokenizer import HFTokenizer
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    backend = EmbeddedBackend(
+        options.model, version=options.version, settings=Settings(rows=options.max_num_seqs, length=options.max_model_len)
+    )
+    name = options.served_model_name or options.model.resolve().name
+    server = TokenServer(
+        backend,
+        HFTokenizer(options.model),
+        model=name,
+        host=options.host,
+        port=options.port,
+        max_model_len=backend.engine.length,
+        routes=control_routes(backend),
+        api_key=os.environ.get("VLLM_API_KEY", ""),
+    )
+    async with server:
+        ready = {"url": server.url, "model": name, "version": options.version, "pid": os.getpid()}
+        print(f"ready {orjson.dumps(ready).decode()}", flush=True)
+        await stop.wait()
+        await backend.close()
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

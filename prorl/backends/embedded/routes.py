@@ -1,0 +1,69 @@
+"""How a weight publisher speaks to the embedded backend: vLLM's own routes for pausing, and one for weights on disk.
+
+    POST /pause?mode=abort|keep    POST /resume    GET /is_paused    GET /weight_info
+    POST /update_weights {"path": "/dir", "version": 7}
+
+Invariants: weights are taken over whole or not at all (400 says why, the old ones go on serving); the reply comes after they serve.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import orjson
+from aiohttp import web
+
+from prorl.backends.embedded.backend import PauseMode
+from prorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prorl.backends.embedded.backend import EmbeddedBackend
+    from prorl.types import Json
+
+
+def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
+    """Routes for `TokenServer`."""
+
+    async def pause(request: web.Request) -> web.Response:
+        asked = request.query.get("mode", "abort")
+        for mode in get_args(PauseMode):
+            if mode == asked:
+                backend.pause(mode)
+                return web.json_response({"status": "paused"})
+        return _refuse(f"mode {asked!r}; {' or '.join(get_args(PauseMode))} is expected")
+
+    async def resume(request: web.Request) -> web.Response:
+        backend.resume()
+        return web.json_response({"status": "resumed"})
+
+    async def is_paused(request: web.Request) -> web.Response:
+        return web.json_response({"is_paused": backend.paused})
+
+    async def weight_info(request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": str(backend.version)})
+
+    async def update_weights(request: web.Request) -> web.Response:
+        try:
+            body: Json = orjson.loads(await request.read())
+            path, version = body["path"], body["version"]
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return _refuse('{"path": "/dir", "version": 7} is expected')
+        if not isinstance(path, str) or not isinstance(version, int) or version < 0:
+            return _refuse(f"path {path!r}, version {version!r}; a directory and an integer >= 0 are expected")
+        try:
+            backend.update_weights(path, version)
+        except ConfigError as error:
+            return _refuse(str(error))
+        return web.json_response({"weight_version": str(version)})
+
+    return [
+        web.post("/pause", pause),
+        web.post("/resume", resume),
+        web.get("/is_paused", is_paused),
+        web.get("/weight_info", weight_info),
+        web.post("/update_weights", update_weights),
+    ]
+
+
+def _refuse(message: str) -> web.Response:
+    return web.json_response({"error": {"message": message, "type": "BadRequestError", "code": 400}}, status=400)

@@ -1,0 +1,66 @@
+"""Requests and runs of the engine, as the tests of the embedded backend need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from prorl.backends.embedded import TOY
+from prorl.backends.embedded.engine import Engine, Row
+from prorl.renderer import ChatMLRenderer
+from prorl.tasks.generated import generate
+from prorl.tokenizer import HFTokenizer
+from prorl.types import GenerateRequest, Message, PolicyVersion, SamplingParams
+
+RENDERER = ChatMLRenderer(HFTokenizer(TOY))
+
+
+def engine(*, rows: int = 64, length: int = 512, prefix_bytes: int = 64 << 20, version: int = 0, max_waiting: int = 100) -> Engine:
+    """A fresh engine on the toy checkpoint."""
+    given = PolicyVersion(version)
+    return Engine(TOY, version=given, rows=rows, length=length, prefix_bytes=prefix_bytes, max_waiting=max_waiting)
+
+
+def prompts(n: int) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    """First prompts of n tasks, of different lengths."""
+    tasks = [*generate("arith", seed=5, n=(n + 1) // 2), *generate("shop", seed=5, n=n // 2)]
+    system = Message(role="system", content="Answer with a number.")
+    return [RENDERER.prompt([system, Message(role="user", content=task.prompt)], []) for task in tasks]
+
+
+def request(
+    prompt: np.ndarray[tuple[int], np.dtype[np.int32]],
+    seed: int = 1,
+    *,
+    temperature: float = 1.0,
+    max_tokens: int = 24,
+    stops: tuple[int, ...] = RENDERER.stop_token_ids,
+) -> GenerateRequest:
+    """A request of the exact ids."""
+    return GenerateRequest(
+        prompt_ids_L=prompt,
+        sampling=SamplingParams(temperature=temperature, max_tokens=max_tokens),
+        seed=seed,
+        stop_token_ids=stops,
+        request_id=f"test/{seed}",
+        session=str(seed),
+    )
+
+
+def run(served: Engine, requests: Iterable[GenerateRequest]) -> list[Row]:
+    """Everything to its end; rows in the order of the requests."""
+    rows = [served.add(one) for one in requests]
+    while served.busy:
+        served.step()
+    return rows
+
+
+def same_tokens(first: Row, second: Row) -> bool:
+    """Whether two rows sampled the same ids."""
+    return np.array_equal(first.completion, second.completion)
+
+
+def logprob_gap(first: Row, second: Row) -> float:
+    """Largest difference of logprobs of two rows with the same ids."""
+    return float(np.abs(np.array(first.logprobs) - np.array(second.logprobs)).max(initial=0.0))

@@ -1,0 +1,154 @@
+"""The embedded backend as the service meets it: a process behind vLLM's token subset, new weights while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from prorl.backends.embedded import TOY
+from prorl.backends.embedded.backend import EmbeddedBackend, Settings
+from prorl.backends.embedded.routes import control_routes
+from prorl.backends.server import TokenServer
+from prorl.backends.vllm import VllmBackend
+from prorl.errors import BackendError
+from prorl.types import FinishReason, PolicyVersion
+from tests.backends.embedded.helpers import RENDERER, prompts, request
+
+
+@asynccontextmanager
+async def _process(*args: str, key: str = "") -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+    command = [sys.executable, "-m", "prorl.backends.embedded", "--model", str(TOY), *args]
+    environment = {**os.environ, "VLLM_API_KEY": key}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        yield process, json.loads(line.removeprefix(b"ready "))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_process_serves_passes_the_probe_and_ends_on_sigterm() -> None:
+    async with _process("--parent", str(os.getpid()), key="secret") as (process, ready):
+        backend = VllmBackend(ready["url"], RENDERER.vocab_size, api_key="secret")
+        await backend.probe()
+        first, again = [await backend.generate(request(prompts(1)[0], 5)) for _ in range(2)]
+        assert np.array_equal(first.token_ids_C, again.token_ids_C)
+        assert again.cached_tokens > 0
+        stranger = VllmBackend(ready["url"], RENDERER.vocab_size, model="toy")
+        await stranger.health()
+        with pytest.raises(BackendError, match="401"):
+            await stranger.generate(request(prompts(1)[0]))
+        await backend.close()
+        await stranger.close()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+
+
+async def test_a_process_does_not_outlive_a_parent_that_is_gone() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prorl.backends.embedded", "--model", str(TOY), "--parent", "1", stdout=asyncio.subprocess.PIPE
+    )
+    assert await asyncio.wait_for(process.wait(), 10) == 1
+
+
+@asynccontextmanager
+async def _served(settings: Settings | None = None) -> AsyncIterator[tuple[EmbeddedBackend, VllmBackend, aiohttp.ClientSession]]:
+    """Server and client in this process; the session is a weight publisher's."""
+    engine = EmbeddedBackend(TOY, settings=settings)
+    server = TokenServer(engine, RENDERER.tokenizer, model="toy", routes=control_routes(engine), max_model_len=engine.engine.length)
+    async with server:
+        client = VllmBackend(server.url, RENDERER.vocab_size)
+        async with aiohttp.ClientSession(server.url) as session:
+            yield engine, client, session
+        await client.close()
+        await engine.close()
+
+
+async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_version(tmp_path: Path) -> None:
+    async with _served() as (engine, client, publisher):
+        whole = request(prompts(1)[0], 6, stops=(), max_tokens=300)
+        running = asyncio.create_task(client.generate(whole))
+        while engine.engine.sampled_tokens < 20:
+            await asyncio.sleep(0)
+        assert (await publisher.post("/pause")).status == 200
+        partial = await running
+        assert partial.finish_reason is FinishReason.ABORT
+        assert 0 < len(partial.token_ids_C) < 300
+        assert partial.versions == (0,)
+        held = asyncio.create_task(client.generate(request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6)))
+        shutil.copytree(TOY, tmp_path / "next")
+        reply = await publisher.post("/update_weights", json={"path": str(tmp_path / "next"), "version": 5})
+        assert await reply.json() == {"weight_version": "5"}
+        assert (await (await publisher.get("/is_paused")).json()) == {"is_paused": True}
+        assert not held.done()
+        await publisher.post("/resume")
+        rest = await held
+        assert rest.versions == (5,)
+        assert rest.version_ends == (len(rest.token_ids_C),)
+
+
+async def test_a_kept_request_crosses_the_update_with_both_versions() -> None:
+    async with _served() as (engine, client, publisher):
+        running = asyncio.create_task(client.generate(request(prompts(1)[0], 6, stops=(), max_tokens=200)))
+        while engine.engine.sampled_tokens < 20:
+            await asyncio.sleep(0)
+        await publisher.post("/pause?mode=keep")
+        await publisher.post("/update_weights", json={"path": str(TOY), "version": 2})
+        await publisher.post("/resume")
+        completion = await running
+        assert completion.versions == (PolicyVersion(0), PolicyVersion(2))
+        assert 20 <= completion.version_ends[0] < completion.version_ends[1] == 200
+
+
+async def test_bad_updates_are_refused_and_serving_goes_on(tmp_path: Path) -> None:
+    async with _served() as (engine, client, publisher):
+        bodies: list[dict[str, object]] = [
+            {},
+            {"path": 3, "version": 1},
+            {"path": str(tmp_path), "version": 1},
+            {"path": str(TOY), "version": -1},
+        ]
+        for body in bodies:
+            assert (await publisher.post("/update_weights", json=body)).status == 400
+        assert (await publisher.post("/pause?mode=sideways")).status == 400
+        assert (engine.paused, engine.version) == (False, 0)
+        assert (await client.generate(request(prompts(1)[0]))).versions == (0,)
+
+
+async def test_a_client_that_goes_away_leaves_the_batch() -> None:
+    async with _served(Settings(rows=2)) as (engine, client, _):
+        leaving = [asyncio.create_task(client.generate(request(prompts(1)[0], seed, stops=(), max_tokens=400))) for seed in range(4)]
+        while engine.engine.sampled_tokens < 10:
+            await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        async with asyncio.timeout(10):
+            while engine.engine.busy:
+                await asyncio.sleep(0.001)
+        assert engine.engine.sampled_tokens < 4 * 400
+
+
+async def test_an_error_inside_the_engine_fails_the_requests_and_not_the_server() -> None:
+    engine = EmbeddedBackend(TOY)
+    model, engine.engine._model = engine.engine._model, None  # type: ignore[assignment]
+    with pytest.raises(BackendError, match="embedded engine"):
+        await engine.generate(request(prompts(1)[0]))
+    engine.engine._model = model
+    assert len((await engine.generate(request(prompts(1)[0]))).token_ids_C) > 0
+    await engine.close()

@@ -1,0 +1,83 @@
+"""The embedded engine and transformers read the same files and agree on every logprob, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prorl.backends.embedded import TOY
+from prorl.backends.embedded.engine import Engine, Row
+from prorl.types import PolicyVersion
+from tests.backends.embedded.helpers import RENDERER, engine, prompts, request, run
+
+torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+transformers = pytest.importorskip("transformers", reason="the extra `torch` is not installed")
+
+BOUND = 1e-4
+Ids = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+
+def _reference(directory: Path) -> Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    """Log-softmax at a temperature after each position, from transformers in float32."""
+    torch.set_num_threads(1)  # two collapse on busy cores
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def logprobs(ids: Ids, temperature: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        with torch.no_grad():
+            logits = model(torch.from_numpy(ids).long()[None]).logits[0].double() / temperature
+        result: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.log_softmax(logits, -1).numpy()
+        return result
+
+    return logprobs
+
+
+def _gap(row: Row, reference: Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]) -> float:
+    expected = reference(row.ids[: row.length], row.request.sampling.temperature)
+    sampled = expected[np.arange(row.prompt_length - 1, row.length - 1), row.completion]
+    return float(np.abs(sampled - np.array(row.logprobs)).max())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_agree_turn_by_turn_in_a_full_batch(temperature: float) -> None:
+    reference, served = _reference(TOY), engine(rows=16)
+    rows = run(served, [request(prompt, seed, temperature=temperature) for seed, prompt in enumerate(prompts(24))])
+    for turn in range(3):
+        assert max(_gap(row, reference) for row in rows) < BOUND
+        extended = [np.concatenate([row.ids[: row.length], RENDERER.bridge(row.completion, [])]) for row in rows]
+        rows = run(served, [request(ids, 100 * turn + seed, temperature=temperature) for seed, ids in enumerate(extended)])
+    assert served.cached_tokens > served.prompt_tokens / 2
+
+
+@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "float16"), (False, "bfloat16")])
+def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(tmp_path: Path, tied: bool, dtype: str) -> None:
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=97, hidden_size=40, intermediate_size=72, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
+        head_dim=16, max_position_embeddings=128, tie_word_embeddings=tied, initializer_range=0.2,
+        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
+    served = Engine(tmp_path, version=PolicyVersion(0), rows=4, length=128, prefix_bytes=1 << 20)
+    rng = np.random.default_rng(0)
+    starts = [rng.integers(0, 97, size=size).astype(np.int32) for size in (3, 30, 17, 60)]
+    rows = run(served, [request(ids, seed, stops=(), max_tokens=20) for seed, ids in enumerate(starts)])
+    reference = _reference(tmp_path)
+    assert max(_gap(row, reference) for row in rows) < BOUND
+
+
+def test_the_toys_tokenizer_is_the_same_for_transformers() -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(TOY)
+    config = transformers.AutoConfig.from_pretrained(TOY)
+    assert len(theirs) == config.vocab_size == RENDERER.vocab_size
+    for text in ("Work out 12 times 345 plus 6.", '\n{"name":"python","arguments":{"code":"(1+2)*3"}}\n', "naïve  ok\n"):
+        assert theirs.encode(text, add_special_tokens=False) == RENDERER.tokenizer.encode(text).tolist()
+    messages = [{"role": "system", "content": "Answer with a number."}, {"role": "user", "content": "6*7?"}]
+    rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert rendered == ("<|im_start|>system\nAnswer with a number.<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n")
