@@ -60,9 +60,13 @@ class ArithEnv:
 
 
 async def call_python(sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
-    """Run a `python` call; its output cut to what a policy with a short context can read. Raises SandboxError."""
+    """Run a `python` call; its output cut to what a policy with a short context can read. Raises SandboxError.
+
+    The text says what went wrong, so the exit status of code that failed is not kept: an agent would say it a second time.
+    """
     result = await run_call((PYTHON,), sandbox, call, timeout_s)
-    return replace(result, output=short_output(result))
+    kept = result.exit_code if result.exit_code == BAD_CALL else 0
+    return replace(result, output=short_output(result), exit_code=kept)
 
 
 def short_output(result: ToolResult) -> str:

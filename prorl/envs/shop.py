@@ -71,4 +71,4 @@ def look_up(task: Task, call: ToolCall) -> ToolResult:
     if problem := call_problem((PRICE,), call):
         return ToolResult(output=f"error: {problem}"[:40], exit_code=BAD_CALL)
     price = task.data["prices"].get(call.arguments["item"])
-    return ToolResult(output="error: not sold", exit_code=1) if price is None else ToolResult(output=str(price))
+    return ToolResult(output="error: not sold") if price is None else ToolResult(output=str(price))

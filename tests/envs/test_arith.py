@@ -38,7 +38,7 @@ async def test_python_runs_in_the_sandbox_and_answers_in_few_characters(tmp_path
     sandbox = LocalSandbox(tmp_path)
     for code, output in (("print('x'); print(6*7)", "42"), ("1/0", "error: ZeroDivisionError"), ("(1", "error: SyntaxError"), ("0", "")):
         result = await ENV.call(TASK, sandbox, ToolCall("python", {"code": code}), 10.0)
-        assert result.output == output
+        assert (result.output, result.exit_code) == (output, 0)
     assert len((await ENV.call(TASK, sandbox, ToolCall("python", {"code": "print('y' * 999)"}), 10.0)).output) == 40
     slow = await ENV.call(TASK, sandbox, ToolCall("python", {"code": "import time; time.sleep(9)"}), 0.3)
     assert (slow.timed_out, slow.output) == (True, "error: timeout")

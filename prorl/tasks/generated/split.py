@@ -23,6 +23,7 @@ T = TypeVar("T")
 _SHARE = 5  # one operand tuple in five is held out
 _WORDINGS = 3  # and one wording in three
 _TRIES = 10_000
+MAX_TASKS = 200_000
 
 
 def split_of(operands: Sequence[object]) -> Split:
@@ -55,7 +56,9 @@ def check_split(split: str) -> Split:
 
 
 def distinct(n: int, rng: random.Random, draw: Callable[[random.Random, int], Task | None]) -> list[Task]:
-    """n tasks with n different prompts; `draw(rng, index)` gives a task or None (try again)."""
+    """n tasks with n different prompts; `draw(rng, index)` gives a task or None (try again). Raises TaskError."""
+    if n > MAX_TASKS:
+        raise TaskError(f"{n} tasks of a generated set", f"at most {MAX_TASKS}")
     tasks: dict[str, Task] = {}
     tries = 0
     while len(tasks) < n:
