@@ -11,7 +11,7 @@ EXTRAS ?= torch,render,math,jupyter,apptainer,s3
 PYTEST ?= $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-slow test-faults check format bench clean
+.PHONY: help setup demo test test-slow test-faults check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -51,6 +51,9 @@ format: setup ## write the format that check wants
 
 bench: setup ## the pipeline's figures, quickly
 	$(BIN)/prorl bench pipeline --quick
+
+checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 OUT=prorl/assets/toy), minutes of one core
+	$(BIN)/python -m prorl.trainer.sft --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist

@@ -126,7 +126,7 @@ def encode(renderer: ChatMLRenderer, task: Task, said: list[Message]) -> Example
 
 
 def evaluate(expression: str) -> str:
-    """What the `python` tool would answer to an expression of numbers and operators.
+    """What the `python` tool of these envs would answer to an expression of numbers and operators.
 
     >>> evaluate("2*(3+4)"), evaluate("2*(3+4"), evaluate("7%0")
     ('14', 'error: SyntaxError', 'error: ZeroDivisionError')

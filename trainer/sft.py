@@ -29,7 +29,6 @@ from prorl.trainer import toy_tokenizer
 from prorl.trainer.demonstrations import MEDIOCRE, Example, demonstrate, encode
 
 _WARM_UP_STEPS = 30
-_TOKENIZER_TASKS = 2000
 
 
 class Recipe(NamedTuple):
@@ -39,14 +38,16 @@ class Recipe(NamedTuple):
     batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
     learning_rate: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.98)
+    tokenizer_tasks: int = 2000
+    """Per set, whose demonstrations the vocabulary is learned from."""
 
 
-def build_tokenizer(seed: int, directory: Path) -> ChatMLRenderer:
+def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRenderer:
     """Learn a tokenizer from demonstrations, write it, and give the renderer over it."""
     recorder = toy_tokenizer.TextRecorder()
     renderer = ChatMLRenderer(recorder)
     for name in MEDIOCRE:
-        for _ in _examples(renderer, name, seed, _TOKENIZER_TASKS):
+        for _ in _examples(renderer, name, seed, num_tasks):
             pass
     recorder.texts["assistant\n"] = recorder.texts.total()  # the renderer encodes it once and keeps it
     texts = itertools.chain.from_iterable(itertools.repeat(text, count) for text, count in sorted(recorder.texts.items()))
@@ -130,7 +131,7 @@ def make_checkpoint(seed: int, directory: Path, recipe: Recipe) -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
-    renderer = build_tokenizer(seed, directory)
+    renderer = build_tokenizer(seed, directory, recipe.tokenizer_tasks)
     specials = renderer.tokenizer.specials
     model = build_model(renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD])
     started = time.monotonic()
