@@ -1,0 +1,219 @@
+"""Publication of weights: ids, backends that take them by halves, backends that do not, and what a restart remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl.control import Kind
+from prorl.service import publish
+from prorl.service.balancer import Balancer
+from prorl.service.publish import waves
+from prorl.types import Json
+from tests.service.world import World, group, world
+
+
+class ModelServer:
+    """Speaks the embedded backend's words about weights, or vLLM's; writes down what it was told."""
+
+    def __init__(self, vllm: str = "") -> None:
+        self.said: list[str] = []
+        self.version = "default" if vllm else "0"
+        self.path = ""
+        self.refuses = self.paused = False
+        self.others: list[ModelServer] = []
+        self.most_paused = 0
+        self.key = ""
+        self._vllm = vllm
+        self._app = web.Application()
+        self._app.router.add_route("*", "/{tail:.*}", self._answer)
+        self._runner = web.AppRunner(self._app)
+        self.url = ""
+
+    async def __aenter__(self) -> ModelServer:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.key = request.headers.get("Authorization", "")
+        body: Json = await request.json() if request.can_read_body else {}
+        match request.path:
+            case "/health" | "/metrics":
+                return web.Response()
+            case "/version":
+                return web.json_response({"version": self._vllm or "prorl-0.1.0"})
+            case "/weight_info":
+                return web.json_response({"weight_version": self.version})
+        self.said.append(request.path_qs)
+        return self._told(request.path, body)
+
+    def _told(self, path: str, body: Json) -> web.Response:
+        match path:
+            case "/pause":
+                self.paused = True
+                self.most_paused = max(self.most_paused, sum(server.paused for server in self.others))
+            case "/resume":
+                self.paused = False
+            case "/init_weight_transfer_engine" if self._vllm != "0.32-transfer":
+                return web.Response(status=404)
+            case "/update_weights" | "/collective_rpc" if self.refuses or not self.paused:
+                return web.Response(status=500, text="no such directory")
+            case "/update_weights" if "path" in body:
+                self.path, self.version = body["path"], str(body["version"])
+            case "/update_weights":
+                self.path = body["update_info"]["path"]
+            case "/collective_rpc":
+                self.path = body["kwargs"]["weights_path"]
+            case "/finish_weight_update":
+                self.version = body["weight_version"]
+            case "/update_weight_version":
+                self.version = body["new_version"]
+        return web.json_response({})
+
+
+@asynccontextmanager
+async def servers(count: int, vllm: str = "") -> AsyncIterator[list[ModelServer]]:
+    """Model servers that listen."""
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(ModelServer(vllm)) for _ in range(count)]
+        for server in found:
+            server.others = found
+        yield found
+
+
+def urls(found: list[ModelServer]) -> tuple[str, ...]:
+    """As backends of a service."""
+    return tuple(server.url for server in found)
+
+
+async def say(w: World, path: str, version: int = 0) -> tuple[int, Json]:
+    """Publish."""
+    return await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path})
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(tmp_path: Path, count: int) -> None:
+    async with servers(count) as found, world(tmp_path, backends=urls(found), backend_key="k") as w, w.worker("run") as run:
+        await w.run()
+        assert await say(w, "/w/1") == (201, {"run_id": "r", "version": 1, "failed": {}})
+        assert [(server.path, server.version, server.paused) for server in found] == [("/w/1", "1", False)] * count
+        assert all(server.said == ["/pause?mode=abort", "/update_weights", "/resume"] for server in found)
+        assert max(server.most_paused for server in found) == max(1, count // 2)
+        assert {server.key for server in found} == {"Bearer k"}
+        told = [(row.payload["backend"], row.payload["paused"]) for row in await run.hear(Kind.PAUSED, 2 * count)]
+        assert sorted(told) == sorted((server.url, paused) for server in found for paused in (True, False))
+        assert [row.payload["version"] for row in await run.hear(Kind.VERSION)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("vllm", "words"),
+    [
+        ("0.32-transfer", ["/start_weight_update", "/update_weights", "/finish_weight_update"]),
+        ("0.27", ["/collective_rpc", "/update_weight_version"]),
+    ],
+)
+async def test_vllm_is_spoken_to_in_its_own_words(tmp_path: Path, vllm: str, words: list[str]) -> None:
+    async with servers(1, vllm) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        await w.run()
+        assert (await say(w, "/w/1"))[0] == 201
+        assert server.said == ["/init_weight_transfer_engine", "/pause?mode=abort", *words, "/resume"]
+        assert (server.path, server.version) == ("/w/1", "1")
+
+
+async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them(tmp_path: Path) -> None:
+    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w, w.worker("init") as init:
+        await w.run()
+        found[0].refuses = True
+        status, answer = await say(w, "/w/1")
+        assert (status, list(answer["failed"])) == (201, [found[0].url])
+        assert not found[0].paused, "a failed update must not leave it paused"
+        states = {one["name"]: one["state"] for one in (await w.http("GET", "/v1/status"))[1]["backends"]}
+        assert states == {found[0].url: "fenced", found[1].url: "ready"}
+        await w.submit(*(group(str(i)) for i in range(4)))
+        await init.take(4)
+        backends = {(await w.http("GET", f"/v1/runs/r/rollouts/{i}"))[1]["backend"] for i in range(4)}
+        assert backends == {found[1].url}
+        found[0].refuses = False
+        assert await say(w, "/w/1", version=1) == (200, {"run_id": "r", "version": 1, "failed": {}})
+        assert found[0].version == "1"
+        assert found[1].said.count("/update_weights") == 1, "who has them is left alone"
+
+
+async def test_without_any_backend_that_takes_them_nothing_is_published_and_the_id_is_gone(tmp_path: Path) -> None:
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        await w.run()
+        server.refuses = True
+        assert (await say(w, "/w/1"))[0] == 503
+        assert (await w.view())["version"] == 0
+        assert (await say(w, "/w/other", version=1))[0] == 409
+        server.refuses = False
+        assert (await say(w, "/w/1", version=1))[0] == 201
+        assert (await say(w, "/w/2"))[1]["version"] == 2
+
+
+async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_of_the_gateway_too(tmp_path: Path) -> None:
+    async with servers(1) as (server,):
+        async with world(tmp_path, backends=(server.url,)) as w:
+            await w.run()
+            await say(w, "/w/1")
+            await say(w, "/w/2")
+        server.version = "0"
+        async with world(tmp_path, backends=(server.url,)) as w:
+            assert (await w.view())["version"] == 2
+            async with asyncio.timeout(10 + publish.WATCH_S):
+                while server.version != "2":
+                    await asyncio.sleep(0.05)
+            assert server.path == "/w/2"
+            assert (await say(w, "/w/3"))[1]["version"] == 3
+
+
+async def test_an_id_that_was_given_before_a_crash_is_not_given_again(tmp_path: Path) -> None:
+    async with servers(1) as (server,):
+        async with world(tmp_path, backends=(server.url,)) as w:
+            await w.run()
+            server.refuses = True
+            assert (await say(w, "/w/1"))[0] == 503
+            w.crash()
+        server.refuses = False
+        async with world(tmp_path, backends=(server.url,)) as w:
+            assert (await w.view())["version"] == 0
+            assert (await say(w, "/w/1b"))[1]["version"] == 2
+
+
+async def test_scripts_need_only_an_id(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        assert await say(w, "/w/1") == (201, {"run_id": "r", "version": 1, "failed": {}})
+
+
+@given(st.lists(st.integers(), unique=True, max_size=40).map(lambda numbers: [str(number) for number in numbers]))
+def test_waves_hold_every_name_once_and_at_most_half(names: list[str]) -> None:
+    found = [list(wave) for wave in waves(names)]
+    assert [name for wave in found for name in wave] == names
+    assert all(len(wave) <= max(1, len(names) // 2) for wave in found)
+
+
+def test_a_fenced_backend_is_given_nothing_in_the_pool_or_out_of_it() -> None:
+    balancer = Balancer(["a", "b"])
+    balancer.fence("a")
+    balancer.fence("x")
+    assert [balancer.acquire(i) for i in range(3)] == ["b", "b", "b"]
+    assert balancer.acquire(9, among=["x", "a"]) is None
+    balancer.unfence("a")
+    balancer.unfence("x")
+    assert balancer.acquire(10) == "a"
+    assert balancer.acquire(9, among=["x"]) == "x"
+    assert "x" not in balancer.states
