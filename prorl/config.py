@@ -63,6 +63,7 @@ class ServiceConfig(_Model):
     http_port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
     backends: tuple[str, ...] = Field(default=(), description="scripted:oracle, embedded:DIR, http://host:port ...")
     backend_key: str = Field(default="", repr=False, description="bearer token of model servers; made for embedded ones")
+    models: dict[str, Path] = Field(default_factory=dict, description="embedded backends: address -> directory; set by the supervisor")
     model: str = Field(default="", description="model name that HTTP backends serve")
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
     init: StageConfig = StageConfig()

@@ -7,6 +7,7 @@
 | `scripted:noop` | a useless answer at once |
 | `scripted:random` | a tiny seeded distribution: real sampling, temperatures and logprobs without a model |
 | `scripted:faulty?error=0.1&delay_s=0.05` | any of them with scripted failures; see `prorl/backends/scripted.py` |
+| `embedded:DIR` | a checkpoint that the service's supervisor serves itself (`prorl/supervisor/models.py`): arrives here as an address |
 | `http://host:port` | vLLM, or anything that speaks its token subset |
 """
 

@@ -29,7 +29,8 @@ from prorl.service.gateway import Gateway
 from prorl.service.log import ControlLog
 from prorl.stages.worker import Worker
 from prorl.storage.service import serving
-from prorl.supervisor.child import Child, exit_text
+from prorl.supervisor.child import Child, ChildSpec, exit_text
+from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.root import Root
 from prorl.supervisor.service import GRACE_S, READY_S, check_port, child_specs, http_url
 from prorl.types import Stage
@@ -61,7 +62,7 @@ class Inline:
         for name, part in self._parts.items():
             if part in done:
                 part.result()
-                words = f" {exit_text(part.result())}{self._sandboxd.last_words()}" if name == "sandboxd" else " ended"
+                words = f" {exit_text(part.result())}{self._sandboxd.last_words()}" if name == "sandboxd" else " has ended"
                 raise UnavailableError(f"{name}{words}; the run can be resumed")
 
     def kill(self) -> None:
@@ -89,11 +90,14 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
     """Bring every part up, what others dial first; the stack ends them in the opposite order."""
     listener = stack.enter_context(_listener(config))
     settled = {"root": root.path, "socket_dir": root.socket_dir, "token": root.token(), "http_port": listener.getsockname()[1]}
-    config = config.model_copy(update=settled)
+    config = settle_models(config).model_copy(update=settled)
     stack.enter_context(_log_to(root.path / "logs" / "inline.log"))
     sandboxd = await _sandboxd(stack, config, root)
     running = Inline(config, sandboxd)
     running.add("sandboxd", asyncio.ensure_future(sandboxd.exited()))
+    for spec in model_specs(config):
+        model = await _child(stack, spec, root)
+        running.add(spec.name, asyncio.ensure_future(model.exited()))
     network = LocalNetwork()
     stack.push_async_callback(network.close)
     await _gateway(stack, running, network, listener)
@@ -111,7 +115,10 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
 
 
 async def _sandboxd(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Child:
-    spec = next(spec for spec in child_specs(config, str(root.service_file)) if spec.name == "sandboxd")
+    return await _child(stack, next(spec for spec in child_specs(config, str(root.service_file)) if spec.name == "sandboxd"), root)
+
+
+async def _child(stack: AsyncExitStack, spec: ChildSpec, root: Root) -> Child:
     child = Child(spec, root.path / "logs")
     stack.push_async_callback(child.stop, GRACE_S)
     await child.start()

@@ -127,8 +127,8 @@ def check_backend(backends: Iterable[str]) -> None:
 
 def free_name(root: Path, job: Job) -> str:
     """The first of `<tasks>-<policy>-1`, `-2` ... that no run of the root has."""
-    policy = "model" if "://" in job.policy else re.split(r"[:?]", job.policy)[0]
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(job.tasks).name.split(".", 1)[0]).strip("-._").lower() or "tasks"
+    policy = "model" if "/" in job.policy else re.split(r"[:?]", job.policy)[0]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", re.split(r"[.:?]", Path(job.tasks).name)[0]).strip("-._").lower() or "tasks"
     number = 1
     while (root / f"{stem}-{policy}-{number}").exists():
         number += 1
@@ -198,7 +198,8 @@ def _absolute(job: Job) -> dict[str, Json]:
     """The job so that it means the same from another folder."""
     values = job.model_dump(mode="json", exclude_unset=True)
     tasks = str(Path(job.tasks).absolute()) if Path(job.tasks).exists() else job.tasks
-    return {**values, "name": job.name, "tasks": tasks}
+    policy = str(Path(job.policy).absolute()) if (Path(job.policy) / "config.json").exists() else job.policy
+    return {**values, "name": job.name, "tasks": tasks, "policy": policy}
 
 
 def _submit(client: object, plan: Plan) -> None:

@@ -43,7 +43,7 @@ def run(
     tasks
         JSON Lines file, plain or gzipped: GSM8K, HumanEval, or {"task_id", "env", "prompt", "data"} a line.
     policy
-        oracle (default), noop, flaky, faulty, or http://HOST:PORT of a model server.
+        oracle (default), noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server.
     n
         Rollouts of each task. Default: 4 with flaky, else 1.
     limit

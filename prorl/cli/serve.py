@@ -35,7 +35,7 @@ def serve(
     root
         Folder for the control log and the runs. Default: prorl-runs.
     policy
-        Default backend of its runs: oracle, noop, flaky, faulty, or http://HOST:PORT of a model server.
+        Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server.
     port
         HTTP port; default: any free one.
     config

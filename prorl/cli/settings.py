@@ -19,7 +19,10 @@ from prorl.errors import ConfigError
 from prorl.types import Json
 
 POLICIES = ("oracle", "noop", "flaky", "faulty", "random")
-"""Scripted policies; anything else is the address of a model server."""
+"""Scripted policies; else `toy`, a checkpoint's directory, or the address of a model server."""
+
+EMBEDDED = "embedded:"
+"""Before a checkpoint's directory: the service serves it itself."""
 
 FAULTS = "faulty?error=0.1&nan=0.05&delay_s=0.02"
 """What `--policy faulty` means when it names no faults of its own."""
@@ -34,7 +37,9 @@ class Job(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     tasks: str = Field(default="", description="JSON Lines file of tasks, plain or gzipped")
-    policy: str = Field(default="oracle", description="oracle, noop, flaky, faulty, or http://HOST:PORT of a model server")
+    policy: str = Field(
+        default="oracle", description="oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
+    )
     n: int | None = Field(default=None, ge=1, le=1024, description="rollouts of each task; default 4 with flaky, else 1")
     limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
     env: str = Field(default="auto", description="env of every task; auto = as the file's format says")
@@ -67,6 +72,9 @@ def service_settings(values: Mapping[str, Json], root: Path | None, policy: str 
     if policy:
         merged["backends"] = [backend(policy)]
     config = parse(ServiceConfig, merged, "service")
+    embedded = next((name.removeprefix(EMBEDDED) for name in config.backends if name.startswith(EMBEDDED)), "")
+    if embedded and "tokenizer" not in merged:
+        config = config.model_copy(update={"tokenizer": embedded})
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
         config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
     return config
@@ -83,12 +91,21 @@ def backend(policy: str) -> str:
     """A policy as the service names its backend. Raises ConfigError with the nearest policy."""
     if policy.startswith(("http://", "https://")):
         return policy
+    if policy.startswith(EMBEDDED):
+        return policy
+    if policy == "toy":
+        from prorl.backends.embedded import TOY
+
+        return f"{EMBEDDED}{TOY}"
+    if (Path(policy) / "config.json").exists():
+        return f"{EMBEDDED}{Path(policy).absolute()}"
     name = policy.removeprefix("scripted:").split("?", 1)[0]
     if name in POLICIES:
         return f"scripted:{FAULTS if policy == 'faulty' else policy.removeprefix('scripted:')}"
-    close = difflib.get_close_matches(name, POLICIES, n=1)
+    close = difflib.get_close_matches(name, (*POLICIES, "toy"), n=1)
     mend = f"did you mean `{close[0]}`?" if close else ""
-    raise ConfigError(f"policy {policy!r}", f"one of {', '.join(POLICIES)}, or http://HOST:PORT of a model server", mend)
+    expected = f"one of {', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
+    raise ConfigError(f"policy {policy!r}", expected, mend)
 
 
 def service_environment() -> dict[str, Json]:

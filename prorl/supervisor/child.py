@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class ChildSpec:
     module: str
     args: tuple[str, ...]
     stop_rank: int
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """On top of `environment()`."""
 
 
 class Child:
@@ -82,7 +84,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=log_fd,
                 cwd=self._log_dir,
-                env=environment(),
+                env={**environment(), **self.spec.env},
                 start_new_session=True,
             )
         finally:

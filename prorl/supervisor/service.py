@@ -20,12 +20,16 @@ from typing import Self
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.supervisor.child import Child, ChildSpec, exit_text
+from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.restart import Restarts, on_death
 from prorl.supervisor.root import Root, box_dir
 from prorl.types import Json
 
 READY_S = 60.0
 """A start that takes longer has failed."""
+
+MISTAKE = 2
+"""Exit code of a program that was told something wrong: trying again would not help."""
 
 GRACE_S = 6.0
 """Children promise to be gone 5 s after SIGTERM."""
@@ -44,7 +48,7 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
             args = (*common, "--stage", stage, "--worker", worker)
             specs.append(ChildSpec(name=worker, module="prorl.stages", args=args, stop_rank=rank))
     specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
-    return tuple(specs)
+    return (*specs, *model_specs(config))
 
 
 def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
@@ -100,7 +104,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         settled = {"root": self._root.path, "socket_dir": self._root.socket_dir, "token": self._root.token()}
-        self.config = self.config.model_copy(update=settled)
+        self.config = settle_models(self.config).model_copy(update=settled)
         self._root.write(self.config)
         log_dir = self._root.path / "logs"
         for spec in self._specs(self.config, str(self._root.service_file)):
@@ -131,12 +135,23 @@ class Supervisor:
         assert self._failed is not None
         await asyncio.shield(self._failed)
 
-    async def _watch(self, child: Child) -> None:
+    async def run(self, spec: ChildSpec) -> None:
+        """Run a program beside the service to its end: started again when it dies, done when it exits with 0.
+
+        Raises UnavailableError, with its last words, when it cannot go on or made a mistake (exit code 2).
+        """
+        child = self.children[spec.name] = Child(spec, self._root.path / "logs")
+        await child.start()
+        await self._watch(child, ends=True)
+
+    async def _watch(self, child: Child, ends: bool = False) -> None:
         history = Restarts(commits=self._commits)
         while True:
             code = await child.exited()
-            if self._stopping:
+            if self._stopping or (ends and code == 0):
                 return
+            if ends and code == MISTAKE:
+                raise UnavailableError(f"{child.spec.name} {exit_text(code)}{child.last_words()} (log: {child.log})")
             history, wait_s = on_death(history, self._commits)
             if wait_s is None:
                 self._give_up(child, code)
