@@ -19,7 +19,7 @@ committed last, else the start. This module promises shapes, not behaviour: the 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -78,7 +78,7 @@ class Ticket:
 
     def dumps(self) -> bytes:
         """As the bytes of a Flight ticket or command."""
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self)
 
     @classmethod
     def parse(cls, data: bytes) -> Ticket:
@@ -115,7 +115,7 @@ class Plan:
 
     def dumps(self) -> bytes:
         """As FlightInfo.app_metadata."""
-        return orjson.dumps(asdict(self))
+        return orjson.dumps(self)
 
     @classmethod
     def parse(cls, data: bytes) -> Plan:

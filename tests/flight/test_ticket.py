@@ -1,0 +1,79 @@
+"""Tickets, plans and cursors: round trips, and one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl.errors import ConflictError, UserError
+from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+seqs = st.integers(0, 2**40)
+tickets = names.flatmap(
+    lambda run: st.builds(
+        Ticket,
+        run=st.just(run),
+        consumer=names,
+        cursor=st.just("") | seqs.map(lambda seq: str(Cursor(run, seq))),
+        max_bytes=st.integers(1, 2**62),
+        max_groups=st.integers(0, 9),
+        wait_s=st.floats(0, 3600),
+        columns=st.lists(names).map(tuple),
+        layout=st.sampled_from(["packed", "dense"]),
+    )  # fmt: skip
+)
+plans = st.builds(
+    Plan, cursor=names, num_groups=st.integers(0, 9), end=st.booleans(), boot_id=names, path=names,
+    batches=st.lists(st.tuples(seqs, seqs), max_size=4).map(tuple),
+)  # fmt: skip
+
+
+@given(tickets)
+def test_a_ticket_survives_the_wire(ticket: Ticket) -> None:
+    assert Ticket.parse(ticket.dumps()) == ticket
+
+
+@given(plans)
+def test_a_plan_survives_the_wire(plan: Plan) -> None:
+    assert Plan.parse(plan.dumps()) == plan
+
+
+@given(names, seqs)
+def test_a_cursor_survives_as_text(run: str, seq: int) -> None:
+    assert Cursor.parse(str(Cursor(run, seq)), run) == (run, seq)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\xff", "not JSON"),
+        (b"[]", "not an object"),
+        (b"{}", "names no run"),
+        (b'{"run": "a", "colums": []}', "unknown keys colums"),
+        (b'{"run": "a", "max_bytes": "1"}', "max_bytes = '1'"),
+        (b'{"run": "a", "max_bytes": true}', "max_bytes = True"),
+        (b'{"run": "a", "max_bytes": 0}', "max_bytes >= 1"),
+        (b'{"run": "a", "wait_s": -1}', "wait_s"),
+        (b'{"run": "a", "layout": "wide"}', "layout"),
+        (b'{"run": "a", "cursor": "12"}', "RUN@SEQ"),
+    ],
+)
+def test_a_bad_ticket_says_what_is_wrong(data: bytes, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        Ticket.parse(data)
+
+
+def test_a_cursor_of_another_run_is_a_conflict() -> None:
+    with pytest.raises(ConflictError, match="belongs to run 'b'"):
+        Ticket.parse(b'{"run": "a", "cursor": "b@1"}')
+
+
+def test_an_answer_that_is_no_plan_is_refused() -> None:
+    with pytest.raises(UserError, match="is this a prorl store"):
+        Plan.parse(b'{"cursor": "a@1"}')
+
+
+def test_processes_of_one_host_share_a_boot_id() -> None:
+    assert boot_id() == boot_id()
