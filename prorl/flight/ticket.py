@@ -90,6 +90,8 @@ class Ticket:
         for name, kinds in _TICKET_TYPES.items():
             if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
                 raise UserError(f"ticket key {name} = {values[name]!r}", kinds[0].__name__)
+        if not all(isinstance(name, str) for name in values.get("columns", ())):
+            raise UserError(f"ticket key columns = {values['columns']!r}", "names of columns")
         if not values.get("run"):
             raise UserError("ticket names no run", 'at least {"run": NAME}')
         ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})

@@ -22,7 +22,7 @@ tickets = names.flatmap(
         wait_s=st.floats(0, 3600),
         columns=st.lists(names).map(tuple),
         layout=st.sampled_from(["packed", "dense"]),
-    )  # fmt: skip
+    )
 )
 plans = st.builds(
     Plan, cursor=names, num_groups=st.integers(0, 9), end=st.booleans(), boot_id=names, path=names,
