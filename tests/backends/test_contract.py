@@ -1,4 +1,4 @@
-"""What every backend promises: the same body over a scripted backend in-process, and over HTTP through server and client."""
+"""What every backend promises: the same body over scripted backends and the embedded one, in-process and over HTTP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from prorl.backends import open_backend
+from prorl.backends.embedded import TOY
+from prorl.backends.embedded.backend import EmbeddedBackend
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
 from prorl.completion import check_completion
@@ -17,7 +19,7 @@ from prorl.envs import get_env
 from prorl.errors import BackendError
 from prorl.protocols import Backend
 from prorl.renderer import ChatMLRenderer
-from prorl.tokenizer import ByteTokenizer
+from prorl.tokenizer import ByteTokenizer, HFTokenizer
 from prorl.types import Completion, FailureCode, FinishReason, GenerateRequest, Message, PolicyVersion, SamplingParams
 
 TOKENIZER = ByteTokenizer()
@@ -25,17 +27,24 @@ RENDERER = ChatMLRenderer(TOKENIZER)
 
 Open = Callable[[str], Awaitable[Backend]]
 
+SAMPLERS = pytest.mark.parametrize("sampler", ["scripted:random", "embedded"])
+"""Backends that sample from a distribution."""
+VOCAB_SIZES = {"scripted:random": TOKENIZER.vocab_size, "embedded": HFTokenizer(TOY).vocab_size}
+
 
 @pytest.fixture(params=["in-process", "http"])
 async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
-    """Opens a scripted backend by URL, directly or behind a server."""
+    """Opens a scripted backend by URL, or the embedded one on the toy checkpoint, directly or behind a server."""
     async with AsyncExitStack() as stack:
 
         async def open_one(url: str) -> Backend:
-            backend = open_backend(url, RENDERER, get_env)
+            embedded = url == "embedded"
+            backend: Backend = EmbeddedBackend(TOY) if embedded else open_backend(url, RENDERER, get_env)
             if request.param == "http":
-                server = await stack.enter_async_context(TokenServer(backend, TOKENIZER, model="toy"))
-                backend = VllmBackend(server.url, TOKENIZER.vocab_size)
+                tokenizer = HFTokenizer(TOY) if embedded else TOKENIZER
+                server = await stack.enter_async_context(TokenServer(backend, tokenizer, model="toy"))
+                stack.push_async_callback(backend.close)
+                backend = VllmBackend(server.url, tokenizer.vocab_size)
             stack.push_async_callback(backend.close)
             return backend
 
@@ -57,12 +66,18 @@ def _same(one: Completion, other: Completion) -> bool:
     return np.array_equal(one.token_ids_C, other.token_ids_C) and np.array_equal(one.logprobs_C, other.logprobs_C)
 
 
-async def test_ids_and_logprobs_are_valid_and_repeat_with_the_seed(open_: Open) -> None:
-    backend = await open_("scripted:random")
+def _alike(one: Completion, other: Completion) -> bool:
+    """The same ids; logprobs as near as other neighbours and known prefixes leave them."""
+    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.allclose(one.logprobs_C, other.logprobs_C, rtol=0, atol=1e-4)
+
+
+@SAMPLERS
+async def test_ids_and_logprobs_are_valid_and_repeat_with_the_seed(open_: Open, sampler: str) -> None:
+    backend = await open_(sampler)
     first, again, other = [await backend.generate(_request(seed=seed)) for seed in (1, 1, 2)]
-    check_completion(first, TOKENIZER.vocab_size, 64)
-    assert _same(first, again)
-    assert not _same(first, other)
+    check_completion(first, VOCAB_SIZES[sampler], 64)
+    assert _alike(first, again)
+    assert not _alike(first, other)
     assert first.versions == (0,)
     assert first.backend == backend.name
 
@@ -84,19 +99,21 @@ async def test_length_and_stop_are_told_apart(open_: Open) -> None:
     assert RENDERER.parse(said.token_ids_C).content == "I do not know."
 
 
-async def test_logprobs_follow_the_temperature(open_: Open) -> None:
-    backend = await open_("scripted:random")
+@SAMPLERS
+async def test_logprobs_follow_the_temperature(open_: Open, sampler: str) -> None:
+    backend = await open_(sampler)
     hot = await backend.generate(_request(temperature=1000.0, max_tokens=8))
-    np.testing.assert_allclose(hot.logprobs_C, -np.log(TOKENIZER.vocab_size), atol=0.1)
+    np.testing.assert_allclose(hot.logprobs_C, -np.log(VOCAB_SIZES[sampler]), atol=0.1)
     cold = await backend.generate(_request(temperature=0.01, max_tokens=1))
     assert cold.logprobs_C[0] > -0.1
 
 
-async def test_many_at_once_keep_their_answers_apart(open_: Open) -> None:
-    backend = await open_("scripted:random")
+@SAMPLERS
+async def test_many_at_once_keep_their_answers_apart(open_: Open, sampler: str) -> None:
+    backend = await open_(sampler)
     expected = [await backend.generate(_request(seed=seed)) for seed in range(20)]
     got = await asyncio.gather(*(backend.generate(_request(seed=seed)) for seed in range(20)))
-    assert all(_same(one, other) for one, other in zip(expected, got, strict=True))
+    assert all(_alike(one, other) for one, other in zip(expected, got, strict=True))
 
 
 @pytest.mark.parametrize("fault", ["nan", "positive", "short", "foreign"])
@@ -141,8 +158,9 @@ async def test_the_version_is_the_backends(open_: Open) -> None:
         assert (await backend.generate(_request())).versions == (3,)
 
 
-async def test_closing_twice_is_fine(open_: Open) -> None:
-    backend = await open_("scripted:noop")
+@SAMPLERS
+async def test_closing_twice_is_fine(open_: Open, sampler: str) -> None:
+    backend = await open_(sampler)
     await backend.generate(_request())
     await backend.close()
     await backend.close()

@@ -20,6 +20,7 @@ import pytest
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.backend import EmbeddedBackend, Settings
 from prorl.backends.embedded.routes import control_routes
+from prorl.backends.publish import WeightTarget
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
 from prorl.errors import BackendError
@@ -80,23 +81,25 @@ async def _served(settings: Settings | None = None) -> AsyncIterator[tuple[Embed
 
 
 async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_version(tmp_path: Path) -> None:
-    async with _served() as (engine, client, publisher):
+    """In the gateway's own words (`prorl.backends.publish`)."""
+    async with _served() as (engine, client, session):
+        target = WeightTarget(session, client.name)
         whole = request(prompts(1)[0], 6, stops=(), max_tokens=300)
         running = asyncio.create_task(client.generate(whole))
         while engine.engine.sampled_tokens < 20:
             await asyncio.sleep(0)
-        assert (await publisher.post("/pause")).status == 200
+        await target.pause()
         partial = await running
         assert partial.finish_reason is FinishReason.ABORT
         assert 0 < len(partial.token_ids_C) < 300
         assert partial.versions == (0,)
         held = asyncio.create_task(client.generate(request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6)))
         shutil.copytree(TOY, tmp_path / "next")
-        reply = await publisher.post("/update_weights", json={"path": str(tmp_path / "next"), "version": 5})
-        assert await reply.json() == {"weight_version": "5"}
-        assert (await (await publisher.get("/is_paused")).json()) == {"is_paused": True}
+        await target.update(str(tmp_path / "next"), 5)
+        assert await target.version() == 5
+        assert await (await session.get("/is_paused")).json() == {"is_paused": True}
         assert not held.done()
-        await publisher.post("/resume")
+        await target.resume()
         rest = await held
         assert rest.versions == (5,)
         assert rest.version_ends == (len(rest.token_ids_C),)
