@@ -45,8 +45,11 @@ async def serve(config: ServiceConfig, stage: Stage, name: str) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     if config.trace:
         trace.start(config.root / "trace", name)
-    network = FlightNetwork(token=config.token)
-    async with UnixSandboxHost(str(config.sandbox_socket), config.node_id) as host, Worker(config, stage, name, network, host) as worker:
+    async with (
+        FlightNetwork(token=config.token) as network,
+        UnixSandboxHost(str(config.sandbox_socket), config.node_id) as host,
+        Worker(config, stage, name, network, host) as worker,
+    ):
         print("ready " + orjson.dumps({"worker": name, "location": worker.location}).decode(), flush=True)
         ends = {asyncio.ensure_future(worker.wait()), asyncio.ensure_future(stop.wait())}
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -4,9 +4,10 @@ pyarrow's streams block, so each end has two threads without state: a reader tha
 what the loop queued, joined into few batches. On the serving side the reader is the RPC's own thread. Everything that decides runs
 on the owner's loop.
 
-How a stream ends. The dialler half-closes; a server that wants to end says `GOODBYE` and the dialler half-closes at once. The RPC
-thread returns when the dialler is done, the handler is done and the writer thread is gone (gRPC frees the stream at that moment). A
-peer that was killed breaks the stream: the reader notices at once, `receive` gives None, both threads leave.
+How a stream ends. The dialler says `GOODBYE`; a server that wants to end says it first, and the dialler answers with its own. The RPC
+thread returns when the dialler said it (or is gone), the handler is done and the writer thread has left: gRPC frees the stream at that
+moment. A peer that was killed breaks the stream: the reader notices at once, `receive` gives None, both threads leave. The dialler
+never half-closes (`done_writing`): the reader does so inside Arrow when the stream ends, and twice at once aborts the process.
 
 Not promised: noticing a peer that is frozen but alive on a Unix socket (heartbeats of the control protocol do), delivery of what
 was sent before the peer died.
@@ -48,7 +49,7 @@ log = logging.getLogger("prorl.flight")
 
 
 def _read(reader: fl.FlightStreamReader, inbox: Inbox) -> bool:
-    """Hand batches over until the stream ends; True when the server said goodbye."""
+    """Hand batches over until the stream ends; True when the other end said goodbye."""
     while True:
         try:
             chunk = reader.read_chunk()
@@ -60,19 +61,20 @@ def _read(reader: fl.FlightStreamReader, inbox: Inbox) -> bool:
             return True
 
 
-def _write(writer: fl.FlightStreamWriter, sender: Sender, idle: bool) -> bool:
-    """Write what is queued until it ends; False when the stream broke. `idle`: keep the connection's pings welcome."""
-    while True:
-        batches, ended = sender.take(IDLE_S)
-        try:
+def _write(writer: fl.FlightStreamWriter, sender: Sender, *, idle: bool) -> None:
+    """Write what is queued until it ends, then goodbye. `idle`: keep the connection's pings welcome."""
+    try:
+        while True:
+            batches, ended = sender.take(IDLE_S)
             for batch in batches:
                 writer.write_batch(batch)
-            if idle and not batches and not ended:
+            if ended:
+                writer.write_metadata(GOODBYE)
+                return
+            if idle and not batches:
                 writer.write_metadata(IDLE)
-        except STREAM_ERRORS:
-            return False
-        if ended:
-            return True
+    except STREAM_ERRORS:
+        return
 
 
 class _End:
@@ -131,19 +133,16 @@ class DialledChannel(_End):
         self._reading.start()
 
     def _run_writer(self) -> None:
-        if _write(self._writer, self._sender, idle=False):
-            try:
-                self._writer.done_writing()
-            except STREAM_ERRORS:
-                return
+        _write(self._writer, self._sender, idle=False)
 
     def _run_reader(self) -> None:
-        goodbye = _read(self._reader, self._inbox)
+        if _read(self._reader, self._inbox):
+            self._inbox.end_threadsafe()
+            self._sender.end()
+            _read(self._reader, self._inbox)
         self._inbox.end_threadsafe()
         self._sender.end()
         self._writing.join()
-        if goodbye:
-            _read(self._reader, self._inbox)
         _close_quietly(self._writer, self._client)
         call_threadsafe(self._loop, self._gone.set)
 
@@ -231,11 +230,7 @@ class ServedChannel(_End):
         call_threadsafe(self._loop, self._gone.set)
 
     def _run_writer(self, writer: fl.MetadataRecordBatchWriter) -> None:
-        if _write(writer, self._sender, idle=True):
-            try:
-                writer.write_metadata(GOODBYE)
-            except STREAM_ERRORS:
-                return
+        _write(writer, self._sender, idle=True)
 
     def _cut(self) -> None:
         self._inbox.end()

@@ -27,7 +27,7 @@ IDLE = b"idle"
 """Metadata-only message of a server that has had nothing to send for `IDLE_S`."""
 
 GOODBYE = b"goodbye"
-"""Metadata-only message of a server that wants to end the stream: only the client can, by half-closing."""
+"""Metadata-only message: this end has said all that it will say."""
 
 IDLE_S = 10.0
 

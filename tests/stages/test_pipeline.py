@@ -52,6 +52,7 @@ async def test_rollouts_flow_through_all_stages(net: Net, tmp_path: Path) -> Non
         service.gateway.lease(lease(n) for n in range(40))
         await service.store.have(40)
         assert all(service.store.value(key(n), "reward") == 1.0 for n in range(40))
+        await until(lambda: len(service.gateway.events) == 120)
         for stage in ("init", "run", "eval"):
             assert sorted(service.gateway.said(Kind.STARTED, stage)) == list(range(40))
         assert {row.kind for row in service.gateway.events} == {Kind.STARTED}
@@ -76,6 +77,7 @@ async def test_bad_tasks_fail_in_init_with_their_class(net: Net, tmp_path: Path,
     async with pipeline(net, tmp_path) as service:
         service.gateway.lease([lease(1, env="nosuch" if field == "env" else "math"), lease(2)])
         await service.store.have(1)
+        await until(lambda: bool([row for row in service.gateway.events if row.kind is Kind.FAILED]))
         (failed,) = [row for row in service.gateway.events if row.kind is Kind.FAILED]
         assert (failed.rollout_id, failed.stage) == (1, "init")
         assert failed.code == ("unknown_env" if field == "env" else "bad_task")

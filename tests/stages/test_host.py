@@ -1,0 +1,267 @@
+"""The Stage host with scripted operators, over both networks: slots, acks, cancels, drains, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from prorl.columns import ran_row, ready_row, scored_row
+from prorl.control import Kind
+from prorl.errors import BackendError
+from prorl.flight import Inlet, Outlet
+from prorl.schema import EDGES
+from prorl.stages.host import DOWNSTREAM, UPSTREAM, Stage
+from prorl.types import AttemptKey, Failure, FailureCode, FinishReason, Json, RewardPart, SandboxRef, Score, Turn
+from prorl.types import Stage as StageName
+from tests.flight.conftest import Net
+from tests.flight.rows import key, leased, ran, ready, trajectory
+from tests.flight.test_edge import take, until
+
+Work = Callable[[pa.RecordBatch], Awaitable[pa.RecordBatch]]
+
+GOOD = Failure(code=FailureCode.NONE)
+
+
+async def finish(row: pa.RecordBatch) -> pa.RecordBatch:
+    """What each operator does when all goes well."""
+    if row.schema.equals(EDGES["lease"]):
+        return ready_row(row, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
+    if row.schema.equals(EDGES["ready"]):
+        return ran_row(row, trajectory(), run_s=0.0)
+    return scored_row(row, score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=GOOD, eval_s=0.0)
+
+
+class Scripted:
+    """An operator that does what `work` says; holds rows while `gate` is closed."""
+
+    def __init__(self, stage: StageName, work: Work = finish) -> None:
+        self.stage = stage
+        self.work = work
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_working = self.most_working = 0
+        self.released: list[int] = []
+
+    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+        self.num_working += 1
+        self.most_working = max(self.most_working, self.num_working)
+        try:
+            await self.gate.wait()
+            return await self.work(row)
+        finally:
+            self.num_working -= 1
+
+    async def release(self, row: pa.RecordBatch) -> None:
+        self.released.append(row.column("rollout_id")[0].as_py())
+
+
+class Bench:
+    """One stage between an Outlet that feeds it and an Inlet that takes from it."""
+
+    def __init__(self, net: Net, operator: Scripted, slots: int, finished_bytes: int) -> None:
+        self.events: list[tuple[str, int, str]] = []
+        self.acked: list[AttemptKey] = []
+        self.upstream = Outlet(UPSTREAM[operator.stage], on_acked=self.acked.extend)
+        self.inlet = Inlet(net.network, UPSTREAM[operator.stage], {"worker": "w"}, slots=slots)
+        self.stage = Stage(operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes)
+        self.downstream = Inlet(net.network, DOWNSTREAM[operator.stage], {"worker": "next"}, slots=100)
+
+    def emit(self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None) -> None:
+        self.events.append((kind.value, key.rollout_id, code))
+
+    def ended(self) -> list[tuple[str, int, str]]:
+        return [event for event in self.events if event[0] != "started"]
+
+
+@asynccontextmanager
+async def bench(net: Net, operator: Scripted, slots: int = 3, finished_bytes: int = 1 << 20, connect: bool = True) -> AsyncIterator[Bench]:
+    parts = Bench(net, operator, slots, finished_bytes)
+    up = await net.network.listen(net.name("up"), {parts.upstream.path: parts.upstream.route})
+    down = await net.network.listen(net.name("down"), {parts.stage.outlet.path: parts.stage.outlet.route})
+    parts.inlet.set_upstreams([up])
+    if connect:
+        parts.downstream.set_upstreams([down])
+    running = asyncio.ensure_future(parts.stage.run())
+    try:
+        yield parts
+    finally:
+        await parts.inlet.close()
+        await parts.downstream.close()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_never_more_rows_in_work_than_slots(net: Net) -> None:
+    operator = Scripted(StageName.RUN)
+    operator.gate.clear()
+    async with bench(net, operator) as parts:
+        for n in range(10):
+            await parts.upstream.put(ready(n))
+        await until(lambda: operator.num_working == 3)
+        await asyncio.sleep(0.03)
+        operator.gate.set()
+        assert len(await take(parts.downstream, 10)) == 10
+    assert operator.most_working == 3
+    assert [kind for kind, _, _ in parts.events] == ["started"] * 10
+
+
+async def test_init_slots_free_when_run_takes_the_row(net: Net) -> None:
+    operator = Scripted(StageName.INIT)
+    async with bench(net, operator, slots=2, connect=False) as parts:
+        parts.upstream.send(leased(0, 1, 2, 3))
+        await until(lambda: len(parts.stage.held()) == 2)
+        await asyncio.sleep(0.03)
+        assert parts.upstream.num_waiting == 2
+        parts.downstream.set_upstreams([net.name("down")])
+        assert len(await take(parts.downstream, 4)) == 4
+        await until(lambda: parts.stage.held() == [])
+
+
+async def test_run_and_eval_slots_free_at_the_end_of_the_work(net: Net) -> None:
+    operator = Scripted(StageName.EVAL)
+    async with bench(net, operator, slots=2, connect=False) as parts:
+        for n in range(6):
+            await parts.upstream.put(ran(n))
+        await until(lambda: len(parts.stage.held()) == 6)
+        assert parts.acked == []
+
+
+async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
+    operator = Scripted(StageName.RUN)
+    async with bench(net, operator, slots=2, finished_bytes=1, connect=False) as parts:
+        for n in range(9):
+            await parts.upstream.put(ready(n))
+        await until(lambda: len(parts.stage.held()) == 3)
+        await asyncio.sleep(0.03)
+        assert len(parts.stage.held()) == 3
+        parts.downstream.set_upstreams([net.name("down")])
+        for _ in range(9):
+            ((name, _),) = await take(parts.downstream, 1)
+            parts.downstream.ack([name])
+        await until(lambda: parts.stage.held() == [])
+
+
+async def test_eval_acks_run_when_its_own_downstream_acked(net: Net) -> None:
+    async with bench(net, Scripted(StageName.EVAL)) as parts:
+        await parts.upstream.put(ran(1))
+        await take(parts.downstream, 1)
+        await asyncio.sleep(0.03)
+        assert parts.acked == []
+        parts.downstream.ack([key(1)])
+        await until(lambda: parts.acked == [key(1)])
+        assert parts.upstream.held_bytes == 0
+
+
+async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
+    async def work(row: pa.RecordBatch) -> pa.RecordBatch:
+        match row.column("rollout_id")[0].as_py():
+            case 0:
+                raise KeyError("a bug of ours")
+            case 1:
+                raise BackendError(FailureCode.BACKEND_PROTOCOL, "lied")
+            case _:
+                return await finish(row)
+
+    operator = Scripted(StageName.RUN, work)
+    async with bench(net, operator) as parts:
+        for n in range(3):
+            await parts.upstream.put(ready(n))
+        assert [name for name, _ in await take(parts.downstream, 1)] == [key(2)]
+        await until(lambda: len(parts.ended()) == 2)
+        assert sorted(parts.ended()) == [("failed", 0, "stage_error"), ("failed", 1, "backend_protocol")]
+        assert sorted(operator.released) == [0, 1]
+
+
+async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) -> None:
+    turn = Turn(
+        turn=0, segment=0, prompt_tokens=4, completion_tokens=4, cached_tokens=0, finish_reason=FinishReason.STOP, temperature=1.0,
+        policy_version=0, backend="b", llm_s=0.1, tool_s=0.0, tool_calls=0,
+    )  # fmt: skip
+
+    async def work(row: pa.RecordBatch) -> pa.RecordBatch:
+        turns = (turn,) if row.column("rollout_id")[0].as_py() == 1 else ()
+        failure = Failure(code=FailureCode.SANDBOX_LOST, message="gone")
+        return ran_row(row, replace(trajectory(), turns=turns, failure=failure), run_s=0.0)
+
+    async with bench(net, Scripted(StageName.RUN, work)) as parts:
+        await parts.upstream.put(ready(0))
+        await parts.upstream.put(ready(1))
+        assert [name for name, _ in await take(parts.downstream, 1)] == [key(1)]
+        parts.downstream.ack([key(1)])
+        await until(lambda: parts.stage.held() == [])
+        assert sorted(parts.ended()) == [("failed", 0, "sandbox_lost"), ("failed", 1, "sandbox_lost")]
+
+
+async def test_eval_says_nothing_of_rows_whose_failure_is_known(net: Net) -> None:
+    failed = ran_row(ready(1), replace(trajectory(), failure=Failure(code=FailureCode.BACKEND_UNAVAILABLE)), run_s=0.0)
+
+    async def work(row: pa.RecordBatch) -> pa.RecordBatch:
+        return scored_row(row, score=None, failure=GOOD, eval_s=0.0)
+
+    async with bench(net, Scripted(StageName.EVAL, work)) as parts:
+        await parts.upstream.put(failed)
+        await take(parts.downstream, 1)
+        assert parts.events == []
+
+
+async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> None:
+    operator = Scripted(StageName.RUN)
+    operator.gate.clear()
+    async with bench(net, operator, slots=1) as parts:
+        await parts.upstream.put(ready(1))
+        await parts.upstream.put(ready(2))
+        await until(lambda: operator.num_working == 1)
+        parts.stage.cancel(key(1))
+        parts.stage.cancel(key(1))
+        parts.stage.cancel(key(99))
+        await until(lambda: parts.ended() == [("released", 1, "")])
+        operator.gate.set()
+        assert [name for name, _ in await take(parts.downstream, 1)] == [key(2)]
+        assert operator.released == [1]
+
+
+async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Net) -> None:
+    operator = Scripted(StageName.INIT)
+    async with bench(net, operator, connect=False) as parts:
+        parts.upstream.send(leased(1, 2))
+        await until(lambda: parts.stage.outlet.num_waiting == 2)
+        parts.stage.cancel(key(1))
+        await until(lambda: operator.released == [1])
+        assert parts.ended() == [("released", 1, "")]
+        parts.downstream.set_upstreams([net.name("down")])
+        assert [name for name, _ in await take(parts.downstream, 1)] == [key(2)]
+
+
+async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net) -> None:
+    operator = Scripted(StageName.RUN)
+    operator.gate.clear()
+    async with bench(net, operator, slots=2) as parts:
+        for n in range(4):
+            await parts.upstream.put(ready(n))
+        await until(lambda: operator.num_working == 2)
+        parts.stage.drain()
+        await asyncio.sleep(0.03)
+        operator.gate.set()
+        for name, _ in await take(parts.downstream, 2):
+            parts.downstream.ack([name])
+        await asyncio.wait_for(parts.stage.wait_empty(), 5)
+        assert parts.upstream.num_waiting == 2
+        assert parts.ended() == []
+
+
+async def test_stats_count_what_happens(net: Net) -> None:
+    operator = Scripted(StageName.RUN)
+    operator.gate.clear()
+    async with bench(net, operator, slots=2) as parts:
+        await parts.upstream.put(ready(1))
+        await until(lambda: operator.num_working == 1)
+        await asyncio.sleep(0.05)
+        stats = parts.stage.stats()
+        assert {name: stats[name] for name in ("slots", "busy", "done", "failed")} == {"slots": 2, "busy": 1, "done": 0, "failed": 0}
+        assert stats["busy_s"] >= 0.04
+        operator.gate.set()
+        await take(parts.downstream, 1)
+        assert parts.stage.stats()["done"] == 1
