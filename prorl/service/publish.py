@@ -20,11 +20,15 @@ import aiohttp
 
 from prorl.backends.publish import WeightTarget
 from prorl.errors import BackendError, UnavailableError
+from prorl.service.balancer import BackendState
 from prorl.service.core import Core
 from prorl.service.state import RunRecord
 
 WATCH_S = 2.0
 """How often backends are asked which weights they serve."""
+
+FENCED_S = 0.3
+"""The same while one is fenced."""
 
 log = logging.getLogger("prorl.service.publish")
 
@@ -58,6 +62,8 @@ class Publisher:
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
         self._wanted: dict[str, Weights] = {}
+        self._loaded: dict[str, Weights] = {}
+        """What each backend was last given; two runs may use one id for different weights."""
         # Protects the backends: two publications at a time would pause more than half and leave the weights of either.
         self._turn = asyncio.Lock()
 
@@ -103,8 +109,9 @@ class Publisher:
         self._wanted[name] = weights
         target, balancer = self._target(name), self._core.state.balancer
         try:
-            if await target.version() != weights.version:
+            if self._loaded.get(name) != weights or await target.version() != weights.version:
                 await self._load(target, name, weights)
+                self._loaded[name] = weights
         except BackendError as error:
             log.warning("backend %s did not take version %d and is fenced: %s", name, weights.version, error)
             balancer.fence(name)
@@ -138,28 +145,32 @@ class Publisher:
         """Give the newest weights again to a backend that serves others. Never returns."""
         self._recall()
         while True:
-            await asyncio.sleep(WATCH_S)
             for name, weights in list(self._wanted.items()):
-                if name not in self._core.state.balancer.states:
-                    continue
-                async with self._turn:
-                    if self._wanted[name] == weights and await self._is_behind(name, weights):
-                        await self._give(name, weights)
+                if name in self._core.state.balancer.states:
+                    async with self._turn:
+                        if self._wanted[name] == weights and await self._is_behind(name, weights):
+                            await self._give(name, weights)
+            await asyncio.sleep(FENCED_S if any(map(self._is_fenced, self._wanted)) else WATCH_S)
+
+    def _is_fenced(self, name: str) -> bool:
+        return self._core.state.balancer.states.get(name) is BackendState.FENCED
 
     async def _is_behind(self, name: str, weights: Weights) -> bool:
         try:
-            return await self._target(name).version() != weights.version
+            return self._is_fenced(name) or await self._target(name).version() != weights.version
         except BackendError:
             return False  # away: RUN notices, and it is asked again
 
     def _recall(self) -> None:
-        """What backends should serve, from the log, after a restart of the gateway."""
+        """What backends should serve, from the log, after a restart of the gateway; until they say so they are fenced."""
         runs = [run for run in self._core.state.runs.values() if run.state == "open" and run.version]
         for run in sorted(runs, key=lambda run: run.created_at):
             statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
             ((path,),) = self._core.log.read(statement, (run.run_id, run.version))
             if path:
                 self._wanted |= dict.fromkeys(self._servers(run), Weights(run.version, path))
+        for name in self._wanted:
+            self._core.state.balancer.fence(name)
 
 
 def waves(names: Sequence[str]) -> Iterator[Sequence[str]]:
