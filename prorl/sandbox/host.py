@@ -25,13 +25,16 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec
 START_S = 90.0
 """A start may wait for room and for the start gate."""
 REQUEST_S = 30.0
+PATIENCE_S = 20.0
+"""How long a start looks for a sandboxd that is being restarted."""
+RECONNECT_S = 0.05
 
 
 class UnixSandboxHost:
     """Talks to the sandboxd that listens on `socket_path`."""
 
-    def __init__(self, socket_path: str, node_id: str = "local") -> None:
-        self.node_id = node_id
+    def __init__(self, socket_path: str, node_id: str = "local", patience_s: float = PATIENCE_S) -> None:
+        self.node_id, self._patience_s = node_id, patience_s
         self._path = socket_path
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -47,7 +50,7 @@ class UnixSandboxHost:
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
         """A fresh sandbox. Raises SandboxError."""
-        answer = await self._ask({"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, START_S)
+        answer = await self._ask({"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, START_S, self._patience_s)
         return SandboxRef(*answer["ref"])
 
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
@@ -87,8 +90,8 @@ class UnixSandboxHost:
             await self._reading
         self._writer = self._reading = None
 
-    async def _ask(self, ask: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        writer = await self._connected()
+    async def _ask(self, ask: dict[str, Any], timeout_s: float, patience_s: float = 0.0) -> dict[str, Any]:
+        writer = await self._patiently_connected(patience_s)
         self._next_id += 1
         number = self._next_id
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -104,6 +107,17 @@ class UnixSandboxHost:
         if reply.get("ok") is not True:
             raise SandboxError(FailureCode(reply["code"]), str(reply["error"]))
         return reply
+
+    async def _patiently_connected(self, patience_s: float) -> asyncio.StreamWriter:
+        """A sandboxd that died is back in a second: a start that failed at once would burn a rollout's attempts meanwhile."""
+        give_up_at = asyncio.get_running_loop().time() + patience_s
+        while True:
+            try:
+                return await self._connected()
+            except SandboxError:
+                if asyncio.get_running_loop().time() >= give_up_at:
+                    raise
+            await asyncio.sleep(RECONNECT_S)
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._opening:

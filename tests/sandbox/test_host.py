@@ -131,7 +131,7 @@ async def test_wall_time_ends_a_sandbox_and_blames_the_policy(sandboxd: Sandboxd
 
 
 async def test_no_daemon_is_one_clear_error() -> None:
-    host = UnixSandboxHost("/tmp/prorl-no-such-socket")
+    host = UnixSandboxHost("/tmp/prorl-no-such-socket", patience_s=0.1)
     with pytest.raises(SandboxError, match="no sandboxd at"):
         await host.start("run/1/1", "run", SPEC)
     with pytest.raises(SandboxError) as caught:
