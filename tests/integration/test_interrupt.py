@@ -77,4 +77,4 @@ def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
         assert process.returncode == 130, said
-    check_nothing_left(root, before)
+    check_nothing_left(root, before, killed=True)
