@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ import orjson
 
 from prorl.cli.progress import Show
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
+from prorl.cli.summary import present
 from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import ConfigError, ConflictError
 from prorl.types import Json, Task
@@ -46,13 +47,11 @@ class Plan:
     @property
     def num_rollouts(self) -> int:
         """That will be asked for."""
-        return len(self.tasks) * self.job.num_samples
+        return len(self.tasks) * (self.job.num_samples + self.job.greedy)
 
     @classmethod
     def make(cls, config: Path | None, flags: Mapping[str, Json], sets: Iterable[str], *, root: Path | None, resume: bool = False) -> Self:
         """Merge settings, read tasks, ask their envs. Raises ConfigError, TaskError, ConflictError."""
-        from prorl.tasks import load_tasks
-
         job = job_settings(config, flags, sets)
         service = service_settings(job.service, root)
         if resume:
@@ -65,7 +64,7 @@ class Plan:
         name = job.name or free_name(service.root, job)
         run = run_settings({**job.run, "filter": filter_text(str(job.run.get("filter", "none")))}, name)
         check_backend(service.backends)
-        tasks = load_tasks(job.tasks, job.env, job.limit)
+        tasks = load(job)
         check_tasks(tasks)
         plan = cls(job=job.model_copy(update={"name": name}), service=service, run=run, tasks=tuple(tasks), resume=resume)
         if (plan.directory / "manifest.json").exists():
@@ -100,6 +99,17 @@ def _latest(root: Path) -> str:
     if not files:
         raise ConfigError(f"no run to resume in {root}", "a root with an interrupted run", "name one with --root")
     return files[-1].parent.name
+
+
+def load(job: Job) -> list[Task]:
+    """The tasks of a file, or of one or more generated sets separated by commas. Raises TaskError."""
+    from prorl.tasks import load_tasks
+    from prorl.tasks.generated import is_generated
+
+    specs = job.tasks.split(",")
+    if not all(map(is_generated, specs)):
+        specs = [job.tasks]
+    return [task for spec in specs for task in load_tasks(spec, job.env, job.limit)]
 
 
 def check_tasks(tasks: Iterable[Task]) -> None:
@@ -146,11 +156,10 @@ def filter_text(value: str) -> str:
         raise ConfigError(f"filter {value!r}: {reason}", "none, dapo, or a readable file of SQL") from None
 
 
-async def run_plan(plan: Plan, *, show: Show = Show.AUTO, json: bool = False) -> int:
-    """Carry it out; the exit code."""
+async def run_plan(plan: Plan, *, show: Show = Show.AUTO, json: bool = False, present: Callable[..., int] = present) -> int:
+    """Carry it out; the exit code, which is what `present` says of the run directory."""
     from prorl.cli.output import note
     from prorl.cli.service import first, service, signals
-    from prorl.cli.summary import present
 
     async with signals() as stop:
         async with service(plan.service, stop) as running:
@@ -206,4 +215,8 @@ def _submit(client: object, plan: Plan) -> None:
     from prorl.client.client import Client
 
     assert isinstance(client, Client)
-    client.submit(plan.run.run_id, plan.tasks, plan.job.num_samples, key="tasks", last=True)
+    run = plan.run.run_id
+    if plan.job.greedy:
+        cold = replace(plan.run.sampling.params(), temperature=0.0)
+        client.submit(run, plan.tasks, 1, key="greedy", sampling=cold, extra={"mode": "greedy"})
+    client.submit(run, plan.tasks, plan.job.num_samples, key="tasks", last=True)

@@ -36,12 +36,15 @@ class Job(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    tasks: str = Field(default="", description="JSON Lines file of tasks, plain or gzipped")
+    tasks: str = Field(
+        default="", description="JSON Lines file of tasks, plain or gzipped; or generated sets, `arith:train?n=100,shop:train`"
+    )
     policy: str = Field(
         default="oracle", description="oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
     )
     n: int | None = Field(default=None, ge=1, le=1024, description="rollouts of each task; default 4 with flaky, else 1")
     limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
+    greedy: bool = Field(default=False, description="answer each task once more at temperature 0")
     env: str = Field(default="auto", description="env of every task; auto = as the file's format says")
     name: str = Field(default="", description="name of the run; default: made from task file and policy")
     service: dict[str, Json] = Field(default_factory=dict, description="keys of ServiceConfig")

@@ -1,0 +1,102 @@
+"""The recipe of `prorl demo`: what is trained, for how long, with which numbers; and the files that carry it out.
+
+Everything here follows from (recipe, seed): a resumed demo reads RUN/demo.json and makes the same runs, tasks and trainer again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from prorl.config import Limits, RunConfig, Sampling, ServiceConfig, StageConfig, StoreConfig
+from prorl.tasks.generated import generate
+from prorl.types import Json, Task
+
+SETS = ("arith", "shop")
+DEMO_FILE = "demo.json"
+
+
+class Recipe(BaseModel):
+    """`prorl demo --config FILE` replaces these; configs/demo.yaml shows them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    seed: int = Field(default=0, ge=0)
+    model: str = Field(default="", description="checkpoint to start from; empty = the toy that ships with the package")
+    minutes: float = Field(default=5.0, gt=0, description="training ends early so that all of it fits, evaluation included")
+    steps: int = Field(default=30, ge=1)
+    groups_per_step: int = Field(default=24, ge=1)
+    n: int = Field(default=8, ge=2, description="rollouts a group")
+    learning_rate: float = Field(default=4e-4, gt=0)
+    minibatches: int = Field(default=2, ge=1)
+    steps_ahead: int = Field(default=0, ge=0, le=1, description="1: the next step is sampled while this one trains")
+    pool: float = Field(default=4.0, ge=1, description="different tasks for each group that will be trained on; DAPO drops some")
+    heldout: int = Field(default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1")
+    greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
+    max_tokens: int = Field(default=64, ge=8, description="per model call")
+    control: str = Field(default="", description="`shuffled-rewards`: a control that must not learn")
+
+
+def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
+    """How a model call samples."""
+    return Sampling(temperature=temperature, max_tokens=recipe.max_tokens)
+
+
+LIMITS = Limits(max_turns=6, max_tokens=448, tool_s=10.0, run_s=120.0)
+
+
+def service_config(root: Path, model: Path, kind: str) -> ServiceConfig:
+    """A service of this machine with the model as its backend."""
+    return ServiceConfig(
+        root=root.absolute(),
+        backends=(f"embedded:{model}",),
+        tokenizer=str(model),
+        init=StageConfig(slots=4),
+        run=StageConfig(slots=64),
+        eval=StageConfig(slots=16),
+        sandbox={"kind": kind, "max_sandboxes": 96},  # type: ignore[arg-type]
+        store=StoreConfig(flush_s=0.25),
+    )
+
+
+def train_run(recipe: Recipe, name: str) -> RunConfig:
+    """The run that is trained on: DAPO decides, groups are streamed, no more is open than the trainer's next step takes."""
+    ahead = recipe.groups_per_step * (1 + recipe.steps_ahead)
+    return RunConfig(
+        run_id=name, filter="dapo", delivery="stream", seed=recipe.seed, sampling=sampling(recipe), limits=LIMITS,
+        target_groups=recipe.steps * recipe.groups_per_step, max_open_groups=ahead, max_unacked_groups=ahead, max_staleness=2,
+    )  # fmt: skip
+
+
+def eval_run(recipe: Recipe, name: str) -> RunConfig:
+    """An evaluation of held-out tasks."""
+    return RunConfig(run_id=name, seed=recipe.seed + 1, sampling=sampling(recipe), limits=LIMITS)
+
+
+def train_tasks(recipe: Recipe) -> list[Task]:
+    """Tasks of both sets in turn."""
+    count = int(recipe.steps * recipe.groups_per_step * recipe.pool / len(SETS)) + 1
+    sets = [generate(name, split="train", seed=1000 + recipe.seed, n=count) for name in SETS]
+    return [task for tasks in zip(*sets, strict=True) for task in tasks]
+
+
+def heldout_tasks(recipe: Recipe) -> list[Task]:
+    """The same for every seed, before and after."""
+    sets = [generate(name, split="heldout", seed=7, n=max(recipe.heldout, recipe.greedy)) for name in SETS]
+    return [task for tasks in zip(*sets, strict=True) for task in tasks]
+
+
+def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[str, Json]:
+    """What `python -m prorl.trainer` reads."""
+    return {
+        "service": str(root.absolute()), "run": name, "model": str(model), "output": str(training_dir(root, name)),
+        "steps": recipe.steps, "groups_per_step": recipe.groups_per_step, "minibatches": recipe.minibatches,
+        "learning_rate": recipe.learning_rate, "seed": recipe.seed, "steps_ahead": recipe.steps_ahead,
+        **({"control": recipe.control} if recipe.control else {}),
+    }  # fmt: skip
+
+
+def training_dir(root: Path, name: str) -> Path:
+    """Checkpoints and metrics of a demo's trainer."""
+    return root.absolute() / name / "training"
