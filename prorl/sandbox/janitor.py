@@ -64,9 +64,11 @@ async def sweep(root: Path) -> int:
         fields = json.loads(path.read_text())
         note = Note(**{**fields, "cgroups": tuple(fields["cgroups"])})
         await end_processes(note)
-        await asyncio.to_thread(remove_remains, note)
+        remove_remains(note, root / "trash")
         drop_note(root, note.sandbox_id)
         count += 1
+    for path in (root / "trash").iterdir():
+        await asyncio.to_thread(empty_trash, root / "trash", path.name)
     return count
 
 
@@ -86,18 +88,26 @@ async def end_processes(note: Note) -> None:
             await asyncio.sleep(0.02)
 
 
-def remove_remains(note: Note) -> None:
-    """Socket, folder, control groups. Blocking; what is gone already is no error."""
+def remove_remains(note: Note, trash: Path) -> None:
+    """Socket, control groups, and the folder, which goes to the trash: an agent can make one that takes minutes to remove."""
     if note.socket:
         Path(note.socket).unlink(missing_ok=True)
     if note.folder:
-        remove_tree(note.folder)
         Path(f"{note.folder}.passwd").unlink(missing_ok=True)
+        try:
+            os.rename(note.folder, trash / note.sandbox_id)
+        except FileNotFoundError:
+            pass
     for folder in note.cgroups:
         try:
             os.rmdir(folder)
         except OSError:
             pass  # a process in its last moments; the group is empty and costs nothing
+
+
+def empty_trash(trash: Path, sandbox_id: str) -> None:
+    """Remove one folder for good. Blocking."""
+    remove_tree(str(trash / sandbox_id))
 
 
 async def _gone(pid: int, ticks: int) -> None:

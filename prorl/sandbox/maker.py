@@ -37,6 +37,9 @@ BUNDLE = "prorl.tools.bundle"
 START_S = 30.0
 STOP_S = 3.0
 BACKLOG = 16
+CLEAN_S = 5.0
+"""How long the end waits for big folders to be removed; the next daemon in this root removes the rest."""
+FOLDERS = ("live", "work", "trash")
 
 
 class Maker:
@@ -58,7 +61,7 @@ class Maker:
 
     async def open(self) -> None:
         """Sweep what an earlier daemon left in this root, claim uids, start the zygote."""
-        for folder in (self._root, self._root / "live", self._root / "work"):
+        for folder in (self._root, *(self._root / name for name in FOLDERS)):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         await janitor.sweep(self._root)
         if self._traits.zipapp:
@@ -224,10 +227,9 @@ class Maker:
         fate = live.ending or fate_of_exit(exit_, self._traits, Cgroups.out_of_memory(live.note.cgroups))
         if orphaned or (self._traits.server_can_be_killed and os.WIFSIGNALED(exit_.status)):
             await janitor.end_processes(live.note)
+        janitor.remove_remains(live.note, self._root / "trash")
         if live.note.folder:
-            await asyncio.to_thread(janitor.remove_remains, live.note)
-        else:
-            janitor.remove_remains(live.note)
+            self._in_background(asyncio.to_thread(janitor.empty_trash, self._root / "trash", live.ref.sandbox_id))
         janitor.drop_note(self._root, live.ref.sandbox_id)
         del self.lives[live.ref.sandbox_id]
         self._uids.give(live.note.uid)
@@ -247,13 +249,13 @@ class Maker:
         self._closing = True
         lives = list(self.lives.values())
         await asyncio.gather(*(self.end(live, FailureCode.SANDBOX_LOST, "sandboxd stopped") for live in lives))
-        while self._cleaners:
-            await asyncio.gather(*self._cleaners, return_exceptions=True)
+        if self._cleaners:
+            await asyncio.wait(self._cleaners, timeout=CLEAN_S)
         self._zygote.close()
         self._uids.close()
         self._cgroups.close()
         remove_tree(str(self._support))
-        for folder in (self._sockets, self._root / "live", self._root / "work"):
+        for folder in (self._sockets, *(self._root / name for name in FOLDERS)):
             try:
                 folder.rmdir()
             except OSError:

@@ -106,7 +106,7 @@ class Bash:
         text = (
             f"exec {COMMAND_FD}<&{fd} {fd}<&- {TTY_FD}>&1;set +H +o history;unset HISTFILE;"
             f"__prorl_p='{prompt}';__prorl_e='{emit}';__prorl_i=0;PS2=;"
-            "((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501))&&PROMPT_COMMAND=(:)&&__prorl_i=1;" + REARM
+            "((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501))&&PROMPT_COMMAND=('')&&__prorl_i=1;" + REARM
         )
         # The first command is the set-up itself, read by the same kind of line as all later ones.
         self._type(f'__prorl_n={self._next()};IFS= read -rd "" -u {fd} __c;eval "$__c"\n', text.encode())
