@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -134,6 +134,16 @@ def read_lease(row: pa.RecordBatch) -> Lease:
     )
 
 
+def read_task(row: pa.RecordBatch) -> Task:
+    """The task of a one-row batch of any edge; much cheaper than a whole `Lease`."""
+    return task_from_json(row.column("task")[0].as_py())
+
+
+def read_limits(row: pa.RecordBatch) -> RolloutLimits:
+    """The budgets of a one-row batch of any edge."""
+    return RolloutLimits(**row.column("limits")[0].as_py())
+
+
 def keys(batch: pa.RecordBatch) -> list[AttemptKey]:
     """Attempt keys of the rows, in order."""
     columns = (batch.column(name).to_pylist() for name in ("run_id", "rollout_id", "attempt"))
@@ -243,18 +253,21 @@ def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
     """Sequences as SEQUENCE structs; one copy at most, none for a single sequence."""
     arrays = [pa.array([s.segment for s in sequences], pa.int32())]
     names = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
+    offsets: dict[tuple[int, ...], pa.Array] = {}
     for name, child in zip(names, list(SEQUENCE)[1:], strict=True):
-        arrays.append(_lists([getattr(s, name) for s in sequences], child.type))
+        arrays.append(_lists([getattr(s, name) for s in sequences], child.type, offsets))
     return pa.StructArray.from_arrays(arrays, fields=list(SEQUENCE))
 
 
-def _lists(values: Many[np.ndarray[Any, Any]], dtype: pa.ListType) -> pa.ListArray:
+def _lists(values: Many[np.ndarray[Any, Any]], dtype: pa.ListType, offsets: dict[tuple[int, ...], pa.Array]) -> pa.ListArray:
+    """`offsets` remembers those of lists that are as long: the span columns of a sequence share them."""
     numpy_type = dtype.value_type.to_pandas_dtype()
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(v) for v in values], out=offsets[1:])
+    lengths = tuple(map(len, values))
+    if lengths not in offsets:
+        offsets[lengths] = pa.array(np.array([0, *accumulate(lengths)], np.int32))
     joined = values[0] if len(values) == 1 else np.concatenate([np.zeros(0, numpy_type), *values])
     flat = pa.array(np.ascontiguousarray(joined, numpy_type))
-    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=dtype)
+    return pa.ListArray.from_arrays(offsets[lengths], flat, type=dtype)
 
 
 def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
