@@ -12,16 +12,17 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from prorl.columns import Lease, read_failure, read_lease, scored_row
+from prorl.columns import keys, read_failure, read_limits, read_task, scored_row
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Env, SandboxHost
 from prorl.stages.host import TRAINS
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
-from prorl.types import AttemptKey, Failure, FailureCode, Score, Stage
+from prorl.types import AttemptKey, Failure, FailureCode, Score, Stage, Task
 
 TRIES = 3
 
@@ -31,6 +32,16 @@ GRACE_S = 10.0
 NO_FAILURE = Failure(code=FailureCode.NONE)
 
 log = logging.getLogger("prorl.stages")
+
+
+class _Job(NamedTuple):
+    """What is scored, and until when."""
+
+    env: Env
+    task: Task
+    owner: str
+    artefact: bytes
+    deadline: Deadline
 
 
 class EvalOperator:
@@ -46,60 +57,63 @@ class EvalOperator:
         if read_failure(row).failure_class not in TRAINS:
             return scored_row(row, score=None, failure=NO_FAILURE, eval_s=0.0)
         began = self._clock()
-        lease = read_lease(row)
+        (key,) = keys(row)
+        score: Score | None = None
+        failure = NO_FAILURE
         try:
-            score, failure = await self._score(lease, row.column("artefact")[0].as_py()), NO_FAILURE
+            score = await self._score(row, key)
         except RolloutError as error:
-            score, failure = None, Failure(code=error.code, message=error.message)
+            failure = Failure(code=error.code, message=error.message)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or not self._is_cut(lease.key):
+            running = asyncio.current_task()
+            if running is None or not self._is_cut(key):
                 raise
-            task.uncancel()
-            score, failure = None, Failure(code=FailureCode.CANCELLED)
+            running.uncancel()
+            failure = Failure(code=FailureCode.CANCELLED)
         return scored_row(row, score=score, failure=failure, eval_s=self._clock() - began)
 
-    async def _score(self, lease: Lease, artefact: bytes) -> Score:
-        env = self._get_env(lease.task.env)
-        deadline = Deadline(lease.limits.eval_s, clock=self._clock)
+    async def _score(self, row: pa.RecordBatch, key: AttemptKey) -> Score:
+        task, eval_s = read_task(row), read_limits(row).eval_s
+        env = self._get_env(task.env)
+        job = _Job(env, task, owner_of(key), row.column("artefact")[0].as_py(), Deadline(eval_s, clock=self._clock))
         try:
-            async with asyncio.timeout(lease.limits.eval_s + GRACE_S):
-                return await self._tries(env, lease, artefact, deadline)
+            async with asyncio.timeout(eval_s + GRACE_S):
+                return await self._tries(job)
         except TimeoutError:
-            raise RolloutError(FailureCode.EVAL_FAILED, f"not scored within eval_s = {lease.limits.eval_s:g} s") from None
+            raise RolloutError(FailureCode.EVAL_FAILED, f"not scored within eval_s = {eval_s:g} s") from None
         finally:
-            if needs_sandbox(env, lease):
-                await asyncio.shield(self._stop(lease))
+            if needs_sandbox(env, task):
+                await asyncio.shield(self._stop(job.owner))
 
-    async def _tries(self, env: Env, lease: Lease, artefact: bytes, deadline: Deadline) -> Score:
+    async def _tries(self, job: _Job) -> Score:
         problems: list[str] = []
-        while len(problems) < TRIES and not deadline.expired:
+        while len(problems) < TRIES and not job.deadline.expired:
             try:
-                return await self._once(env, lease, artefact, deadline)
+                return await self._once(job)
             except (SandboxError, ToolError) as error:
-                log.info("scoring %s again: %s", owner_of(lease.key), error)
+                log.info("scoring %s again: %s", job.owner, error)
                 problems.append(str(error))
-                await self._stop(lease)
+                await self._stop(job.owner)
         raise RolloutError(FailureCode.EVAL_FAILED, f"{len(problems)} tries: {'; '.join(problems) or 'no time left'}")
 
-    async def _once(self, env: Env, lease: Lease, artefact: bytes, deadline: Deadline) -> Score:
-        spec = env.sandbox(lease.task, Stage.EVAL)
+    async def _once(self, job: _Job) -> Score:
+        spec = job.env.sandbox(job.task, Stage.EVAL)
         async with AsyncExitStack() as stack:
             sandbox = None
             if spec is not None:
-                ref = await self._host.start(owner_of(lease.key), "eval", spec)
+                ref = await self._host.start(job.owner, "eval", spec)
                 sandbox = await stack.enter_async_context(self._host.connect(ref))
-            with boundary(GraderError, FailureCode.GRADER_ERROR, f"{env.name}.score"):
-                return await env.score(lease.task, artefact, sandbox, deadline)
+            with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
+                return await job.env.score(job.task, job.artefact, sandbox, job.deadline)
 
-    async def _stop(self, lease: Lease) -> None:
+    async def _stop(self, owner: str) -> None:
         try:
-            await self._host.stop_owner(owner_of(lease.key))
+            await self._host.stop_owner(owner)
         except RolloutError as error:
-            log.warning("cannot stop the sandboxes of %s: %s", owner_of(lease.key), error)
+            log.warning("cannot stop the sandboxes of %s: %s", owner, error)
 
     async def release(self, row: pa.RecordBatch) -> None:
         """Stop what the attempt has; idempotent."""
-        lease = read_lease(row)
-        if needs_sandbox(self._get_env(lease.task.env), lease):
-            await self._stop(lease)
+        task = read_task(row)
+        if needs_sandbox(self._get_env(task.env), task):
+            await self._stop(owner_of(keys(row)[0]))

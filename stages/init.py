@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from prorl.columns import Lease, read_lease, ready_row
+from prorl.columns import keys, read_limits, read_task, ready_row
 from prorl.errors import RolloutError, SandboxError, TaskError, boundary
 from prorl.limits import Clock
 from prorl.protocols import Env, SandboxHost
-from prorl.types import AttemptKey, FailureCode, SandboxRef, SandboxSpec, Stage
+from prorl.types import AttemptKey, FailureCode, SandboxRef, SandboxSpec, Stage, Task
 
 GetEnv = Callable[[str], Env]
 
@@ -26,9 +26,9 @@ def owner_of(key: AttemptKey) -> str:
     return f"{key.run_id}/{key.rollout_id}/{key.attempt}"
 
 
-def needs_sandbox(env: Env, lease: Lease) -> bool:
+def needs_sandbox(env: Env, task: Task) -> bool:
     """Whether any stage of this task runs in a sandbox."""
-    return any(env.sandbox(lease.task, stage) is not None for stage in (Stage.RUN, Stage.EVAL))
+    return any(env.sandbox(task, stage) is not None for stage in (Stage.RUN, Stage.EVAL))
 
 
 class InitOperator:
@@ -42,40 +42,40 @@ class InitOperator:
     async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
         """Make one row ready. Raises RolloutError and TaskError."""
         began = self._clock()
-        lease = read_lease(row)
-        env = self._env(lease)
-        env.check(lease.task)
-        try:
-            async with asyncio.timeout(lease.limits.init_s):
-                ref = await self._prepare(env, lease)
-        except TimeoutError:
-            raise SandboxError(FailureCode.SANDBOX_START, f"not ready within init_s = {lease.limits.init_s:g} s") from None
-        messages, tools = env.messages(lease.task), env.tools(lease.task)
+        task = read_task(row)
+        env = self._env(task)
+        env.check(task)
+        messages, tools = env.messages(task), env.tools(task)
+        spec = env.sandbox(task, Stage.RUN)
+        ref = SandboxRef()
+        if spec is not None:
+            ref = await self._sandbox(env, task, spec, row)
+        else:
+            await env.prepare(task, None)
         return ready_row(row, sandbox=ref, prompt=messages, tools=tools, init_s=self._clock() - began)
 
-    def _env(self, lease: Lease) -> Env:
+    def _env(self, task: Task) -> Env:
         try:
-            return self._get_env(lease.task.env)
+            return self._get_env(task.env)
         except TaskError as error:
             raise RolloutError(FailureCode.UNKNOWN_ENV, str(error)) from None
 
-    async def _prepare(self, env: Env, lease: Lease) -> SandboxRef:
-        spec = env.sandbox(lease.task, Stage.RUN)
-        if spec is None:
-            await env.prepare(lease.task, None)
-            return SandboxRef()
-        ref = await self._start(lease, spec)
-        async with self._host.connect(ref) as sandbox:
-            with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{env.name}.prepare"):
-                await env.prepare(lease.task, sandbox)
+    async def _sandbox(self, env: Env, task: Task, spec: SandboxSpec, row: pa.RecordBatch) -> SandboxRef:
+        """A sandbox with the task's files in it, within `init_s`."""
+        init_s = read_limits(row).init_s
+        try:
+            async with asyncio.timeout(init_s):
+                with boundary(SandboxError, FailureCode.SANDBOX_START, "sandbox start"):
+                    ref = await self._host.start(owner_of(keys(row)[0]), "run", spec)
+                async with self._host.connect(ref) as sandbox:
+                    with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{env.name}.prepare"):
+                        await env.prepare(task, sandbox)
+        except TimeoutError:
+            raise SandboxError(FailureCode.SANDBOX_START, f"not ready within init_s = {init_s:g} s") from None
         return ref
-
-    async def _start(self, lease: Lease, spec: SandboxSpec) -> SandboxRef:
-        with boundary(SandboxError, FailureCode.SANDBOX_START, "sandbox start"):
-            return await self._host.start(owner_of(lease.key), "run", spec)
 
     async def release(self, row: pa.RecordBatch) -> None:
         """Stop what the attempt has; idempotent."""
-        lease = read_lease(row)
-        if needs_sandbox(self._env(lease), lease):
-            await self._host.stop_owner(owner_of(lease.key))
+        task = read_task(row)
+        if needs_sandbox(self._env(task), task):
+            await self._host.stop_owner(owner_of(keys(row)[0]))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.backends import open_backend
-from prorl.columns import Lease, ran_row, read_ready
+from prorl.columns import Lease, keys, ran_row, read_ready, read_task
 from prorl.errors import RolloutError
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
@@ -129,16 +129,16 @@ class RunOperator:
             if trajectory is not None and trajectory.failure.failure_class in TRAINS:
                 if ref.sandbox_id:
                     await self._host.stop(ref)
-            elif needs_sandbox(env, lease):
+            elif needs_sandbox(env, lease.task):
                 await self._host.stop_owner(owner_of(lease.key))
         except RolloutError as error:
             log.warning("cannot stop the sandbox of %s: %s", owner_of(lease.key), error)
 
     async def release(self, row: pa.RecordBatch) -> None:
         """Stop what the attempt has; idempotent."""
-        lease = read_ready(row).lease
-        if needs_sandbox(self._get_env(lease.task.env), lease):
-            await self._host.stop_owner(owner_of(lease.key))
+        task = read_task(row)
+        if needs_sandbox(self._get_env(task.env), task):
+            await self._host.stop_owner(owner_of(keys(row)[0]))
 
     async def close(self) -> None:
         """Close the backends; idempotent."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 ROWS_S = 0.002
 """For work rows, whose latency people measure."""
 
-BACK_S = 0.005
+BACK_S = 0.01
 """For credit, acks and events, which nobody waits for while there is credit."""
 
 
