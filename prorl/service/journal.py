@@ -102,7 +102,8 @@ class Journal:
     def take(self) -> Batch:
         """Everything so far, as one batch; the journal starts afresh."""
         batch, self._batch = self._batch, Batch()
-        batch.writes.extend(self._inserts.items())
+        # New rows first: a row may have been made and changed since the last transaction.
+        batch.writes.extend(sorted(self._inserts.items(), key=lambda item: not item[0].startswith("INSERT INTO")))
         if self._rollouts:
             batch.writes.append((sql.UPDATE_ROLLOUT, [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in self._rollouts]))
         if self._groups:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prorl.config import GroupBody
 from prorl.control import ControlRow, Kind
@@ -78,6 +78,18 @@ class Machine(RuleBasedStateMachine):
         self.core = Core(self.log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
         self.waiting = []
         self.core.create_run(run_config(target_groups=3, filter="dapo", max_open_groups=4, limits={"queue_s": 50, "max_attempts": 2}))
+
+    @initialize()
+    def staffed(self) -> None:
+        """Workers of each role, and leases in their hands."""
+        for pick in (0, 2, 4, 5):
+            self.hello(pick)
+        self.submit(2, "")
+        self.submit(1, "k1")
+        self.pump(5)
+        self.write()
+        while self.waiting:
+            self.send(0)
 
     @property
     def run(self) -> RunRecord:
@@ -179,6 +191,27 @@ class Machine(RuleBasedStateMachine):
         assert code == "", answer
         assert self.core.commits.commit(self.run, body) == ("", answer), "the same part again"
         assert all(r.life.state is RolloutState.COMPLETED for r in chosen)
+
+    @precondition(lambda self: self.stores() and self.run.groups)
+    @rule(pick=PICK, everything=st.booleans())
+    def complete(self, pick: int, everything: bool) -> None:
+        """The attempts in hand of a group are reserved and committed."""
+        groups = list(self.run.groups.values())
+        attempts = [list(r.key) for r in groups[pick % len(groups)].rollouts if r.life.state in IN_HAND]
+        self.core.control(self.stores()[0], self.row(Kind.RESERVE, payload={"attempts": attempts}))
+        self.commit(list(range(len(self.live()))), everything, everything)
+
+    @rule(kept=st.booleans(), write=st.booleans())
+    def decide_and_deliver(self, kept: bool, write: bool) -> None:
+        """Every complete group is decided and handed out, twice."""
+        ended = [g.group_id for g in self.run.groups.values() if not g.pending]
+        self.core.groups.propose(self.run, [{"group_id": g, "kept": kept, "reason": "x"} for g in ended])
+        answers = []
+        for _ in range(2):
+            answers.append(self.core.groups.handout(self.run, [(g, 0, 1) for g in ended]))
+            if write:
+                self.write()
+        assert answers[0] == answers[1], "the first hand-out stands"
 
     @precondition(lambda self: self.run.parts)
     @rule()
