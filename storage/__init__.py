@@ -1,7 +1,26 @@
 """Run directories: written by the store, read by anyone with Parquet, served to trainers over Flight, live or replayed.
 
-Read `layout.py` (what lies where), then `writer.py` (how it gets there), `stream.py` (how trainers get it).
+Read `layout.py` (what lies where), then `writer.py` (how it gets there), `delivery.py` and `endpoint.py` (how trainers get it).
+The names below are for users; they load on first use, since the store's parts are heavy and one process rarely needs all of them.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if __name__ != "prorl.storage":
     raise ImportError("import prorl.storage instead of storage")
+
+if TYPE_CHECKING:
+    from prorl.storage.catalog import StoredRun, list_runs, query
+    from prorl.storage.filter import check_filter
+    from prorl.storage.replay import open_replay
+
+__all__ = ["StoredRun", "check_filter", "list_runs", "open_replay", "query"]
+
+_HOMES = {"StoredRun": "catalog", "list_runs": "catalog", "query": "catalog", "check_filter": "filter", "open_replay": "replay"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import row_hashes
+from prorl.columns import leased_batch, ran_row, ready_row, row_hashes, scored_row
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
 from prorl.schema import SEQUENCES, TABLES
 from prorl.storage.catalog import StoredRun, list_runs, query
@@ -22,7 +25,10 @@ from prorl.storage.groups import GroupIndex
 from prorl.storage.layout import Commit, RunDir
 from prorl.storage.parts import encode, read_part, row_groups
 from prorl.storage.publish import publish
-from tests.storage.directory import add_events, add_rows, add_terminals, event, new_run
+from prorl.storage.replay import stored_index
+from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
+from tests import strategies as ours
+from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
 from tests.storage.rows import scored, terminal
 
 
@@ -36,6 +42,26 @@ def test_parts_hold_the_rows_by_value(tmp_path: Path) -> None:
         assert found.schema.equals(TABLES[file.table])
         same = [name for name in found.schema.names if name != "committed_at"]
         assert row_hashes(found.select(same)) == row_hashes(expected[file.table].select(same))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(ours.leases, ours.trajectories, ours.scores), min_size=1, max_size=5))
+def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(drawn: list[tuple[Any, Any, Any]]) -> None:
+    rows = []
+    for i, (lease, trajectory, score) in enumerate(drawn):
+        lease = replace(lease, key=AttemptKey("demo", i, 1), group_id=i // 2, sample_index=i % 2)
+        ready = ready_row(leased_batch([lease]), sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
+        rows.append(scored_row(ran_row(ready, trajectory, run_s=0.0), score=score, failure=Failure(code=FailureCode.NONE), eval_s=0.0))
+    expected = tables(pa.concat_batches(rows))
+    with tempfile.TemporaryDirectory() as directory:
+        run = new_run(Path(directory))
+        commit = add_commit(run, {name: pa.Table.from_batches([batch]) for name, batch in expected.items() if batch.num_rows})
+        for file in commit.files:
+            (found,) = read_part(run, file).combine_chunks().to_batches()
+            assert row_hashes(found) == row_hashes(expected[file.table]), file.table
+        index = stored_index(StoredRun(run.root))
+        groups = [index.read(group_id) for group_id in range((len(rows) + 1) // 2)]
+    assert row_hashes(pa.concat_batches(groups)) == row_hashes(expected["sequences"])
 
 
 def test_parquet_settings(tmp_path: Path) -> None:
