@@ -1,37 +1,159 @@
-"""`prorl demo`: real tasks through the whole service, offline, in under 90 s.
+"""`prorl demo`: a tiny policy learns to use tools, through the whole service, offline, on two CPU cores.
 
-The policy is scripted and right with a seeded probability per task, so groups differ and the DAPO filter has something to decide;
-everything else is real: processes, Flight, sandboxes, tests, tokens, Parquet, SQL.
+Everything is real: processes, Flight, sandboxes, tools, exact tokens, Parquet, DAPO's decisions in SQL, a policy update from zero-copy
+batches, weights published back. The policy is a toy of 0.4 million parameters that ships with the package.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-TASKS = Path(__file__).with_name("demo_tasks.jsonl")
+from prorl.errors import ConfigError, ConflictError
+
+if TYPE_CHECKING:
+    from prorl.cli.demo_show import Display
+    from prorl.cli.recipe import Recipe
+    from prorl.types import Json
+
+Flag = Annotated[bool, Parameter(negative="")]
 
 
-def demo(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Real tasks through the whole service, in under 90 s: sandboxes, tools, tests, tokens, Parquet, SQL. Offline; no GPU, no model.
+def demo(
+    *,
+    seed: int | None = None,
+    minutes: float | None = None,
+    resume: Flag = False,
+    root: Path = Path("prorl-runs"),
+    name: str = "",
+    control: Annotated[str, Parameter(show=False)] = "",
+    sandbox: str = "auto",
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
+    json: Flag = False,
+) -> int:
+    """A tiny policy learns to use tools in five minutes on two cores: held-out reward before, DAPO training, held-out reward after.
 
     Parameters
     ----------
+    seed
+        Of tasks, sampling and training. Default 0.
+    minutes
+        Wall time to stay within; training ends early for it. Default 5.
+    resume
+        Go on with the demo that was interrupted last (or with --name).
     root
         Folder for the control log and the runs.
+    name
+        Of the demo. Default: demo-1, demo-2 ...
+    control
+        `shuffled-rewards`: must not learn.
+    sandbox
+        Kind of the tools' sandboxes; auto takes the strongest that works.
+    config
+        YAML file with another recipe, as configs/demo.yaml.
     json
-        Print the summary as one JSON object.
+        Print all figures as one JSON object.
     """
     import asyncio
 
-    from prorl.cli.job import Plan, run_plan
-    from prorl.cli.output import note
-    from prorl.cli.progress import Show
+    _need_torch()
+    given = {key: value for key, value in {"seed": seed, "minutes": minutes, "control": control or None}.items() if value is not None}
+    name = name or (_latest(root) if resume else _free(root))
+    recipe = _recipe(root / name, config, given, resume)
+    return asyncio.run(_demo(recipe, root.absolute(), name, sandbox, json))
 
-    flags = {"tasks": str(TASKS), "policy": "flaky", "n": 4, "run": {"filter": "dapo"}}
-    plan = Plan.make(None, flags, [], root=root)
+
+def _need_torch() -> None:
+    from importlib.util import find_spec
+
+    missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed", "the packages that train", "pip install 'prorl[torch]', or `make demo`")
+
+
+def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume: bool) -> Recipe:
+    """The recipe: a resumed demo's own with what is given now on top, else the file's or the default one."""
+    from prorl.cli.recipe import DEMO_FILE, Recipe
+    from prorl.config import load_file, parse
+
+    file = directory / DEMO_FILE
+    if resume:
+        return parse(Recipe, {**load_file(file), **given}, str(file))
+    if directory.exists():
+        raise ConflictError(f"run {directory.name!r} exists in {directory.parent}", "a new name", "or go on with it: --resume")
+    return parse(Recipe, {**(load_file(config) if config else {}), **given}, str(config or "recipe"))
+
+
+def _latest(root: Path) -> str:
+    from prorl.cli.recipe import DEMO_FILE
+
+    files = sorted(root.glob(f"*/{DEMO_FILE}"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise ConfigError(f"no demo to resume in {root}", "a root with an interrupted demo", "name one with --root")
+    return files[-1].parent.name
+
+
+def _free(root: Path) -> str:
+    number = 1
+    while (root / f"demo-{number}").exists() or (root / f"demo-{number}-before").exists():
+        number += 1
+    return f"demo-{number}"
+
+
+async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
+    import time
+
+    from prorl.backends.embedded import TOY
+    from prorl.cli.demo_report import draw, present, report
+    from prorl.cli.demo_show import display
+    from prorl.cli.output import note, say_json
+    from prorl.cli.progress import Show
+    from prorl.cli.recipe import service_config
+
+    model = Path(recipe.model).absolute() if recipe.model else TOY
+    service, started = service_config(root, model, sandbox), time.monotonic()
+    shown = display(recipe, Show.NOTHING if json else Show.AUTO)
     if not json:
-        note(f"prorl demo: {len(plan.tasks)} tasks (code, math) x {plan.job.num_samples} rollouts, policy {plan.job.policy}, filter dapo")
-    return asyncio.run(run_plan(plan, show=Show.NOTHING if json else Show.AUTO, json=json))
+        groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
+        note(f"prorl demo {name}: a toy policy learns arith and shop with real tools · {groups} · at most {recipe.minutes:g} minutes")
+    try:
+        done = await _learn(recipe, name, model, service, shown)
+    finally:
+        shown.close()
+    if done is None:
+        where = "" if root == Path("prorl-runs").absolute() else f" --root {root}"
+        note(f"interrupted: what was done is kept in {root / name}; `prorl demo --resume{where}` continues")
+        return 130
+    found = report(root, name, service.run.slots)
+    found |= {"elapsed_s": time.monotonic() - started, "cpu_s": done, "recipe": recipe.model_dump()}
+    found["curve_png"] = str(root / name / "reward.png") if draw(found, root / name / "reward.png") else ""
+    if json:
+        say_json(found)
+    else:
+        present(found, elapsed_s=found["elapsed_s"], cpu=found["cpu_s"])
+    return 0
+
+
+async def _learn(recipe: Recipe, name: str, model: Path, config: object, shown: Display) -> float | None:
+    """The three runs over one service; CPU seconds of all of it, or None when somebody asked to stop."""
+    from prorl.cli.demo_show import cpu_seconds
+    from prorl.cli.learning import Learning
+    from prorl.cli.recipe import DEMO_FILE
+    from prorl.cli.service import first, service, signals
+    from prorl.config import ServiceConfig
+    from prorl.supervisor.service import Supervisor
+
+    assert isinstance(config, ServiceConfig)
+    async with signals() as stop, service(config, stop) as running:
+        assert isinstance(running, Supervisor)
+        directory = running.config.root / name
+        directory.mkdir(exist_ok=True)
+        (directory / DEMO_FILE).write_text(recipe.model_dump_json(indent=1))
+
+        async def work() -> float:
+            await Learning(recipe, name, model, running, shown).run()
+            return cpu_seconds()
+
+        return await first(stop, running, work())

@@ -1,0 +1,164 @@
+"""How a demo ended: every figure is SQL over the Parquet files of its three runs and of its trainer's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prorl.cli.learning import AFTER, BEFORE
+from prorl.cli.passk import evaluation
+from prorl.types import Json
+
+if TYPE_CHECKING:
+    from prorl.cli.passk import Passed
+
+SETS = """
+with sets as (select distinct group_id, data_source from rollouts),
+decided as (
+    select data_source, count(*) filter (kept) as kept, count(*) filter (reason = 'all_equal') as dropped,
+        count(*) filter (not kept and reason <> 'all_equal') as cut
+    from groups join sets using (group_id) where event = 'decided' group by data_source),
+sampled as (
+    select data_source, sum(len(logprobs)) as trained_ids from sequences join sets using (group_id) group by data_source),
+said as (
+    select data_source, sum(completion_tokens) as said_ids
+    from turns join (select rollout_id, attempt, data_source from rollouts where valid) using (rollout_id, attempt) group by data_source)
+select data_source as "set", kept + dropped as groups, kept, dropped, cut,
+    count(*) filter (valid) as rollouts, avg(num_turns) filter (valid) as turns,
+    sum(num_tokens) filter (valid)::bigint as tokens, sum(num_sampled) filter (valid)::bigint as sampled,
+    any_value(trained_ids / said_ids) as exact_share
+from rollouts join decided using (data_source) join sampled using (data_source) join said using (data_source)
+group by all order by 1
+"""
+
+TIMES = """
+select sum(llm_s) as llm_s, sum(tool_s) as tool_s, sum(init_s) as init_s, sum(eval_s) as eval_s, sum(run_s) as run_s,
+    sum(num_sampled)::bigint as sampled from rollouts where status = 'completed'
+"""
+
+CURVE = """
+select s.min_version as version, data_source as "set", avg(reward) as reward, count(*) as rollouts
+from rollouts s where valid and status = 'completed' group by all order by 1, 2
+"""
+
+
+def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
+    """All figures of a finished demo as JSON values."""
+    from prorl.storage.catalog import StoredRun
+
+    stored = StoredRun(root / name)
+    before, after = _passed(root / (name + BEFORE)), _passed(root / (name + AFTER))
+    sets = stored.sql(SETS).to_pylist()
+    for row in sets:
+        for when, found in (("before", before), ("after", after)):
+            for mode in ("sampled", "greedy"):
+                one = found.get((row["set"], mode))
+                row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
+    return {
+        "run": name,
+        "directory": str(root / name),
+        "sets": sets,
+        "curve": stored.sql(CURVE).to_pylist(),
+        "steps": steps(root / name / "training" / "metrics"),
+        "times": _times(stored.sql(TIMES).to_pylist()[0], steps(root / name / "training" / "metrics"), run_slots),
+    }
+
+
+def _passed(directory: Path) -> dict[tuple[str, str], Passed]:
+    return {(one.data_source, one.mode): one for one in evaluation(directory)}
+
+
+def steps(metrics: Path) -> list[dict[str, Json]]:
+    """The trainer's rows, in order."""
+    import pyarrow.dataset as ds
+
+    files = sorted(str(file) for file in metrics.glob("step-*.parquet"))
+    return list(ds.dataset(files).to_table().sort_by("step").to_pylist()) if files else []
+
+
+def _times(rollouts: dict[str, Json], rows: list[dict[str, Json]], run_slots: int) -> dict[str, Json]:
+    """Where the time of a step goes. The trainer's wait is split as its rollouts spent their time."""
+    spent = {name: sum(row.get(f"{name}_s", 0.0) for row in rows) for name in ("wait", "train", "checkpoint", "publish")}
+    wall_s, count = sum(spent.values()), max(len(rows), 1)
+    parts = {"sampling": rollouts["llm_s"], "tools": rollouts["tool_s"], "sandbox start": rollouts["init_s"], "scoring": rollouts["eval_s"]}
+    whole = sum(value or 0.0 for value in parts.values()) or 1.0
+    return {
+        "step_s": wall_s / count,
+        **{f"{name}_s": spent["wait"] / count * (value or 0.0) / whole for name, value in parts.items()},
+        "training_s": spent["train"] / count,
+        "checkpoint and publish_s": (spent["checkpoint"] + spent["publish"]) / count,
+        "run_waiting_share": max(0.0, 1.0 - (rollouts["run_s"] or 0.0) / (run_slots * wall_s)) if wall_s else None,
+        "sampled_tokens_per_s": (rollouts["sampled"] or 0) / wall_s if wall_s else None,
+        "logprob_diff_max": max((row["logprob_diff_max"] for row in rows), default=None),
+    }
+
+
+def present(found: dict[str, Json], *, elapsed_s: float, cpu: float) -> None:
+    """Print it for people."""
+    from prorl.cli.output import say, table
+
+    say()
+    columns = (
+        "set", "groups", "held-out before", "held-out after", "greedy before", "greedy after", "DAPO kept", "dropped", "turns", "tokens",
+        "exact tokens",
+    )  # fmt: skip
+    table(columns, _rows(found), title=f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it")
+    for line in _lines(found, elapsed_s, cpu):
+        say(line)
+
+
+def _rows(found: dict[str, Json]) -> Iterator[tuple[object, ...]]:
+    for row in found["sets"]:
+        held = [_share(row[f"{mode}_{when}"], mode == "sampled") for mode in ("sampled", "greedy") for when in ("before", "after")]
+        exact = f"{row['exact_share']:.2%}"
+        yield (row["set"], row["groups"], *held, row["kept"], row["dropped"], round(row["turns"], 2), row["tokens"], exact)
+
+
+def _share(one: dict[str, float] | None, interval: bool) -> str:
+    if one is None:
+        return "-"
+    return f"{one['value']:.3f}" + (f" [{one['low']:.2f}, {one['high']:.2f}]" if interval else "")
+
+
+def _lines(found: dict[str, Json], elapsed_s: float, cpu: float) -> Iterator[str]:
+    times, count = found["times"], len(found["steps"])
+    parts = ("sampling", "tools", "sandbox start", "scoring", "training", "checkpoint and publish")
+    yield f"  steps     {count} of {times['step_s']:.1f} s: " + " · ".join(f"{part} {times[f'{part}_s']:.2f}" for part in parts)
+    if times["run_waiting_share"] is not None:
+        rate = f"{times['sampled_tokens_per_s']:,.0f} sampled tokens/s"
+        yield f"  RUN       waits {times['run_waiting_share']:.0%} of its slots' time; {rate}"
+        yield f"  logprobs  sampler against trainer: at most {times['logprob_diff_max']:.1e} apart over the whole run"
+    yield f"  cost      {elapsed_s:.0f} s, {cpu:.0f} CPU s, sandboxes included"
+    directory = Path(found["directory"])
+    root = "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
+    name = directory.name
+    yield f"  curve     {directory / 'reward.png'}"
+    yield f"  weights   {directory / 'training' / 'checkpoints'}  (transformers, vLLM and `prorl eval --policy DIR` load them)"
+    yield f"  next      prorl show {name} --best{root}"
+    yield f'            prorl sql {name} "select max_version, avg(reward) from rollouts where valid group by all order by 1"{root}'
+    yield f"            prorl replay {name}{root}"
+
+
+def draw(found: dict[str, Json], path: Path) -> bool:
+    """The reward of what each version sampled, and held-out reward before and after, as a PNG; False without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7.2, 3.6), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    last = max((row["version"] for row in found["curve"]), default=0)
+    for color, row in zip(("tab:blue", "tab:orange", "tab:green"), found["sets"], strict=False):
+        points = [point for point in found["curve"] if point["set"] == row["set"]]
+        axes.plot([p["version"] for p in points], [p["reward"] for p in points], color=color, label=f"{row['set']}, training")
+        for x, when in ((-0.8, "before"), (last + 0.8, "after")):
+            held = row[f"sampled_{when}"]
+            if held:
+                error = [[held["value"] - held["low"]], [held["high"] - held["value"]]]
+                axes.errorbar([x], [held["value"]], yerr=error, fmt="o", color=color, capsize=3)
+    axes.set(xlabel="policy version", ylabel="mean reward", ylim=(0, 1), title="prorl demo: sampled at temperature 1; dots: held-out tasks")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path)
+    return True
