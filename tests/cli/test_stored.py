@@ -1,0 +1,132 @@
+"""Commands over a stored run: show, ls, sql, verify, status; plain lines off a terminal and JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import dispatch
+from prorl.cli.job import Plan, run_plan
+from prorl.cli.progress import Show
+from prorl.cli.show import lines
+from prorl.types import Json
+
+ROWS = [
+    {"task_id": "good", "env": "math", "prompt": "What is 2 + 2?", "data": {"answer": "4", "solution": "<<2+2=4>>\n#### 4"}},
+    {"task_id": "evil\x1b[2J", "env": "noop", "prompt": "\x1b]0;owned\x07 \u202etxt"},
+]
+
+Cli = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with one finished run named `r`."""
+    folder = tmp_path_factory.mktemp("stored")
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text("\n".join(json.dumps(row) for row in ROWS))
+    flags = {"tasks": str(tasks), "policy": "oracle", "name": "r", "service": {"topology": "inline"}}
+    plan = Plan.make(None, flags, [], root=folder / "root")
+    assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
+    return folder / "root"
+
+
+@pytest.fixture
+def cli(root: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command on the root; what it printed."""
+
+    def run(*argv: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert dispatch([*argv, "--root", str(root)]) == code
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_ls_names_the_runs(cli: Cli) -> None:
+    assert cli("ls").splitlines()[1].split("\t")[:4] == ["r", "2", "1", "0"]
+    (line,) = json.loads(cli("ls", "--json"))
+    assert (line["run"], line["rollouts"], line["reward"], line["not_completed"]) == ("r", 2, 1.0, 0)
+
+
+def test_show_sums_the_run_up_from_its_files(cli: Cli) -> None:
+    text = cli("show", "r")
+    assert text.startswith("r: 2 rollouts in 2 groups")
+    assert "mean 1.000 · rewarded 2/2" in text
+    assert json.loads(cli("show", "r", "--json"))["states"] == {"completed": 2}
+
+
+def test_a_transcript_has_every_message_call_and_verdict(cli: Cli) -> None:
+    text = cli("show", "r", "--rollout", "0")
+    for words in (
+        "task good",
+        "[user]\n  What is 2 + 2?",
+        "-> python(",
+        "[tool python]\n  4",
+        "#### 4",
+        "completed · stopped: done",
+        "reward 1 =",
+    ):
+        assert words in text
+
+
+def test_a_transcript_cannot_reach_the_terminal(cli: Cli) -> None:
+    text = cli("show", "r", "--rollout", "1")
+    assert "evil\\x1b[2J" in text
+    assert "\\x1b]0;owned\\x07 \\u202etxt" in text
+    assert not set(text) & set("\x1b\x07\u202e")
+
+
+def test_best_worst_and_failed_choose_a_rollout(cli: Cli) -> None:
+    for choice in ("--best", "--worst"):
+        assert cli("show", "r", choice).startswith("rollout ")
+    assert cli("show", "r", "--failed", code=2) == ""
+    assert cli("show", "r", "--best", "--worst", code=2) == ""
+    assert cli("show", "r", "--rollout", "9", code=2) == ""
+
+
+def test_sql_prints_lines_or_json(cli: Cli) -> None:
+    query = "select task_id, reward from rollouts order by rollout_id"
+    assert cli("sql", "r", query).splitlines() == ["task_id\treward", "good\t1", "evil\\x1b[2J\t1"]
+    assert json.loads(cli("sql", "r", query, "--json"))[0] == {"task_id": "good", "reward": 1.0}
+    assert cli("sql", "r", "copy rollouts to '/tmp/x.csv'", code=2) == ""
+
+
+def test_verify_finds_a_flipped_byte(cli: Cli, root: Path, tmp_path: Path) -> None:
+    assert "all hashes, rows and invariants are right" in cli("verify", "r")
+    copy = tmp_path / "copy"
+    shutil.copytree(root / "r", copy)
+    part = next(path for path in (copy / "rollouts").iterdir() if path.name != "empty.parquet")
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    findings = json.loads(cli("verify", str(copy), "--json", code=1))
+    assert any(finding["where"] == f"rollouts/{part.name}" for finding in findings)
+
+
+def test_a_service_that_is_not_there_is_one_clear_line(cli: Cli) -> None:
+    assert cli("status", code=2) == ""
+
+
+def test_a_name_that_is_nearly_right_is_suggested(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["show", "rr", "--root", str(root)]) == 2
+    assert "did you mean `r`?" in capsys.readouterr().err
+
+
+def test_a_transcript_shows_an_error_of_the_policys_call() -> None:
+    call = json.dumps([{"name": "bash", "arguments": {}, "error": "no JSON"}])
+    rollout: dict[str, Json] = {
+        "rollout_id": 1, "task_id": "t", "sample_index": 0, "attempt": 1, "status": "failed", "stop_reason": "",
+        "reward": None, "reward_parts": [],
+        "failure_class": "infra", "failure_code": "worker_lost", "failure_message": "gone",
+        **{f"{name}_s": 0.0 for name in ("queue", "init", "run", "llm", "tool", "eval")},
+    }  # fmt: skip
+    message = {"role": "assistant", "content": "", "tool_calls": call, "name": "", "turn": 0}
+    text = "\n".join(lines({"rollout": rollout, "messages": [message], "turns": []}))
+    assert "-> bash()  ! no JSON" in text
+    assert "failure infra/worker_lost: gone" in text

@@ -1,0 +1,103 @@
+"""A trainer on the live run and on the replay of its copied directory: equal values, equal order, cursors that resume in both.
+
+Also a trainer that stops reading: the pipeline pauses, and goes on when the trainer does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import prorl
+from prorl.cli.service import Stop, client_of, in_thread, service
+from prorl.client import Client
+from prorl.columns import row_hashes
+from prorl.config import ServiceConfig
+from prorl.types import Json, Task
+
+GROUPS, N = 12, 2
+
+
+def _config(root: Path, topology: str) -> ServiceConfig:
+    return ServiceConfig.model_validate({"root": root, "topology": topology, "backends": ("scripted:random",)})
+
+
+def _tasks(count: int = GROUPS) -> list[Task]:
+    return [Task(task_id=str(i), env="noop", prompt=f"say something about {i}") for i in range(count)]
+
+
+def _read(client: Client, cursor: str | None = None, groups: int | None = None) -> tuple[list[str], list[str]]:
+    """Hashes of the rows in order, and the cursor after each batch; commits nothing."""
+    hashes, cursors = [], []
+    for batch in islice(client.stream("r", cursor=cursor, groups_per_batch=1), groups):
+        hashes += row_hashes(batch.arrow)
+        cursors.append(batch.cursor)
+    return hashes, cursors
+
+
+@contextmanager
+def _replay(directory: Path) -> Iterator[Client]:
+    argv = [sys.executable, "-m", "prorl.cli", "replay", str(directory), "--json"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        try:
+            with prorl.connect(said["location"], said["token"]) as client:
+                yield client
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+async def test_replay_of_a_copy_equals_the_live_stream(tmp_path: Path, topology: str) -> None:
+    async with service(_config(tmp_path / "root", topology), Stop()) as running:
+        client = client_of(running)
+        await in_thread(lambda: client.create_run(run_id="r", delivery="stream"))
+        await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
+        live, cursors = await in_thread(_read, client)
+        middle = cursors[GROUPS // 2]
+        resumed, _ = await in_thread(_read, client, middle)
+        await in_thread(client.commit, cursors[-1])
+        client.close()
+    assert len(live) == GROUPS * N
+    assert len(set(live)) == GROUPS * N
+    assert resumed == live[(GROUPS // 2 + 1) * N :]
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "root" / "r", copy)
+    with _replay(copy) as replayed:
+        assert await in_thread(_read, replayed) == (live, cursors)
+        assert (await in_thread(_read, replayed, middle))[0] == resumed
+
+
+async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(tmp_path: Path, topology: str) -> None:
+    async with service(_config(tmp_path / "root", topology), Stop()) as running:
+        client = client_of(running)
+        await in_thread(lambda: client.create_run(run_id="r", delivery="stream", max_open_groups=4, max_unacked_groups=4))
+        await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
+        await _settled(client, completed=4 * N)
+        await asyncio.sleep(1.0)
+        assert (await in_thread(client.run, "r"))["counts"]["completed"] == 4 * N
+        await in_thread(_train, client)
+        await _settled(client, completed=GROUPS * N)
+        client.close()
+
+
+def _train(client: Client) -> None:
+    for batch in client.stream("r", groups_per_batch=1):
+        client.commit(batch)
+
+
+async def _settled(client: Client, completed: int) -> None:
+    async def counts() -> dict[str, Json]:
+        return dict((await in_thread(client.run, "r"))["counts"])
+
+    async with asyncio.timeout(60):
+        while (await counts())["completed"] < completed:
+            await asyncio.sleep(0.05)
