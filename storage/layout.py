@@ -120,7 +120,7 @@ class RunDir:
 
     def commits(self) -> list[Commit]:
         """Every published commit, in order. Raises SchemaError for one that this code cannot read."""
-        names = [name for name in self._names(COMMITS) if name.endswith(".json") and not name.startswith(TEMP_MARK)]
+        names = [name for name in self.names(COMMITS) if name.endswith(".json") and not name.startswith(TEMP_MARK)]
         paths = [self.path(COMMITS, name) for name in sorted(names)]
         return [Commit.loads(self.fs.cat_file(path), path) for path in paths]
 
@@ -128,14 +128,15 @@ class RunDir:
         """Remove what a dead writer left: temporary files, and parts whose name is not in `parts`. Touches nothing else."""
         removed = []
         for folder in (COMMITS, PARTIAL, *TABLES):
-            for name in self._names(folder):
+            for name in self.names(folder):
                 stale_part = folder in TABLES and name.startswith("part-") and name.removesuffix(".parquet") not in parts
                 if name.startswith(TEMP_MARK) or stale_part:
                     self.fs.rm_file(self.path(folder, name))
                     removed.append(f"{folder}/{name}")
         return removed
 
-    def _names(self, folder: str) -> Iterator[str]:
+    def names(self, folder: str) -> Iterator[str]:
+        """What lies in a folder of the run; nothing when there is no such folder."""
         self.fs.invalidate_cache()
         if self.fs.exists(self.path(folder)):
             yield from (str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False))

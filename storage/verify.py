@@ -3,7 +3,8 @@
 A finding is one line about one file or row. No finding means: commits are dense; every named file is there with the size, hash and rows
 that its commit says; nothing that no commit names lies between them; no rollout, sequence or event is stored twice; sequences
 belong to completed rollouts, are valid and as many as the rollouts count; the delivery order is dense and within what was kept.
-Not checked: whether the log accepted more rollouts than are stored (that needs control.db).
+Not checked: whether the log accepted more rollouts than are stored (that needs control.db). A run that is being written right now may
+show files that are about to be named.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from prorl.columns import validate_sequences
 from prorl.errors import ProrlError, SchemaError, StorageError
 from prorl.schema import TABLES
 from prorl.storage.catalog import StoredRun
-from prorl.storage.layout import EMPTY, Commit, PartFile, RunDir
+from prorl.storage.layout import COMMITS, EMPTY, PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import PartReader
 from prorl.storage.publish import TEMP_MARK
 from prorl.storage.sql import LockedDuckDB
@@ -98,12 +99,11 @@ def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
 
 def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
     named = {file.path for commit in commits for file in commit.files}
-    run.fs.invalidate_cache()
-    for table in TABLES:
-        for path in sorted(map(str, run.fs.ls(run.path(table), detail=False))):
-            name = path.rsplit("/", 1)[-1]
-            if name.startswith(TEMP_MARK) or (name != EMPTY and f"{table}/{name}" not in named):
-                yield Finding(where=f"{table}/{name}", what="is named by no commit")
+    for folder in (*TABLES, COMMITS, PARTIAL):
+        for name in sorted(run.names(folder)):
+            stray = folder in TABLES and name != EMPTY and f"{folder}/{name}" not in named
+            if stray or name.startswith(TEMP_MARK):
+                yield Finding(where=f"{folder}/{name}", what="is named by no commit")
 
 
 def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:

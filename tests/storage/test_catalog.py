@@ -44,7 +44,7 @@ def test_parts_hold_the_rows_by_value(tmp_path: Path) -> None:
         assert row_hashes(found.select(same)) == row_hashes(expected[file.table].select(same))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(ours.leases, ours.trajectories, ours.scores), min_size=1, max_size=5))
 def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(drawn: list[tuple[Any, Any, Any]]) -> None:
     rows = []

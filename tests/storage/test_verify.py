@@ -73,6 +73,7 @@ def rollout_without_turns(run: RunDir) -> None:
         (lambda run: path(run, "commits", "0000000002.json").unlink(), "commits: commit 3 stands where 2 was expected"),
         (lambda run: path(run, "rollouts", "part-9.parquet").write_bytes(b"x"), "part-9.parquet: is named by no commit"),
         (lambda run: path(run, "turns", ".tmp-1-part").write_bytes(b"x"), "is named by no commit"),
+        (lambda run: path(run, "partial", ".tmp-1-part").write_bytes(b"x"), "partial/.tmp-1-part: is named by no commit"),
         (twice, "rollout 0 is stored 2 times"),
         (sequences_without_rollout, "belongs to no completed rollout"),
         (rollout_without_sequences, "rollout 9 counts 1 sequences and 20 tokens, stored are 0 and 0"),

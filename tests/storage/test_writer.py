@@ -261,7 +261,7 @@ async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
 
 
 @pytest.mark.parametrize(
-    ("first", "stride"), [(2, 7), pytest.param(1, 1, marks=pytest.mark.faults)], ids=["some-steps", "every-step"]
+    ("first", "stride"), [(3, 9), pytest.param(1, 1, marks=pytest.mark.faults)], ids=["some-steps", "every-step"]
 )  # fmt: skip
 def test_sigkill_at_every_step_loses_nothing_and_stores_nothing_twice(tmp_path: Path, first: int, stride: int) -> None:
     """A real writer process is killed before or after each publish and each request; the next one finishes."""
