@@ -30,7 +30,7 @@ class TrainerConfig(BaseModel):
     warmup_steps: int = Field(default=5, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
-    advantages: Literal["group", "centred"] = "group"
+    advantages: Literal["group", "centred", "shuffled"] = Field(default="group", description="shuffled: a control that must not learn")
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.28, ge=0)
     proximal: bool = Field(default=False, description="ratio against the weights at the step's start, truncated correction for the sampler")

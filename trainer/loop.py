@@ -21,6 +21,7 @@ from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
 from prorl.trainer.checkpoint import Progress, newest, read_progress, save
 from prorl.trainer.config import TrainerConfig
+from prorl.trainer.control import shuffled
 from prorl.trainer.feed import Feed
 from prorl.trainer.learner import Learner
 from prorl.trainer.metrics import Hook, StepTimer, write_row
@@ -67,7 +68,7 @@ def groups(config: TrainerConfig, client: Client, cursor: str, feed: Callable[[]
         cursor,
         groups_per_batch=config.groups_per_step,
         wait_s=config.wait_s,
-        advantages=config.advantages,
+        advantages=shuffled if config.advantages == "shuffled" else config.advantages,
         on_idle=feed,
     )
 

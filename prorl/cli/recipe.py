@@ -6,6 +6,7 @@ Everything here follows from (recipe, seed): a resumed demo reads RUN/demo.json 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,7 +36,7 @@ class Recipe(BaseModel):
     heldout: int = Field(default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1")
     greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
     max_tokens: int = Field(default=64, ge=8, description="per model call")
-    control: str = Field(default="", description="`shuffled-rewards`: a control that must not learn")
+    control: Literal["", "shuffled-rewards"] = Field(default="", description="`shuffled-rewards`: a control that must not learn")
 
 
 def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
@@ -93,7 +94,7 @@ def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[s
         "service": str(root.absolute()), "run": name, "model": str(model), "output": str(training_dir(root, name)),
         "steps": recipe.steps, "groups_per_step": recipe.groups_per_step, "minibatches": recipe.minibatches,
         "learning_rate": recipe.learning_rate, "seed": recipe.seed, "steps_ahead": recipe.steps_ahead,
-        **({"control": recipe.control} if recipe.control else {}),
+        "advantages": "shuffled" if recipe.control else "group",
     }  # fmt: skip
 
 

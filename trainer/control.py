@@ -1,0 +1,27 @@
+"""A control for training runs: rewards that say nothing. A policy that still improves improves for another reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prorl.client.advantages import mean_std
+
+if TYPE_CHECKING:
+    from prorl.client import PackedBatch
+    from prorl.types import Float32
+
+
+def shuffled(batch: PackedBatch) -> Float32:
+    """GRPO's advantages, dealt to other rollouts of the same group: equal in number and size, with no relation to what was done.
+
+    Who gets what depends on the group's id alone, so that a replay repeats it.
+    """
+    _, first, rollout = np.unique(batch.rollout_ids, return_index=True, return_inverse=True)
+    given, groups = mean_std(batch)[first], batch.group_ids[first]
+    dealt = given.copy()
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        dealt[members] = given[np.random.default_rng(int(group)).permutation(members)]
+    return dealt[rollout]
