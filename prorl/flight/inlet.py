@@ -79,6 +79,7 @@ class Inlet:
         self._back: dict[int, list[Back]] = {}
         self._paced = Paced(self._flush, BACK_S)
         self._closed = False
+        self._broken: BaseException | None = None
 
     @property
     def num_upstreams(self) -> int:
@@ -95,10 +96,19 @@ class Inlet:
         self._announced = set(locations)
         for location in self._announced - self._dialling.keys():
             self._dialling[location] = asyncio.ensure_future(self._keep(location))
+            self._dialling[location].add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        """A bug of ours while serving an upstream must not end as silence."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = error
+            self._arrived.set()
 
     async def take(self) -> list[Taken]:
-        """All rows that have arrived, at least one; an empty list once closed."""
+        """All rows that have arrived, at least one; an empty list once closed. Raises what broke the inlet."""
         while not self._ready and not self._closed:
+            if self._broken is not None:
+                raise self._broken
             self._arrived.clear()
             await self._arrived.wait()
         taken = list(self._ready)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from prorl.flight import Inlet, Outlet
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
@@ -211,3 +213,16 @@ async def test_take_ends_when_the_inlet_closes(net: Net) -> None:
     await inlet.close()
     await inlet.close()
     assert await asyncio.wait_for(taking, 1) == []
+
+
+async def test_a_bug_while_serving_an_upstream_is_raised_by_take(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> list[AttemptKey]:
+        raise ZeroDivisionError("a bug of ours")
+
+    outlet = Outlet("ready")
+    inlet = inlet_of(net, "ready", await serve(net, outlet))
+    monkeypatch.setattr("prorl.flight.inlet.keys", broken)
+    await outlet.put(ready(1))
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(inlet.take(), 5)
+    await inlet.close()

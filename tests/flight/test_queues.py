@@ -1,0 +1,83 @@
+"""The hand-over between a loop and its threads, and the pacing of flushes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl.flight.pacing import Paced
+from prorl.flight.queues import JOIN_BYTES, Inbox, Sender, Sized, join, wire_bytes
+from prorl.schema import MAX_BATCH_BYTES
+from tests.flight.rows import leased
+
+
+def batch(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(values, pa.int64())})
+
+
+@given(st.lists(st.sampled_from([100, JOIN_BYTES, JOIN_BYTES + 1, MAX_BATCH_BYTES, 5 * MAX_BATCH_BYTES]), max_size=40))
+def test_joining_keeps_order_and_stays_below_the_limit(sizes: list[int]) -> None:
+    joined = join([Sized(batch(n), size) for n, size in enumerate(sizes)])
+    found = [part.column("n").to_pylist() for part in joined]
+    assert [n for part in found for n in part] == list(range(len(sizes)))
+    for part in found:
+        assert len(part) == 1 or sum(sizes[n] for n in part) <= MAX_BATCH_BYTES
+        assert len(part) == 1 or max(sizes[n] for n in part) <= JOIN_BYTES
+
+
+def test_a_slice_weighs_what_it_holds() -> None:
+    rows = leased(*range(50))
+    assert wire_bytes(rows.slice(7, 1)) < wire_bytes(rows) / 5
+
+
+def test_a_peer_that_reads_nothing_is_refused_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl.flight.queues.MAX_QUEUED_BYTES", 10_000)
+    sender = Sender()
+    taken = 0
+    while sender.put(batch(*range(100))):
+        taken += 1
+    assert 1 <= taken <= 10_000 // 800
+    assert sender.take(0.01)[1] is False
+    assert sender.put(batch(1))
+
+
+async def test_what_a_thread_puts_is_received_in_order() -> None:
+    inbox = Inbox(asyncio.get_running_loop())
+
+    def put() -> None:
+        for n in range(5000):
+            inbox.put_threadsafe(batch(n))
+        inbox.end_threadsafe()
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    found = []
+    while (got := await asyncio.wait_for(inbox.receive(), 5)) is not None:
+        found.append(got.column("n")[0].as_py())
+    thread.join()
+    assert found == list(range(5000))
+
+
+async def test_flushes_are_quick_when_idle_and_joined_when_busy() -> None:
+    flushed: list[float] = []
+    loop = asyncio.get_running_loop()
+    paced = Paced(lambda: flushed.append(loop.time()), 0.05)
+    paced.ask()
+    await asyncio.sleep(0)
+    assert len(flushed) == 1
+    for _ in range(100):
+        paced.ask()
+    await asyncio.sleep(0)
+    assert len(flushed) == 1
+    await asyncio.sleep(0.1)
+    assert len(flushed) == 2
+    assert flushed[1] - flushed[0] >= 0.05
+    paced.ask()
+    paced.now()
+    await asyncio.sleep(0.1)
+    assert len(flushed) == 3
