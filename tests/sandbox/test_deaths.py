@@ -1,0 +1,171 @@
+"""SIGKILL of each process of the chain while it holds sandboxes: nothing is left, and the right one is blamed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import SandboxError
+from prorl.sandbox.client import ConnectedSandbox
+from prorl.types import FailureCode, SandboxRef, SandboxSpec
+from tests.sandbox.conftest import Sandboxd, end, start_daemon
+
+SPEC = SandboxSpec()
+GONE_S = 10.0
+
+
+def all_processes() -> set[int]:
+    """Every pid on this machine that is not a zombie."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if state not in "ZX":
+                found.add(int(name))
+    return found
+
+
+def below(pid: int) -> set[int]:
+    """All descendants of a process."""
+    found: set[int] = set()
+    pending = [pid]
+    while pending:
+        try:
+            text = Path(f"/proc/{pending[-1]}/task/{pending.pop()}/children").read_text()
+        except OSError:
+            continue
+        children = {int(word) for word in text.split()}
+        found |= children
+        pending += children
+    return found
+
+
+async def until_gone(pids: set[int]) -> set[int]:
+    """Wait until these have ended; what is left after a while."""
+    for _ in range(int(GONE_S / 0.01)):
+        if not pids & all_processes():
+            return set()
+        await asyncio.sleep(0.01)
+    return pids & all_processes()
+
+
+async def busy(daemon: Sandboxd, sandbox: ConnectedSandbox) -> None:
+    """A foreground command and a daemon of the agent."""
+    await sandbox.exec(["bash", "-c", "setsid nohup sleep 300 >/dev/null 2>&1 & echo"], 10.0)
+    await sandbox.call("bash", {"command": "sleep 300"}, 300.0)
+
+
+async def kill_while_busy(daemon: Sandboxd, victim: int) -> tuple[set[int], FailureCode]:
+    """Two busy sandboxes; SIGKILL one process; the processes that were below sandboxd, and what the clients were told."""
+    host = daemon.host
+    refs = [await host.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
+    async with host.connect(refs[0]) as first, host.connect(refs[1]) as second:
+        work = [asyncio.create_task(busy(daemon, sandbox)) for sandbox in (first, second)]
+        await asyncio.sleep(0.4)
+        pids = below(daemon.process.pid)
+        assert len(pids) >= 7
+        launcher = next(entry["pid"] for entry in (await host.status())["sandboxes"] if entry["id"] == refs[0].sandbox_id)
+        chain = {0: daemon.process.pid, 1: (await host.status())["zygote_pid"], 2: launcher, 3: min(below(launcher))}
+        mine = below(launcher) if victim >= 2 else pids
+        os.kill(chain[victim], signal.SIGKILL)
+        with pytest.raises(SandboxError) as caught:
+            await work[0]
+        if victim < 2:
+            with pytest.raises(SandboxError):
+                await work[1]
+        else:
+            work[1].cancel()
+            await asyncio.gather(work[1], return_exceptions=True)
+    return mine | ({launcher} if victim >= 2 else set()), caught.value.code
+
+
+async def test_sandboxd(kind: str, folder: Path) -> None:
+    daemon = await start_daemon(kind, folder)
+    pids, code = await kill_while_busy(daemon, 0)
+    await daemon.process.wait()
+    assert code is FailureCode.SANDBOX_LOST
+    assert await until_gone(pids) == set()
+    await daemon.host.close()
+    # What is left on disk, the next daemon in this root removes.
+    assert list((folder / "root" / "live").iterdir()) != []
+    after = await start_daemon(kind, folder)
+    assert list((folder / "root" / "live").iterdir()) == []
+    assert list((folder / "root" / "work").iterdir()) == []
+    assert (await after.host.status())["live"] == 0
+    ref = await after.host.start("run/3/1", "run", SPEC)
+    async with after.host.connect(ref) as sandbox:
+        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    await end(after)
+
+
+async def test_zygote(kind: str, folder: Path) -> None:
+    daemon = await start_daemon(kind, folder)
+    pids, code = await kill_while_busy(daemon, 1)
+    assert code is FailureCode.SANDBOX_LOST
+    assert await until_gone(pids) == set()
+    for _ in range(500):
+        if (await daemon.host.status())["live"] == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert list((folder / "root" / "live").iterdir()) == []
+    ref = await daemon.host.start("run/3/1", "run", SPEC)
+    async with daemon.host.connect(ref) as sandbox:
+        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    await end(daemon)
+
+
+@pytest.mark.parametrize("victim", [2, 3], ids=["launcher", "what_it_guards"])
+async def test_one_sandbox(kind: str, folder: Path, victim: int) -> None:
+    daemon = await start_daemon(kind, folder)
+    pids, code = await kill_while_busy(daemon, victim)
+    blames_policy = kind == "local" and victim == 3  # there the agent itself can have done that
+    assert code is (FailureCode.SANDBOX_BROKEN if blames_policy else FailureCode.SANDBOX_LOST)
+    assert await until_gone(pids) == set()
+    for _ in range(500):
+        if (await daemon.host.status())["live"] == 1:
+            break
+        await asyncio.sleep(0.01)
+    (left,) = (await daemon.host.status())["sandboxes"]
+    assert left["owner"] == "run/2/1"
+    async with daemon.host.connect(SandboxRef("", left["id"], _socket_of(folder, left["id"]))) as neighbour:
+        assert (await neighbour.call("bash", {"command": "echo on"}, 20.0)).output == "on\n"
+    await end(daemon)
+
+
+def _socket_of(folder: Path, sandbox_id: str) -> str:
+    import json
+
+    path: str = json.loads((folder / "root" / "live" / sandbox_id).read_text())["socket"]
+    return path
+
+
+async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
+    """The supervisor dies: sandboxd and everything below follow."""
+    code = (
+        "import subprocess, sys, os, time\n"
+        "p = subprocess.Popen([sys.executable, '-m', 'prorl.sandbox.daemon', *sys.argv[1:], '--parent-pid', str(os.getpid())])\n"
+        "time.sleep(300)"
+    )
+    import sys
+
+    argv = ["--socket", str(folder / "sd"), "--root", str(folder / "root"), "--kind", kind, "--warm", "0"]
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *argv, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    assert await parent.stdout.readline() == b"ready\n"
+    from prorl.sandbox.host import UnixSandboxHost
+
+    host = UnixSandboxHost(str(folder / "sd"))
+    await host.start("run/1/1", "run", SPEC)
+    await host.close()
+    pids = below(parent.pid)
+    assert len(pids) >= 4
+    parent.kill()
+    await parent.wait()
+    assert await until_gone(pids) == set()
