@@ -10,7 +10,7 @@ from prorl.cli.output import clean
 
 def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     names = [name for name in build() if not name.startswith("-")]
-    assert len(names) == 12
+    assert {"run", "demo", "serve", "status", "ls", "show", "sql", "verify", "replay", "schema", "doctor", "bench"} <= set(names)
     for name in names:
         assert dispatch([name, "--help"]) == 0
         assert f"prorl {name}" in capsys.readouterr().out
