@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     """Requests computed at a time."""
     length: int = 4096
     """Context, at most that of the model."""
-    prefix_bytes: int = 128 << 20
+    prefix_bytes: int = 64 << 20
     """Keys and values kept for the next turn."""
 
 

@@ -10,9 +10,12 @@ models beyond some ten million parameters.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from prorl.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     Int = NDArray[np.intp]
 
+MAX_CACHE_BYTES = 8 << 30
 _HIDDEN = np.float32(-1e30)  # a score that softmax turns into exactly 0
 
 
@@ -38,8 +42,12 @@ class KVCache:
     """Keys and values of R rows of up to `length` tokens: float32 [L, 2, R, K, S, E]."""
 
     def __init__(self, shape: Shape, rows: int, length: int) -> None:
+        size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
+        if 4 * math.prod(size) > MAX_CACHE_BYTES:
+            mend = "lower --max-num-seqs or --max-model-len, or serve this model with vLLM"
+            raise ConfigError(f"a key-value cache of {4 * math.prod(size) >> 20} MiB", f"at most {MAX_CACHE_BYTES >> 20} MiB", mend)
         self.rows, self.length = rows, length
-        self.values: Float32 = np.zeros((shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim), dtype=np.float32)
+        self.values: Float32 = np.zeros(size, dtype=np.float32)
 
     def read(self, row: int, length: int) -> Float32:
         """A copy of a row's first `length` tokens: [L, 2, K, length, E]."""

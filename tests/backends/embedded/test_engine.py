@@ -173,3 +173,8 @@ def test_what_cannot_be_served_is_refused_at_once() -> None:
     with pytest.raises(BackendError) as caught:
         served.add(request(np.zeros(3, dtype=np.int32)))
     assert caught.value.code is FailureCode.BACKEND_UNAVAILABLE
+
+
+def test_a_cache_beyond_reason_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="max-num-seqs"):
+        engine(rows=20_000)
