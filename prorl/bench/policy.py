@@ -22,7 +22,7 @@ import numpy as np
 
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
-from prorl.bench.report import Row
+from prorl.bench.report import Report, Row, machine
 from prorl.types import Completion, GenerateRequest, Json, SamplingParams
 
 REQUESTS = (1, 8, 32, 64)
@@ -80,8 +80,13 @@ async def child(module: str, *args: str) -> AsyncIterator[Child]:
         await process.wait()
 
 
-async def run(quick: bool) -> list[Row]:
+async def run(quick: bool) -> Report:
     """Measure all rows; quick takes about 30 s."""
+    return Report(bench="policy", machine=machine(), rows=tuple(await measure(quick)))
+
+
+async def measure(quick: bool) -> list[Row]:
+    """The rows: `tokens_per_s_N` for N requests at a time, and `logprob_gap_max`."""
     rounds = 3 if quick else 9
     async with child("prorl.backends.embedded", "--model", str(TOY)) as server:
         ready = await server.line(READY_S)
