@@ -138,7 +138,7 @@ class Consumer:
 
     def _flight(self, *, same_host: bool) -> FlightSource:
         if self._source is None:
-            self._source = FlightSource(self._location, same_host=same_host)
+            self._source = FlightSource(self._location, host=None if same_host else "")
         return self._source
 
     def _ticket(self, run: str) -> Ticket:

@@ -52,10 +52,11 @@ class Fetched:
 class FlightSource:
     """A connection to a store's or replay's Flight endpoint. Synchronous; calls from several threads are fine."""
 
-    def __init__(self, location: str, token: str = "", *, same_host: bool = True) -> None:
+    def __init__(self, location: str, token: str = "", *, host: str | None = None) -> None:
+        """`host` is the boot id of this host's kernel, read from it when None; empty means: never map a file."""
         tune()
         self.location, self._token = location, token
-        self._boot_id = boot_id() if same_host else ""
+        self._boot_id = boot_id() if host is None else host
         with self._errors():
             self._client = open_client(location)
 

@@ -42,13 +42,17 @@ def hashes(batches: list[PackedBatch]) -> list[str]:
     return [digest for batch in batches for digest in row_hashes(batch.arrow)]
 
 
-@pytest.mark.parametrize("same_host", [True, False])
-def test_equal_rows_in_equal_order_on_both_paths(location: str, same_host: bool) -> None:
-    source = FlightSource(location, same_host=same_host)
+@pytest.mark.parametrize("host", [None, "", "another"])
+def test_equal_rows_in_equal_order_on_every_path(location: str, host: str | None) -> None:
+    source = FlightSource(location, host=host)
     fetched = source.fetch(Ticket(run="demo", cursor="demo@0"))
     batches = list(fetched.batches)
+    again = source.fetch(Ticket(run="demo", cursor="demo@0", max_groups=2))
+    assert (again.num_groups, again.cursor, again.end, again.mapped) == (2, "demo@2", False, host is None)
+    nothing = source.fetch(Ticket(run="demo", cursor=fetched.cursor))
+    assert (nothing.num_groups, nothing.cursor, nothing.end, list(nothing.batches)) == (0, fetched.cursor, True, [])
     source.close()
-    assert fetched.mapped is same_host
+    assert fetched.mapped is (host is None), "a file is mapped where the kernel is the same and nowhere else"
     assert (fetched.cursor, fetched.end) == (f"demo@{NUM_GROUPS}", True)
     found = [digest for batch in batches for digest in row_hashes(batch)]
     assert found == row_hashes(delivered(groups()))

@@ -66,6 +66,17 @@ def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["step-00000002", "step-00000003"]
 
 
+def test_a_save_that_fails_midway_leaves_the_one_before(tmp_path: Path) -> None:
+    source = save_model(tmp_path / "model")
+    model = load_model(source)
+    optimizer = torch.optim.AdamW(model.parameters())
+    first = save(tmp_path / "out", Progress(step=1), model, optimizer, source=source)
+    (source / "vocab.json").mkdir()
+    with pytest.raises(StorageError):
+        save(tmp_path / "out", Progress(step=2), model, optimizer, source=source)
+    assert newest(tmp_path / "out") == first
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="that the trainer wrote"):
         read_progress(tmp_path)
