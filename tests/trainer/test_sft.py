@@ -107,9 +107,14 @@ def test_demonstrations_err_at_about_the_stated_rates() -> None:
         said = demonstrate(task, random.Random(task.task_id), MEDIOCRE["arith"])
         outcomes["right"] += said[-1].content == task.data["answer"]
         outcomes["tool"] += any(message.tool_calls for message in said)
+        if task.data["form"] == "less_than" and said[0].tool_calls:
+            outcomes["hard"] += 1
+            naive = "-".join(reversed(task.data["expression"].split("-")))
+            outcomes["naive"] += any(naive == call.arguments["code"] for message in said for call in message.tool_calls)
         outcomes["syntax"] += any("SyntaxError" in message.content for message in said)
     assert outcomes["tool"] / len(tasks) == pytest.approx(1 - MEDIOCRE["arith"].guess, abs=0.03)
     assert outcomes["syntax"] / outcomes["tool"] == pytest.approx(MEDIOCRE["arith"].syntax, abs=0.03)
+    assert outcomes["naive"] / outcomes["hard"] == pytest.approx(MEDIOCRE["arith"].wrong_hard_expression, abs=0.12)
     assert 0.15 < outcomes["right"] / len(tasks) < 0.4
 
 
