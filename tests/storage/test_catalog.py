@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import tempfile
 from dataclasses import replace
@@ -204,6 +205,13 @@ def test_publishing_into_an_object_store_puts_once() -> None:
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot store"):
         publish(RunDir(tmp_path).fs, str(tmp_path / "nowhere" / "a"), b"one")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            publish(RunDir(tmp_path).fs, str(tmp_path / "a"), b"x" * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
 
 

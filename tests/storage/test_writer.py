@@ -184,7 +184,7 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
         bench.add(scored(0))
         bench.writer.add_terminal(terminal(1))
         bench.writer.add_rows("tasks", [task])
-        await until(lambda: bool(bench.written))
+        await until(lambda: bool(bench.acked))
         bench.writer.restore(
             {**bench.log.snapshot(), "terminals": [terminal(1)], "tasks": [task], "group_events": [event(0, 0, "decided")]}
         )
