@@ -33,7 +33,7 @@ FateOf = Callable[[SandboxRef], Awaitable[Fate]]
 
 
 @asynccontextmanager
-async def connected(ref: SandboxRef, fate_of: FateOf) -> AsyncIterator[ConnectedSandbox]:
+async def connected(ref: SandboxRef, fate_of: FateOf, grace_s: float = GRACE_S) -> AsyncIterator[ConnectedSandbox]:
     """A connection to a sandbox's tool server, closed at the end of the block. Raises SandboxError."""
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -41,7 +41,7 @@ async def connected(ref: SandboxRef, fate_of: FateOf) -> AsyncIterator[Connected
     except (OSError, TimeoutError) as cause:
         fate = await fate_of(ref)
         raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause
-    sandbox = ConnectedSandbox(ref, reader, writer, fate_of)
+    sandbox = ConnectedSandbox(ref, reader, writer, fate_of, grace_s)
     try:
         yield sandbox
     finally:
@@ -51,9 +51,11 @@ async def connected(ref: SandboxRef, fate_of: FateOf) -> AsyncIterator[Connected
 class ConnectedSandbox:
     """`prorl.protocols.Sandbox` over a Unix socket."""
 
-    def __init__(self, ref: SandboxRef, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate_of: FateOf) -> None:
+    def __init__(
+        self, ref: SandboxRef, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate_of: FateOf, grace_s: float
+    ) -> None:
         self.ref = ref
-        self._reader, self._writer, self._fate_of = reader, writer, fate_of
+        self._reader, self._writer, self._fate_of, self._grace_s = reader, writer, fate_of, grace_s
         self._turn = asyncio.Lock()  # protects the one call that is on the wire
         self._next_id = 0
         self._closed = False
@@ -61,11 +63,11 @@ class ConnectedSandbox:
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
         """Run a tool; see `prorl.protocols.Sandbox.call`."""
         header = {"op": "call", "tool": tool, "arguments": dict(arguments), "timeout_s": timeout_s}
-        return _result(await self._ask(header, b"", timeout_s + GRACE_S))
+        return _result(await self._ask(header, b"", timeout_s + self._grace_s))
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
         """Run a program without a shell; see `prorl.protocols.Sandbox.exec`."""
-        return _result(await self._ask({"op": "exec", "argv": list(argv), "timeout_s": timeout_s}, stdin, timeout_s + GRACE_S))
+        return _result(await self._ask({"op": "exec", "argv": list(argv), "timeout_s": timeout_s}, stdin, timeout_s + self._grace_s))
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file below the workspace. Raises SandboxError."""
@@ -117,7 +119,7 @@ class ConnectedSandbox:
                     await self._writer.drain()
                     frame = await receive(self._reader)
             except TimeoutError:
-                await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"no answer {GRACE_S:g} s after the deadline"))
+                await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"no answer {self._grace_s:g} s after the deadline"))
             except WireError as cause:
                 await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"the tool server broke its protocol: {cause}"))
             except ConnectionError:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_CRASHED = 70
 """How a launcher or tool server ends that met a bug of ours."""
@@ -67,6 +67,24 @@ def interpreter_roots() -> tuple[str, ...]:
 def interpreter() -> str:
     """The real executable, without a virtual environment."""
     return os.path.realpath(sys.executable)
+
+
+def package_folders() -> tuple[str, ...]:
+    """Where IPython and its like are installed for our interpreter; shown inside read-only with the interpreter's roots."""
+    return tuple(path for path in sys.path if path.endswith("site-packages"))
+
+
+def server_config(launch: Launch, workspace: str, path: str, refuse_uid: int, alone: bool) -> dict[str, Any]:
+    """What the tool server is told (`prorl/tools/server/main.py`)."""
+    return {
+        "workspace": workspace,
+        "env": environment(workspace, path),
+        "tools": list(launch.tools),
+        "refuse_uid": refuse_uid,
+        "alone": alone,
+        "python": interpreter(),
+        "packages": list(package_folders()),
+    }
 
 
 def environment(workspace: str, path: str) -> dict[str, str]:

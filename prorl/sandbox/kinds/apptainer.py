@@ -19,7 +19,7 @@ from typing import NoReturn
 from prorl.sandbox import seccomp
 from prorl.sandbox.kinds import wrapped
 from prorl.sandbox.kinds.common import limits_of
-from prorl.sandbox.launch import BASE_PATH, BIN, SANDBOX_UID, WORKSPACE, Launch, environment, interpreter, interpreter_roots
+from prorl.sandbox.launch import SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots
 from prorl.sandbox.zygote import Serve
 
 SUPPORT = "/opt/prorl"
@@ -66,10 +66,9 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
     argv = [program(), "-s", "--config", config, "exec", *FLAGS, "--hostname", "sandbox", "--cwd", WORKSPACE]
     for bind in binds:
         argv += ["--bind", bind]
-    env = environment(WORKSPACE, f"{BIN}:{BASE_PATH}")
     argv += [image, interpreter(), *wrapped.python_flags(), f"{SUPPORT}/server.pyz"]
     extra = {"limits": limits_of(launch), "seccomp": base64.b64encode(seccomp.bytecode()).decode()}
-    argv.append(wrapped.server_config(launch, listener_fd, status_fd, env, WORKSPACE, extra))
+    argv.append(wrapped.argument(launch, listener_fd, status_fd, extra))
     outer = dict(wrapped.PLAIN_ENV, HOME=home, APPTAINER_CONFIGDIR=f"{home}/state", APPTAINER_CACHEDIR=f"{home}/state")
     return wrapped.Foreign(argv, outer)
 

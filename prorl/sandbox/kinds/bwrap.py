@@ -13,7 +13,7 @@ from typing import NoReturn
 from prorl.sandbox import seccomp
 from prorl.sandbox.kinds import wrapped
 from prorl.sandbox.kinds.rootfs import ETC_FILES, ETC_FOLDERS, GROUP, HOSTS, LINKS, NSSWITCH, PASSWD, SHM_BYTES
-from prorl.sandbox.launch import BASE_PATH, BIN, SANDBOX_UID, WORKSPACE, Launch, environment, interpreter, interpreter_roots
+from prorl.sandbox.launch import BIN, SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots
 from prorl.sandbox.zygote import Serve
 
 SERVER = "/opt/prorl/server.pyz"
@@ -38,9 +38,8 @@ def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> 
     argv += ["--size", str(launch.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     argv += ["--size", str(launch.workspace_bytes), "--tmpfs", WORKSPACE]
     argv += ["--ro-bind-data", str(program), SERVER]
-    env = environment(WORKSPACE, f"{BIN}:{BASE_PATH}")
     argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", interpreter(), *wrapped.python_flags(), SERVER]
-    argv += [wrapped.server_config(launch, listener_fd, status_fd, env, WORKSPACE)]
+    argv += [wrapped.argument(launch, listener_fd, status_fd)]
     return wrapped.Foreign(argv, wrapped.PLAIN_ENV)
 
 

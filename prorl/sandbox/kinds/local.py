@@ -17,7 +17,7 @@ from typing import NoReturn
 from prorl.sandbox import linux, seccomp
 from prorl.sandbox.kinds import hidden
 from prorl.sandbox.kinds.common import drop_to, exit_like, join_cgroups, set_limits
-from prorl.sandbox.launch import BASE_PATH, EXIT_CRASHED, Forked, Launch, environment, interpreter
+from prorl.sandbox.launch import BASE_PATH, EXIT_CRASHED, Forked, Launch, interpreter, server_config
 from prorl.sandbox.zygote import Serve
 
 WATCHED = {signal.SIGTERM, signal.SIGCHLD}
@@ -58,13 +58,7 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         folder = os.path.dirname(interpreter())
-        env = environment(launch.folder, f"{folder}:{BASE_PATH}")
-        refuse_uid = launch.uid
-        serve(
-            listener_fd,
-            status_fd,
-            {"workspace": launch.folder, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid, "alone": launch.uid >= 0},
-        )
+        serve(listener_fd, status_fd, server_config(launch, launch.folder, f"{folder}:{BASE_PATH}", launch.uid, launch.uid >= 0))
     os._exit(EXIT_CRASHED)
 
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 from prorl.sandbox import linux, seccomp
 from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources
-from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, SANDBOX_UID, WORKSPACE, Forked, Launch, environment
+from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, SANDBOX_UID, WORKSPACE, Forked, Launch, server_config
 from prorl.sandbox.zygote import Serve
 
 NAMESPACES = (
@@ -87,13 +87,8 @@ def _pid_one(launch: Launch, sources: list[Source], listener_fd: int, status_fd:
             os._exit(1)
         os.close(alive_read)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-        env = environment(WORKSPACE, f"{BIN}:{BASE_PATH}")
         refuse_uid = SANDBOX_UID if launch.uid >= 0 else -1
-        serve(
-            listener_fd,
-            status_fd,
-            {"workspace": WORKSPACE, "env": env, "tools": list(launch.tools), "refuse_uid": refuse_uid, "alone": True},
-        )
+        serve(listener_fd, status_fd, server_config(launch, WORKSPACE, f"{BIN}:{BASE_PATH}", refuse_uid, alone=True))
     os._exit(EXIT_CRASHED)
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 from prorl.sandbox import linux
 from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
-from prorl.sandbox.launch import EXIT_CRASHED, Forked, Launch
+from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, WORKSPACE, Forked, Launch, server_config
 
 PLAIN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 PROGRAM_FD = 9
@@ -99,20 +99,10 @@ def run(launch: Launch, listener_fd: int, status_fd: int, pid: int, foreign: For
     _reap_until(main)
 
 
-def server_config(
-    launch: Launch, listener_fd: int, status_fd: int, env: dict[str, str], workspace: str, extra: Mapping[str, object] | None = None
-) -> str:
+def argument(launch: Launch, listener_fd: int, status_fd: int, extra: Mapping[str, object] | None = None) -> str:
     """The tool server's command-line argument."""
-    config = {
-        "listener": listener_fd,
-        "status": status_fd,
-        "workspace": workspace,
-        "env": env,
-        "tools": list(launch.tools),
-        "alone": True,
-        "refuse_uid": -1,
-    }
-    return json.dumps({**config, **(extra or {})})
+    config = server_config(launch, WORKSPACE, f"{BIN}:{BASE_PATH}", refuse_uid=-1, alone=True)
+    return json.dumps({**config, "listener": listener_fd, "status": status_fd, **(extra or {})})
 
 
 def python_flags() -> list[str]:

@@ -29,6 +29,7 @@ from prorl.tools.server.events import ClientGone, Events
 from prorl.tools.server.execute import Place, execute
 from prorl.tools.server.files import Files
 from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
+from prorl.tools.server.ipython import IPython
 from prorl.tools.server.python import Python
 
 OUTPUT_BYTES = 64 << 10
@@ -50,15 +51,19 @@ class Server:
         self._output_bytes: int = config.get("output_bytes", OUTPUT_BYTES)
         self._room = MakeRoom(self._events, config.get("alone", False))
         self._bash = Bash(self._events, self._env, self._workspace, self._output_bytes, self._room)
-        self._tools = self._make_tools(config.get("tools", ["bash", "python", "files"]))
+        self._tools = self._make_tools(config.get("tools", ["bash", "python", "files"]), config)
 
-    def _make_tools(self, names: list[str]) -> dict[str, Callable[..., dict[str, Any]]]:
+    def _make_tools(self, names: list[str], config: dict[str, Any]) -> dict[str, Callable[..., dict[str, Any]]]:
         python = Python(self._events, self._env, self._workspace, self._output_bytes, self._room)
-        known = {
+        known: dict[str, Callable[..., dict[str, Any]]] = {
             "bash": self._bash.run,
             "python": python.run,
             "files": Files(self._workspace, self._output_bytes).run,
         }
+        for kind in ("ipython", "jupyter"):
+            if kind in names:
+                place = (self._events, self._env, self._workspace, self._output_bytes, self._room)
+                known[kind] = IPython(kind, config["python"], config["packages"], *place).run
         return {name: known[name] for name in names if name in known}
 
     def run(self) -> None:

@@ -45,12 +45,16 @@ class Python:
         pid = self._room(os.fork)
         if pid == 0:
             with Forked(2):
-                _become_interpreter(theirs, write, self._env, self._cwd)
+                self._become(theirs, write)
         theirs.close()
         os.close(write)
         os.set_blocking(read, False)
         self._events.watch(pid)
         self._pid, self._socket, self._output = pid, ours, read
+
+    def _become(self, control: socket.socket, output: int) -> None:
+        """What the forked child does; never returns."""
+        _become_interpreter(control, output, self._env, self._cwd)
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
         """Execute `{code}`."""
@@ -114,6 +118,9 @@ class Python:
                 return
 
     def _died(self, output: Capped) -> int:
+        until = time.monotonic() + KILL_S
+        while self._events.status(self._pid) is None and time.monotonic() < until:
+            self._events.wait([], until, peers=True)
         status = self._events.status(self._pid)
         self.stop()
         output.feed(b"\n[the interpreter ended; the next cell starts a new one]\n")

@@ -1,0 +1,51 @@
+"""IPython cells: `direct` (a shell in a process of its own, driven over a socket, no ZMQ) and `jupyter` (any kernel, over ipc).
+
+Both are the interpreter of `python.py` with another child: the same line protocol, the same interrupt and restart. The child is a
+program started from source text, because inside a foreign image none of our files exist. IPython itself comes from folders that
+the host shows read-only (`packages` in the configuration).
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+import socket
+from typing import NoReturn
+
+from prorl.tools.server.children import MakeRoom, prepare
+from prorl.tools.server.events import Events
+from prorl.tools.server.python import Python
+
+CHILDREN = {"ipython": "ipython_direct.py", "jupyter": "ipython_jupyter.py"}
+SOURCES = {kind: pkgutil.get_data("prorl.tools.server", name) or b"" for kind, name in CHILDREN.items()}
+"""Read at import, that is by the zygote: a forked server has a root in which our files do not exist."""
+
+
+class IPython(Python):
+    """An interpreter whose child is IPython (`ipython`) or a Jupyter kernel's client (`jupyter`)."""
+
+    def __init__(
+        self,
+        kind: str,
+        python: str,
+        packages: list[str],
+        events: Events,
+        env: dict[str, str],
+        cwd: str,
+        output_bytes: int,
+        room: MakeRoom,
+    ) -> None:
+        super().__init__(events, env, cwd, output_bytes, room)
+        self._argv = [python, "-B", "-c", SOURCES[kind].decode(), *packages]
+
+    def _become(self, control: socket.socket, output: int) -> NoReturn:
+        os.setsid()
+        prepare()
+        os.chdir(self._cwd)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.dup2(control.fileno(), 3)
+        os.closerange(4, 1024)
+        os.execve(self._argv[0], self._argv, dict(self._env, IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg"))

@@ -1,0 +1,112 @@
+"""The child of the `jupyter` tool: starts a kernel over ipc and relays cells from descriptor 3. Run as source text.
+
+Any installed kernel does (`PRORL_KERNEL`, default python3). Unix sockets, so it works with the network cut; the connection file is
+0600 in a folder of its own. SIGINT interrupts the kernel, not the relay; when the kernel dies it is started again once per cell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+from typing import Any
+
+START_S = 30.0
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def start() -> Any:
+    """A kernel and its client, ready."""
+    from jupyter_client.manager import KernelManager
+
+    folder = tempfile.mkdtemp(prefix="k")
+    manager = KernelManager(kernel_name=os.environ.get("PRORL_KERNEL", "python3"), transport="ipc", ip=f"{folder}/s")
+    manager.connection_file = f"{folder}/c.json"
+    manager.start_kernel(extra_arguments=["--HistoryManager.enabled=False"])
+    client = manager.blocking_client()
+    client.start_channels()
+    client.wait_for_ready(timeout=START_S)
+    return manager, client
+
+
+def show(message: Any) -> None:
+    """Print what an IOPub message says, in its order."""
+    kind, content = message["msg_type"], message["content"]
+    if kind == "stream":
+        print(content["text"], end="")
+    elif kind in ("execute_result", "display_data"):
+        data = content["data"]
+        images = [mime for mime in data if mime.startswith("image/")]
+        print(data.get("text/plain", ""))
+        for mime in images:
+            os.makedirs(".ipython", exist_ok=True)
+            path = f".ipython/{len(os.listdir('.ipython')) + 1}.{mime.partition('/')[2].partition('+')[0]}"
+            keep(path, data[mime])
+            print(f"[{mime}: {path}]")
+    elif kind == "error":
+        print(ESCAPES.sub("", "\n".join(content["traceback"])))
+
+
+def keep(path: str, content: str) -> None:
+    """Write an image: text for SVG, else base64."""
+    import base64
+
+    with open(path, "wb") as file:
+        file.write(content.encode() if path.endswith(".svg") else base64.b64decode(content))
+
+
+def run_cell(manager: Any, client: Any, code: str) -> int | None:
+    """Execute and print; 0, 1 for an error, None when the kernel died. Waits on both channels and the kernel's life at once."""
+    import zmq
+
+    alive = os.pidfd_open(manager.provisioner.pid)
+    iopub, shell = client.iopub_channel.socket, client.shell_channel.socket
+    poller = zmq.Poller()
+    for channel in (iopub, shell, alive):
+        poller.register(channel, zmq.POLLIN)
+    request = client.execute(code, allow_stdin=False)
+    exit_code: int | None = None
+    idle = False
+    try:
+        while exit_code is None or not idle:
+            ready = dict(poller.poll())
+            if iopub in ready:
+                message = client.session.recv(iopub, 0)[1]
+                if message["parent_header"].get("msg_id") == request:
+                    idle = message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+                    show(message)
+            elif shell in ready:
+                message = client.session.recv(shell, 0)[1]
+                if message["parent_header"].get("msg_id") == request:
+                    exit_code = 0 if message["content"]["status"] == "ok" else 1
+            elif alive in ready:
+                return None
+    finally:
+        os.close(alive)
+    return exit_code
+
+
+def serve(control: socket.socket) -> None:
+    """Relay cells until the server is gone, then end the kernel."""
+    manager, client = start()
+    signal.signal(signal.SIGINT, lambda _number, _frame: manager.interrupt_kernel())
+    for line in control.makefile("rb"):
+        code = run_cell(manager, client, json.loads(line))
+        if code is None:
+            client.stop_channels()
+            manager, client = start()
+            print("[the kernel ended and was started again; its state is lost]")
+        sys.stdout.flush()
+        control.sendall(b"%d\n" % (1 if code is None else code))
+    manager.shutdown_kernel(now=True)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = sys.argv[1:]
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.argv[1:])
+    serve(socket.socket(fileno=3))

@@ -1,0 +1,71 @@
+"""The tool server as one zipapp, in another Python when there is one."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from prorl.tools import bundle
+from prorl.tools.server import frames
+
+OLDEST = (3, 8)
+
+
+def test_equal_sources_give_equal_bytes_and_nothing_but_the_standard_library() -> None:
+    data = bundle.build()
+    assert data == bundle.build()
+    assert len(data) < 200_000
+    allowed = {*sys.stdlib_module_names, "prorl", "ptyprocess", "IPython", "traitlets", "jupyter_client", "zmq", "__builtin__"}
+    for name in zipfile.ZipFile(io.BytesIO(data)).namelist():
+        source = zipfile.ZipFile(io.BytesIO(data)).read(name).decode()
+        tree = ast.parse(source, name, feature_version=OLDEST)
+        for node in ast.walk(tree):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            assert {module.partition(".")[0] for module in names} <= allowed, name
+
+
+def pythons() -> list[str]:
+    """This one, the system's, and an old one beside ours (pyenv and its like keep versions in one folder)."""
+    old = map(str, Path(sys.base_prefix).parent.glob("3.8*/bin/python3.8"))
+    return sorted({sys.executable, *old, *filter(None, [shutil.which("/usr/bin/python3")])})
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))
+def test_it_serves(python: str, tmp_path: Path) -> None:
+    bundle.write(tmp_path / "server.pyz")
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(1)
+        status_read, status_write = os.pipe()
+        fds = (listener.fileno(), status_write)
+        config = {"listener": fds[0], "status": fds[1], "workspace": str(tmp_path), "env": {"PATH": os.environ["PATH"]}}
+        argv = [python, "-I", "-S", str(tmp_path / "server.pyz"), json.dumps(config)]
+        process = subprocess.Popen(argv, pass_fds=fds)
+        os.close(status_write)
+    try:
+        assert os.read(status_read, 100) == b"ok\n"
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            for tool, arguments, output in (("bash", {"command": "echo $((6*7))"}, b"42\n"), ("python", {"code": "6*7"}, b"42\n")):
+                header = {"id": 1, "op": "call", "tool": tool, "arguments": arguments, "timeout_s": 5}
+                frames.send(client, header)
+                buffer = frames.FrameBuffer()
+                while (frame := buffer.next()) is None:
+                    buffer.feed(client.recv(1 << 16))
+                assert frame.body == output
+    finally:
+        os.close(status_read)
+        process.kill()
+        process.wait()
