@@ -140,7 +140,6 @@ async def _learn(recipe: Recipe, name: str, model: Path, config: object, shown: 
     """The three runs over one service; CPU seconds of all of it, or None when somebody asked to stop."""
     from prorl.cli.demo_show import cpu_seconds
     from prorl.cli.learning import Learning
-    from prorl.cli.recipe import DEMO_FILE
     from prorl.cli.service import first, service, signals
     from prorl.config import ServiceConfig
     from prorl.supervisor.service import Supervisor
@@ -148,9 +147,6 @@ async def _learn(recipe: Recipe, name: str, model: Path, config: object, shown: 
     assert isinstance(config, ServiceConfig)
     async with signals() as stop, service(config, stop) as running:
         assert isinstance(running, Supervisor)
-        directory = running.config.root / name
-        directory.mkdir(exist_ok=True)
-        (directory / DEMO_FILE).write_text(recipe.model_dump_json(indent=1))
 
         async def work() -> float:
             await Learning(recipe, name, model, running, shown).run()

@@ -5,6 +5,7 @@ Made from what the gateway answers; figures for people to watch. The table at th
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 RECENT = 256
 """Rewards that the shown reward is the mean of, about."""
 LINE_EVERY_S = 10.0
+METER_S = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,12 +41,26 @@ class Look:
     reward_sum: float
 
 
+class Meter:
+    """CPU seconds of this process and everything below it, what has ended included; looked up every two seconds at most."""
+
+    def __init__(self) -> None:
+        self._at_s, self._found = -math.inf, 0.0
+
+    def __call__(self) -> float:
+        """The last figure that was looked up."""
+        if time.monotonic() - self._at_s >= METER_S:
+            self._at_s, self._found = time.monotonic(), cpu_seconds()
+        return self._found
+
+
 @dataclass(slots=True)
 class Story:
     """What was seen so far, for rates and for the curve."""
 
     recipe: Recipe
     start_s: float = field(default_factory=time.monotonic)
+    meter: Meter = field(default_factory=Meter)
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=400))
     curve: dict[int, float] = field(default_factory=dict)
     """Policy version -> mean reward of what it was seen to earn."""
@@ -118,7 +134,7 @@ class Plain:
         look = self._story.see(phase, run)
         if fresh or look.snapshot.finished or look.at_s - self._shown >= LINE_EVERY_S:
             self._shown = look.at_s
-            spent = f"{look.at_s - self._story.start_s:5.0f} s · {cpu_seconds():4.0f} CPU s"
+            spent = f"{look.at_s - self._story.start_s:5.0f} s · {self._story.meter():4.0f} CPU s"
             note(f"{spent}  {PHASES[phase]:<16} done {look.snapshot.ended:,} · {' · '.join(self._story.figures())}")
 
     def close(self) -> None:
@@ -140,7 +156,7 @@ class Live:
     def __call__(self, phase: str, run: Json) -> None:
         """Redraw."""
         look = self._story.see(phase, run)
-        spent = f"{look.at_s - self._story.start_s:.0f} s · {cpu_seconds():.0f} CPU s"
+        spent = f"{look.at_s - self._story.start_s:.0f} s · {self._story.meter():.0f} CPU s"
         done = look.version / self._story.recipe.steps if phase == "train" else look.snapshot.ended / max(look.snapshot.total, 1)
         lines = [
             f" {PHASES[phase]:<17}{bar(done)}  {spent}",

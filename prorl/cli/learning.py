@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from prorl.cli.recipe import (
+    DEMO_FILE,
     Recipe,
     eval_run,
     heldout_tasks,
@@ -25,8 +26,7 @@ from prorl.cli.recipe import (
     trainer_config,
     training_dir,
 )  # fmt: skip
-from prorl.cli.service import POLL_S, client_of, in_thread
-from prorl.config import RunConfig
+from prorl.cli.service import client_of, in_thread
 from prorl.errors import UnavailableError
 from prorl.types import GroupState, Json, RolloutState
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from prorl.supervisor.service import Supervisor
 
 BEFORE, AFTER = "-before", "-after"
+LOOK_S = 0.5
 POOL_STEPS = 3
 """Steps' groups that wait to be started."""
 AFTER_SHARE = 0.12
@@ -59,6 +60,7 @@ class Learning:
         """All three runs, to their end."""
         started = time.monotonic()
         try:
+            await self._make()
             await self._evaluate(self._name + BEFORE, None)
             left_s = self._recipe.minutes * 60 * (1 - AFTER_SHARE) - (time.monotonic() - started)
             await self._train(max(left_s, 1.0))
@@ -67,7 +69,6 @@ class Learning:
             self._client.close()
 
     async def _evaluate(self, name: str, weights: Path | None) -> None:
-        await self._make(eval_run(self._recipe, name))
         if weights is not None:
             await in_thread(self._client.publish, name, 1, weights)
         tasks, cold = heldout_tasks(self._recipe), sampling(self._recipe, temperature=0.0).params()
@@ -79,7 +80,6 @@ class Learning:
         await self._follow(name)
 
     async def _train(self, left_s: float) -> None:
-        await self._make(train_run(self._recipe, self._name))
         following = asyncio.ensure_future(self._follow(self._name, Pool(self._client, self._recipe, self._name)))
         try:
             if not trained(self._recipe, self._root, self._name):
@@ -109,15 +109,23 @@ class Learning:
         file.write_text(json.dumps(trainer_config(self._recipe, self._root, self._name, self._model), indent=1))
         return ChildSpec(name="trainer", module="prorl.trainer", args=("--config", str(file), "--die-with-parent"), stop_rank=-1)
 
-    async def _make(self, config: RunConfig) -> None:
-        await in_thread(lambda: self._client.create_run(**config.model_dump(mode="json")))
+    async def _make(self) -> None:
+        """The runs, then the file that a resumed demo reads."""
+        configs = [
+            eval_run(self._recipe, self._name + BEFORE),
+            train_run(self._recipe, self._name),
+            eval_run(self._recipe, self._name + AFTER),
+        ]
+        for config in configs:
+            await in_thread(lambda config=config: self._client.create_run(**config.model_dump(mode="json")))
+        (self._root / self._name / DEMO_FILE).write_text(self._recipe.model_dump_json(indent=1))
 
     async def _follow(self, name: str, pool: Pool | None = None) -> None:
         while True:
             try:
                 answer = await in_thread(self._client.run, name)
             except UnavailableError:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(LOOK_S)
                 continue
             self._service.note_commits(int(answer["commits"]))
             self._watch(name.removeprefix(self._name).removeprefix("-") or "train", answer)
@@ -125,7 +133,7 @@ class Learning:
                 return
             if pool is not None:
                 await in_thread(pool.fill, answer)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(LOOK_S)
 
 
 class Pool:
