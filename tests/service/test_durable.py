@@ -10,8 +10,9 @@ from typing import TypeVar
 
 import pytest
 
-from prorl.control import Kind
+from prorl.control import ControlRow, Kind, from_batch, to_batch
 from prorl.errors import StorageError
+from prorl.schema import CONTROL, SCHEMA_VERSION
 from prorl.service.log import ControlLog, Write
 from prorl.types import Json
 from tests.service.world import World, group, settings, world
@@ -97,3 +98,29 @@ async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothin
         assert caught.group_contains(StorageError)
     async with world(tmp_path) as w:
         assert (await w.view())["counts"]["queued"] == 0
+
+
+async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(tmp_path: Path) -> None:
+    log = Gated(settings(tmp_path).root / "control.db")
+    async with world(tmp_path, log=log) as w, w.worker("store") as store:
+        await w.run()
+        await w.submit(group(n=2))
+        await store.hear(Kind.ROWS)
+        log.open.clear()
+        w.core.set_backend("scripted:other", "ready")
+        w.served.gateway.wake()
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(10):
+            hello = {"worker": store.name, "role": "store", "schema_version": SCHEMA_VERSION}
+            channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
+            channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))
+            await asyncio.sleep(0.1)
+            w.core.cancel_run(w.core.run("r"))
+            log.open.set()
+            heard: list[Kind] = []
+            while Kind.RUN not in heard:
+                batch = await channel.receive()
+                assert batch is not None
+                heard += [row.kind for row in from_batch(batch)]
+        assert not {Kind.TERMINAL, Kind.GROUP_COMPLETE} & set(heard), "the snapshot says it, and says it first"
+        await channel.close()
