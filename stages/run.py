@@ -85,7 +85,8 @@ class RunOperator:
                 )  # fmt: skip
                 trajectory = await self._drive(lease.agent, context)
         finally:
-            await asyncio.shield(self._clean(env, lease, ready.sandbox, trajectory))
+            if needs_sandbox(env, lease.task):
+                await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
         return ran_row(row, trajectory, run_s=self._clock() - began)
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
@@ -124,15 +125,15 @@ class RunOperator:
         except RolloutError as error:
             log.info("EVAL will start its sandbox itself: %s", error)
 
-    async def _clean(self, env: Env, lease: Lease, ref: SandboxRef, trajectory: Trajectory | None) -> None:
+    async def _clean(self, key: AttemptKey, ref: SandboxRef, trajectory: Trajectory | None) -> None:
+        """Stop RUN's sandbox, and the one reserved for EVAL unless there is something to score."""
         try:
-            if trajectory is not None and trajectory.failure.failure_class in TRAINS:
-                if ref.sandbox_id:
-                    await self._host.stop(ref)
-            elif needs_sandbox(env, lease.task):
-                await self._host.stop_owner(owner_of(lease.key))
+            if trajectory is None or trajectory.failure.failure_class not in TRAINS:
+                await self._host.stop_owner(owner_of(key))
+            elif ref.sandbox_id:
+                await self._host.stop(ref)
         except RolloutError as error:
-            log.warning("cannot stop the sandbox of %s: %s", owner_of(lease.key), error)
+            log.warning("cannot stop the sandbox of %s: %s", owner_of(key), error)
 
     async def release(self, row: pa.RecordBatch) -> None:
         """Stop what the attempt has; idempotent."""

@@ -210,7 +210,7 @@ async def test_an_idle_stream_survives_the_pings_of_keepalive(tmp_path: Path, mo
         monkeypatch.setattr("prorl.flight.wire.KEEPALIVE", (("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)))
         channel = await network.dial(location, "p", {}, NUMBERS, NUMBERS)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(channel.receive(), 3.7)
+            await asyncio.wait_for(channel.receive(), 4.8)
         channel.send(batch(1))
         assert await channel.receive() is not None
 
