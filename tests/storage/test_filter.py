@@ -59,7 +59,7 @@ def test_none_keeps_whatever_can_be_served() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, max_size=6), min_size=1, max_size=8))
 def test_dapo_equals_its_definition(rewards: list[list[float | None]]) -> None:
     expected = []

@@ -67,7 +67,7 @@ def test_a_mapping_outlives_its_file(tmp_path: Path) -> None:
     hot.close()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
 def test_it_stays_within_its_budget_but_for_one_group(tmp_path_factory: object, widths: list[int]) -> None:
     directory = tmp_path_factory.mktemp("hot")  # type: ignore[attr-defined]
