@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -39,8 +40,8 @@ from prorl.types import Stage
 class Inline:
     """Made by `inline_service`; implements `prorl.cli.service.Running`."""
 
-    def __init__(self, config: ServiceConfig, sandboxd: Child) -> None:
-        self.config = config
+    def __init__(self, config: ServiceConfig, sandboxd: Child, root: Root) -> None:
+        self.config, self._root = config, root
         self._parts: dict[str, asyncio.Future[Any]] = {}
         self._sandboxd = sandboxd
 
@@ -66,7 +67,9 @@ class Inline:
                 raise UnavailableError(f"{name}{words}; the run can be resumed")
 
     def kill(self) -> None:
-        """Leave at once; sandboxd dies with us."""
+        """Leave at once: this is the service itself."""
+        self._sandboxd.signal(signal.SIGKILL)
+        self._root.release()
         os._exit(130)
 
 
@@ -93,7 +96,7 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
     config = settle_models(config).model_copy(update=settled)
     stack.enter_context(_log_to(root.path / "logs" / "inline.log"))
     sandboxd = await _sandboxd(stack, config, root)
-    running = Inline(config, sandboxd)
+    running = Inline(config, sandboxd, root)
     running.add("sandboxd", asyncio.ensure_future(sandboxd.exited()))
     for spec in model_specs(config):
         model = await _child(stack, spec, root)

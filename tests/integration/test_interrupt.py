@@ -65,10 +65,10 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path
     assert rows(stored, "select count(*) as n from rollouts where failure_code <> ''") == [{"n": 0}]
 
 
-def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(tmp_path: Path) -> None:
+def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(tmp_path: Path, topology: str) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    slow = ("--policy", "oracle?delay_s=30", "--set", "service.run.slots=2", "--name", "r")
+    slow = ("--policy", "oracle?delay_s=30", "--topology", topology, "--name", "r")
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
         while not (root / "r" / "job.json").exists():
             time.sleep(0.05)
