@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev
 	touch $@
 
-demo: setup ## real tasks through the whole service, in under 90 s
+demo: setup ## a tiny policy learns to use tools, in five minutes on two cores
 	$(BIN)/prorl demo
 
 test: setup ## the fast suite

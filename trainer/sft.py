@@ -2,6 +2,9 @@
 
     python -m prorl.trainer.sft --seed 0 --out prorl/assets/toy
 
+Two phases. The first sees tasks that all differ, in which a form with few possible prompts hardly ever occurs (`cost` of `shop`: 3 %);
+the second, short, sees each form as often as a task file of ordinary size has it.
+
 Invariants: one torch thread and one seed give the same files again on the same machine; the directory is a Hugging Face checkpoint
 in float32 with its tokenizer. It does not promise a good policy: it must start low (see `prorl.trainer.demonstrations`).
 """
@@ -29,14 +32,24 @@ from prorl.trainer import toy_tokenizer
 from prorl.trainer.demonstrations import MEDIOCRE, Example, demonstrate, encode
 
 _WARM_UP_STEPS = 30
+_SEEDS = 1_000_000
+"""Between the seeds of two rows of tasks: users' seeds are below it."""
+
+
+class Phase(NamedTuple):
+    """One optimizer's life."""
+
+    steps: int
+    learning_rate: float
+    distinct: int
+    """Tasks that differ from each other: that many in a row."""
 
 
 class Recipe(NamedTuple):
-    """How much training: numbers of demonstrations per step and set, steps, AdamW."""
+    """How much training: phases, numbers of demonstrations per step and set, AdamW."""
 
-    steps: int = 1000
+    phases: tuple[Phase, ...] = (Phase(1000, 3e-3, 32_000), Phase(200, 1.5e-3, 256))
     batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
-    learning_rate: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.98)
     tokenizer_tasks: int = 2000
     """Per set, whose demonstrations the vocabulary is learned from."""
@@ -47,7 +60,7 @@ def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRendere
     recorder = toy_tokenizer.TextRecorder()
     renderer = ChatMLRenderer(recorder)
     for name in MEDIOCRE:
-        for _ in _examples(renderer, name, seed, num_tasks):
+        for _ in _examples(renderer, name, seed, num_tasks, num_tasks):
             pass
     recorder.texts["assistant\n"] = recorder.texts.total()  # the renderer encodes it once and keeps it
     texts = itertools.chain.from_iterable(itertools.repeat(text, count) for text, count in sorted(recorder.texts.items()))
@@ -80,12 +93,12 @@ def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
     return model
 
 
-def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe) -> Iterator[float]:
+def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe, phase: Phase) -> Iterator[float]:
     """One AdamW step per demonstration batch; yields each step's loss (nats per token that the script said)."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=recipe.betas, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, recipe.steps))
-    sources = [(_examples(renderer, name, seed, recipe.steps * count), count) for name, count in recipe.batch]
-    for _ in range(recipe.steps):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=phase.learning_rate, betas=recipe.betas, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, phase.steps))
+    sources = [(_examples(renderer, name, seed, phase.steps * count, phase.distinct), count) for name, count in recipe.batch]
+    for _ in range(phase.steps):
         batches = [list(itertools.islice(examples, count)) for examples, count in sources]
         num_trained = sum(int(example.trained_L.sum()) for batch in batches for example in batch)
         losses = []
@@ -100,10 +113,12 @@ def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: 
         yield sum(losses)
 
 
-def _examples(renderer: ChatMLRenderer, name: str, seed: int, n: int) -> Iterator[Example]:
+def _examples(renderer: ChatMLRenderer, name: str, seed: int, n: int, distinct: int) -> Iterator[Example]:
+    """n demonstrations of tasks, `distinct` of them in a row different from each other; each row has a seed of its own."""
     rng = random.Random(f"demonstrations:{name}:{seed}")
-    for task in generate(name, split="train", seed=seed, n=n):
-        yield encode(renderer, task, demonstrate(task, rng, MEDIOCRE[name]))
+    for row, first in enumerate(range(0, n, distinct)):
+        for task in generate(name, split="train", seed=seed + row * _SEEDS, n=min(distinct, n - first)):
+            yield encode(renderer, task, demonstrate(task, rng, MEDIOCRE[name]))
 
 
 def _rate(step: int, steps: int) -> float:
@@ -125,8 +140,8 @@ def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
     return functional.cross_entropy(logits_CV, torch.from_numpy(ids_BL[:, 1:])[mask_BL], reduction="sum")
 
 
-def make_checkpoint(seed: int, directory: Path, recipe: Recipe) -> None:
-    """Tokenizer, model, training, files; progress on stderr."""
+def make_checkpoint(seed: int, directory: Path, recipe: Recipe, after_first: Path | None = None) -> None:
+    """Tokenizer, model, training, files; progress on stderr. `after_first`: a checkpoint that the first phase of this seed left."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -134,10 +149,16 @@ def make_checkpoint(seed: int, directory: Path, recipe: Recipe) -> None:
     renderer = build_tokenizer(seed, directory, recipe.tokenizer_tasks)
     specials = renderer.tokenizer.specials
     model = build_model(renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD])
+    if after_first is not None:
+        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(after_first, dtype=torch.float32).state_dict())
     started = time.monotonic()
-    for step, loss in enumerate(train(model, renderer, seed, recipe), start=1):
-        if step % 50 == 0 or step == recipe.steps:
-            print(f"step {step}/{recipe.steps}  loss {loss:.3f}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+    for number, phase in enumerate(recipe.phases):
+        if number == 0 and after_first is not None:
+            continue
+        for step, loss in enumerate(train(model, renderer, seed, recipe, phase), start=1):
+            if step % 50 == 0 or step == phase.steps:
+                took = f"{time.monotonic() - started:.0f} s"
+                print(f"phase {number} step {step}/{phase.steps}  loss {loss:.3f}  {took}", file=sys.stderr, flush=True)
     model.save_pretrained(directory)
 
 
@@ -146,9 +167,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
-    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--after-first", type=Path, help="skip the first phase: go on from what it left for this seed")
     options = parser.parse_args()
-    make_checkpoint(options.seed, options.out, Recipe(steps=options.steps))
+    make_checkpoint(options.seed, options.out, Recipe(), options.after_first)
 
 
 if __name__ == "__main__":

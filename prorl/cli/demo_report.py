@@ -34,7 +34,7 @@ group by all order by 1
 
 TIMES = """
 select sum(llm_s) as llm_s, sum(tool_s) as tool_s, sum(init_s) as init_s, sum(eval_s) as eval_s, sum(run_s) as run_s,
-    sum(num_sampled)::bigint as sampled from rollouts where status = 'completed'
+    sum(num_sampled)::bigint as sampled from rollouts where status = 'completed' and max_version >= {oldest}
 """
 
 CURVE = """
@@ -55,13 +55,15 @@ def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
             for mode in ("sampled", "greedy"):
                 one = found.get((row["set"], mode))
                 row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
+    rows = steps(root / name / "training" / "metrics")
+    rows = rows[1:] or rows  # the first step waits for torch and for the evaluation
     return {
         "run": name,
         "directory": str(root / name),
         "sets": sets,
         "curve": stored.sql(CURVE).to_pylist(),
         "steps": steps(root / name / "training" / "metrics"),
-        "times": _times(stored.sql(TIMES).to_pylist()[0], steps(root / name / "training" / "metrics"), run_slots),
+        "times": _times(stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()[0], rows, run_slots),
     }
 
 
@@ -89,7 +91,7 @@ def _times(rollouts: dict[str, Json], rows: list[dict[str, Json]], run_slots: in
         "training_s": spent["train"] / count,
         "checkpoint and publish_s": (spent["checkpoint"] + spent["publish"]) / count,
         "run_waiting_share": max(0.0, 1.0 - (rollouts["run_s"] or 0.0) / (run_slots * wall_s)) if wall_s else None,
-        "sampled_tokens_per_s": (rollouts["sampled"] or 0) / wall_s if wall_s else None,
+        "sampled_tokens_per_s": sum(row["sampled_tokens"] for row in rows) / wall_s if wall_s else None,
         "logprob_diff_max": max((row["logprob_diff_max"] for row in rows), default=None),
     }
 

@@ -58,14 +58,20 @@ class Learning:
 
     async def run(self) -> None:
         """All three runs, to their end."""
-        started = time.monotonic()
+        stop_at_s = time.monotonic() + self._recipe.minutes * 60 * (1 - AFTER_SHARE)
+        training: asyncio.Future[None] | None = None
         try:
             await self._make()
+            if not trained(self._recipe, self._root, self._name):
+                # It loads torch and the model meanwhile, then waits for the first groups.
+                training = asyncio.ensure_future(self._service.run(self._trainer_spec()))
             await self._evaluate(self._name + BEFORE, None)
-            left_s = self._recipe.minutes * 60 * (1 - AFTER_SHARE) - (time.monotonic() - started)
-            await self._train(max(left_s, 1.0))
+            await self._train(training, stop_at_s)
             await self._evaluate(self._name + AFTER, newest_checkpoint(training_dir(self._root, self._name)))
         finally:
+            if training is not None:
+                training.cancel()
+                await asyncio.gather(training, return_exceptions=True)
             self._client.close()
 
     async def _evaluate(self, name: str, weights: Path | None) -> None:
@@ -79,28 +85,20 @@ class Learning:
         await in_thread(lambda: self._client.submit(name, sampled, 1, key="sampled", extra={"mode": "sampled"}, last=True))
         await self._follow(name)
 
-    async def _train(self, left_s: float) -> None:
+    async def _train(self, training: asyncio.Future[None] | None, stop_at_s: float) -> None:
+        """Feed the trainer until it has ended; ask it to stop after the step in hand when the time is over."""
         following = asyncio.ensure_future(self._follow(self._name, Pool(self._client, self._recipe, self._name)))
         try:
-            if not trained(self._recipe, self._root, self._name):
-                await self._trainer(left_s)
+            if training is not None:
+                done, _ = await asyncio.wait({training}, timeout=max(1.0, stop_at_s - time.monotonic()))
+                if not done:
+                    self._service.children["trainer"].signal(signal.SIGTERM)
+                await training
             await in_thread(self._client.cancel, self._name)
             await following
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-
-    async def _trainer(self, left_s: float) -> None:
-        """Run the trainer; ask it to stop after the step in hand when the time is over."""
-        training = asyncio.ensure_future(self._service.run(self._trainer_spec()))
-        try:
-            done, _ = await asyncio.wait({training}, timeout=left_s)
-            if not done:
-                self._service.children["trainer"].signal(signal.SIGTERM)
-            await training
-        finally:
-            training.cancel()
-            await asyncio.gather(training, return_exceptions=True)
 
     def _trainer_spec(self) -> Json:
         from prorl.supervisor.child import ChildSpec

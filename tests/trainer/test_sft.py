@@ -121,9 +121,10 @@ def test_demonstrations_err_at_about_the_stated_rates() -> None:
 def test_making_it_is_repeatable(tmp_path: Path) -> None:
     """One thread and one seed: the same bytes; another seed: another model."""
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
-    from prorl.trainer.sft import Recipe, make_checkpoint
+    from prorl.trainer.sft import Phase, Recipe, make_checkpoint
 
-    recipe = Recipe(steps=2, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
+    phases = (Phase(2, 3e-3, 8), Phase(1, 1e-3, 4))
+    recipe = Recipe(phases=phases, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
 
     def make(seed: int, name: str) -> dict[str, bytes]:
         make_checkpoint(seed, tmp_path / name, recipe)
@@ -132,4 +133,7 @@ def test_making_it_is_repeatable(tmp_path: Path) -> None:
     first, again, other = make(1, "a"), make(1, "b"), make(2, "c")
     assert first == again
     assert first["model.safetensors"] != other["model.safetensors"]
+    make_checkpoint(1, tmp_path / "first", recipe._replace(phases=phases[:1]))
+    make_checkpoint(1, tmp_path / "second", recipe, after_first=tmp_path / "first")
+    assert (tmp_path / "second" / "model.safetensors").read_bytes() == first["model.safetensors"]
     assert load(tmp_path / "a").shape.vocab_size == HFTokenizer(tmp_path / "a").vocab_size
