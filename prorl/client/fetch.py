@@ -127,9 +127,9 @@ class FlightSource:
 def _read_mapped(source: pa.MemoryMappedFile, plan: Plan) -> Iterator[pa.RecordBatch]:
     delivery_seq = Cursor.parse(plan.cursor).seq - plan.num_groups
     with source:
-        for offset, length in plan.batches:
-            source.seek(offset)
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(length)), SEQUENCES)
-            seqs = pa.array(np.full(batch.num_rows, delivery_seq, np.int64))
-            yield batch.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
-            delivery_seq += 1
+        file = source.read_buffer(source.size())
+    for offset, length in plan.batches:
+        batch = pa.ipc.read_record_batch(file.slice(offset, length), SEQUENCES)
+        seqs = pa.array(np.full(batch.num_rows, delivery_seq, np.int64))
+        yield batch.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
+        delivery_seq += 1
