@@ -1,0 +1,114 @@
+"""The learning loop on the real service: a served checkpoint, evaluation, a demo from before to after, interrupted and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import orjson
+import pytest
+
+from prorl.cli.job import Plan, run_plan
+from prorl.cli.passk import evaluation
+from prorl.cli.progress import Show
+from prorl.storage.catalog import StoredRun
+from prorl.storage.verify import verify
+from prorl.supervisor.process import descendants
+from prorl.types import Json
+from tests.integration.checks import check_complete, check_nothing_left, rows
+
+RECIPE = {"steps": 3, "groups_per_step": 2, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
+
+
+async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily_too(tmp_path: Path, topology: str) -> None:
+    before = set(descendants(os.getpid()))
+    flags = {"tasks": "arith:heldout?n=4,shop:heldout?n=3", "policy": "toy", "n": 2, "greedy": True}
+    plan = Plan.make(None, flags, [f"service.topology={topology}"], root=tmp_path / "root")
+    assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
+    check_nothing_left(plan.service.root, before)
+    stored = check_complete(plan.directory, 3 * 7)
+    found = {(one.data_source, one.mode): one for one in evaluation(plan.directory)}
+    assert {key: (one.tasks, one.n) for key, one in found.items()} == {
+        ("arith", "sampled"): (4, 2), ("arith", "greedy"): (4, 1), ("shop", "sampled"): (3, 2), ("shop", "greedy"): (3, 1),
+    }  # fmt: skip
+    temperatures = rows(stored, "select distinct temperature from turns order by 1")
+    assert [row["temperature"] for row in temperatures] == [0.0, 1.0]
+    assert rows(stored, "select distinct max_version as v from rollouts") == [{"v": 0}]
+
+
+def demo(root: Path, *more: str) -> subprocess.Popen[bytes]:
+    """The real program."""
+    argv = [sys.executable, "-m", "prorl.cli", "demo", "--root", str(root), "--json", *more]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def recipe(tmp_path: Path, **more: Json) -> str:
+    """A recipe that takes seconds."""
+    path = tmp_path / "recipe.json"
+    path.write_bytes(orjson.dumps({**RECIPE, **more}))
+    return str(path)
+
+
+def check_trained(root: Path, found: Json, steps: int) -> None:
+    """Every promise that does not need a policy which learns."""
+    stored = StoredRun(root / found["run"])
+    assert verify(root / found["run"]) == []
+    assert [row["step"] for row in found["steps"]] == list(range(2, steps + 1)), "each step once (the first is left out of the times)"
+    assert {row["set"]: row["exact_share"] for row in found["sets"]} == {"arith": 1.0, "shop": 1.0}
+    assert found["times"]["logprob_diff_max"] < 1e-4
+    delivered = rows(stored, "select delivery_seq as seq, group_id from deliveries order by 1")
+    assert [row["seq"] for row in delivered] == list(range(steps * RECIPE["groups_per_step"]))
+    assert len({row["group_id"] for row in delivered}) == len(delivered)
+    spans = rows(stored, "select span_kind as kinds, span_version as versions from sequences")
+    for row in spans:
+        versions = [version for kind, version in zip(row["kinds"], row["versions"], strict=True) if kind]
+        assert all(first <= then for first, then in pairwise(versions)), "a rollout never goes back to older weights"
+        assert 0 <= versions[0] <= versions[-1] <= steps
+    after = StoredRun(root / f"{found['run']}-after")
+    assert rows(after, "select distinct min_version as v from rollouts") == [{"v": 1}], "evaluated with what was published for it"
+    assert (root / found["run"] / "reward.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_demo_from_before_to_after(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    running = demo(tmp_path / "root", "--config", recipe(tmp_path))
+    out, err = running.communicate(timeout=380)
+    assert running.returncode == 0, err.decode()
+    check_trained(tmp_path / "root", orjson.loads(out), RECIPE["steps"])
+    check_nothing_left(tmp_path / "root", set())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_newest_weights_again(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    root = tmp_path / "root"
+    running = demo(root, "--config", recipe(tmp_path, steps=5))
+    await reached(running, root, 1)
+    running.send_signal(signal.SIGINT)
+    assert await asyncio.to_thread(running.wait, 60) == 130, running.communicate()
+    check_nothing_left(root, set())
+    running.communicate()
+    running = demo(root, "--resume")
+    await reached(running, root, 3)
+    (server,) = [pid for pid in descendants(running.pid) if b"prorl.backends.embedded" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(server, signal.SIGKILL)
+    out, err = await asyncio.to_thread(running.communicate, timeout=400)
+    assert running.returncode == 0, err.decode()
+    check_trained(root, orjson.loads(out), 5)
+
+
+async def reached(running: subprocess.Popen[bytes], root: Path, step: int) -> None:
+    """Wait until the trainer has a checkpoint of this step."""
+    checkpoints = root / "demo-1" / "training" / "checkpoints"
+    async with asyncio.timeout(300):
+        while not any(int(path.name[5:]) >= step for path in checkpoints.glob("step-*")):
+            assert running.poll() is None, running.communicate()[1].decode()
+            await asyncio.sleep(0.1)
