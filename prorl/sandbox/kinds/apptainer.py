@@ -10,7 +10,6 @@ Sized by apptainer.conf's `sessiondir max size`: /tmp and /dev/shm. Not bounded:
 
 from __future__ import annotations
 
-import base64
 import os
 import pwd
 import shutil
@@ -67,7 +66,7 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
     for bind in binds:
         argv += ["--bind", bind]
     argv += [image, interpreter(), *wrapped.python_flags(), f"{SUPPORT}/server.pyz"]
-    extra = {"limits": limits_of(launch), "seccomp": base64.b64encode(seccomp.bytecode()).decode()}
+    extra = {"limits": limits_of(launch), "seccomp": seccomp.bytecode().hex()}
     argv.append(wrapped.argument(launch, listener_fd, status_fd, extra))
     outer = dict(wrapped.PLAIN_ENV, HOME=home, APPTAINER_CONFIGDIR=f"{home}/state", APPTAINER_CACHEDIR=f"{home}/state")
     return wrapped.Foreign(argv, outer)

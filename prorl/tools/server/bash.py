@@ -18,7 +18,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import signal
 import termios
 import time
@@ -74,7 +73,7 @@ class Bash:
         """Start the shell if it does not run. Raises BashDied."""
         if self._process is not None:
             return
-        self._nonce = secrets.token_hex(8).encode()
+        self._nonce = os.urandom(8).hex().encode()
         self._end = re.compile(b"\x1e" + self._nonce + rb"(\d*)\x1f(\d+)\x1f" + self._nonce + b"\x1e")
         self._memory = os.memfd_create("command", 0)
         os.set_inheritable(self._memory, True)

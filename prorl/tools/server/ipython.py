@@ -8,7 +8,6 @@ the host shows read-only (`packages` in the configuration).
 from __future__ import annotations
 
 import os
-import pkgutil
 import socket
 from typing import NoReturn
 
@@ -17,7 +16,7 @@ from prorl.tools.server.events import Events
 from prorl.tools.server.python import Python
 
 CHILDREN = {"ipython": "ipython_direct.py", "jupyter": "ipython_jupyter.py"}
-SOURCES = {kind: pkgutil.get_data("prorl.tools.server", name) or b"" for kind, name in CHILDREN.items()}
+SOURCES = {kind: __loader__.get_data(os.path.join(os.path.dirname(__file__), name)) for kind, name in CHILDREN.items()}  # type: ignore[name-defined]
 """Read at import, that is by the zygote: a forked server has a root in which our files do not exist."""
 
 

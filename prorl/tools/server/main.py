@@ -12,7 +12,6 @@ The listening socket was made outside, so its file is out of the agent's reach. 
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import socket
@@ -172,7 +171,7 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.chdir(config["workspace"])
-    restrict(config.get("limits", {}), base64.b64decode(config.get("seccomp", "")))
+    restrict(config.get("limits", {}), bytes.fromhex(config.get("seccomp", "")))
     set_dumpable(0)
     listener = socket.socket(fileno=listener_fd)
     listener.set_inheritable(False)

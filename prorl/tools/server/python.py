@@ -9,15 +9,12 @@ At the deadline: SIGINT (KeyboardInterrupt, state kept), then KILL for the child
 
 from __future__ import annotations
 
-import ast
 import json
-import linecache
 import os
 import signal
 import socket
 import sys
 import time
-import traceback
 import types
 from typing import Any
 
@@ -222,6 +219,8 @@ class Cell:
             self.exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
         elif error is not None:
             self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+            import traceback
+
             while trace is not None and trace.tb_frame.f_code.co_filename != self._name:
                 trace = trace.tb_next  # our own frames are of no interest
             traceback.print_exception(type(error), error, trace)
@@ -229,6 +228,10 @@ class Cell:
 
 
 def _run_cell(code: str, number: int, names: dict[str, Any]) -> int:
+    # Imported in the child, at its first cell: the server's own start does not pay for them.
+    import ast
+    import linecache
+
     name = f"<cell {number}>"
     linecache.cache[name] = (len(code), None, code.splitlines(True), name)
     with Cell(name) as cell:

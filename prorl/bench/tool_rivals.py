@@ -1,0 +1,157 @@
+"""The rivals of `bench tools`, each the real program driven as its users drive it, with the tuning that we get.
+
+A rival that is not installed gives None and its reason is told in the row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TMUX_AGENT_POLL_S = 0.5
+"""OpenHands, openhands/runtime/utils/bash.py: POLL_INTERVAL."""
+TMUX_AGENT_CLEAR_S = 0.1
+"""OpenHands clears the screen before each command and sleeps this long."""
+PRORL_POLL_S = 0.01
+"""ProRL-Agent-Server, efficient_bash.py: select for 10 ms, then sleep 10 ms."""
+ECHO = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(1); print("ready", flush=True)
+c, _ = s.accept()
+while (data := c.recv(65536)): c.sendall(data)
+"""
+
+
+def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
+    """Wall milliseconds of each of `repeats` runs, after one that is not counted."""
+    work()
+    found = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        found.append((time.perf_counter() - begin) * 1e3)
+    return found
+
+
+def uds_echo(repeats: int) -> list[float]:
+    """JSON there and back over a Unix socket between two processes: the floor of any tool call."""
+    message = json.dumps({"id": 1, "op": "call", "tool": "bash", "arguments": {"command": "true"}, "timeout_s": 5}).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        server = subprocess.Popen([sys.executable, "-c", ECHO, f"{folder}/s"], stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        server.stdout.readline()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"{folder}/s")
+
+            def once() -> None:
+                client.sendall(message)
+                json.loads(client.recv(65536))
+
+            found = times_ms(once, repeats)
+        server.wait()
+        server.stdout.close()
+    return found
+
+
+def fork_exec(repeats: int) -> list[float]:
+    """Spawn `/bin/true` and wait for it."""
+
+    def once() -> None:
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
+
+    return times_ms(once, repeats)
+
+
+def poll_10ms_pty(repeats: int) -> list[float]:
+    """A pty shell whose reader selects for 10 ms and sleeps 10 ms, as ProRL's EfficientBash does."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], {"PATH": os.environ["PATH"], "PS1": "", "TERM": "dumb"})
+    try:
+
+        def once() -> None:
+            os.write(fd, b"true; printf '\\036%d\\036' $?\n")
+            seen = b""
+            while b"\x1e0\x1e" not in seen:
+                if select.select([fd], [], [], PRORL_POLL_S)[0]:
+                    seen += os.read(fd, 65536)
+                time.sleep(PRORL_POLL_S)
+
+        time.sleep(0.2)
+        return times_ms(once, repeats)
+    finally:
+        os.close(fd)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+@contextlib.contextmanager
+def _tmux() -> Iterator[Any]:
+    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it; None when tmux or libtmux is missing."""
+    try:
+        import libtmux
+    except ImportError:
+        yield None
+        return
+    if shutil.which("tmux") is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        server = libtmux.Server(socket_path=f"{folder}/t")
+        session = server.new_session(session_name="bench", window_command="bash --norc --noprofile", x=1000, y=1000)
+        try:
+            yield session.active_window.active_pane
+        finally:
+            server.kill()
+
+
+def tmux_busy_poll(repeats: int) -> list[float] | None:
+    """send-keys and capture-pane as fast as the client goes: the floor of tmux."""
+    with _tmux() as pane:
+        if pane is None:
+            return None
+        pane.send_keys("export PS1='<%'", enter=True)
+        time.sleep(0.5)
+        serial = [0]
+
+        def once() -> None:
+            serial[0] += 1
+            pane.send_keys(f"true; clear; echo done{serial[0]}e", enter=True)
+            while not any(line.startswith(f"done{serial[0]}e") for line in pane.capture_pane()):
+                pass
+
+        return times_ms(once, repeats)
+
+
+def tmux_as_agents(repeats: int) -> list[float] | None:
+    """OpenHands' BashSession: clear the screen, sleep, send the command, look for the prompt's JSON each half second."""
+    with _tmux() as pane:
+        if pane is None:
+            return None
+        pane.send_keys("export PROMPT_COMMAND='export PS1=\"###PS1JSON###{\\\"exit_code\\\": $?}###PS1END###\"'; export PS2=''", enter=True)
+        time.sleep(1.0)
+
+        def prompts() -> int:
+            return "\n".join(pane.capture_pane()).count("###PS1END###")
+
+        def once() -> None:
+            pane.send_keys("C-l", enter=False)
+            time.sleep(TMUX_AGENT_CLEAR_S)
+            pane.cmd("clear-history")
+            before = prompts()
+            pane.send_keys("true", enter=True)
+            while prompts() <= before:
+                time.sleep(TMUX_AGENT_POLL_S)
+
+        return times_ms(once, repeats)
