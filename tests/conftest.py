@@ -1,6 +1,21 @@
-"""One BLAS thread for every test: two collapse on busy cores (measured: ten times slower). Must come before numpy is loaded."""
+"""Fixtures for every folder of tests, and one BLAS thread for every test: two collapse on busy cores (measured: ten times slower)."""
+
+# ruff: noqa: E402 - the environment must be set before numpy is loaded
+from __future__ import annotations
 
 import os
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+import asyncio
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def sandbox_kind() -> str:
+    """The cheapest kind that isolates where it works; tests of the others are in `tests/sandbox`."""
+    from prorl.sandbox.probe import probe_one
+
+    return "pyns" if asyncio.run(probe_one("pyns")).works else "local"

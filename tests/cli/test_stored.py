@@ -25,12 +25,12 @@ Cli = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
     """A root with one finished run named `r`."""
     folder = tmp_path_factory.mktemp("stored")
     tasks = folder / "tasks.jsonl"
     tasks.write_text("\n".join(json.dumps(row) for row in ROWS))
-    flags = {"tasks": str(tasks), "policy": "oracle", "name": "r", "service": {"topology": "inline"}}
+    flags = {"tasks": str(tasks), "policy": "oracle", "name": "r", "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}}}
     plan = Plan.make(None, flags, [], root=folder / "root")
     assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
     return folder / "root"

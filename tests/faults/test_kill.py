@@ -44,10 +44,10 @@ def _tasks() -> Iterator[Task]:
         number += 1
 
 
-def _config(root: Path) -> ServiceConfig:
+def _config(root: Path, sandbox_kind: str) -> ServiceConfig:
     pool = {"slots": 6}
     return ServiceConfig.model_validate(
-        {"root": root, "backends": (POLICY,), "sandbox": {"kind": "pyns"}, "init": pool, "run": pool, "eval": pool}
+        {"root": root, "backends": (POLICY,), "sandbox": {"kind": sandbox_kind}, "init": pool, "run": pool, "eval": pool}
     )
 
 
@@ -114,10 +114,10 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
 
 
 @pytest.mark.parametrize("name", ["gateway", "sandboxd", "init-0", "run-0", "eval-0", "store"])
-async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str) -> None:
+async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str, sandbox_kind: str) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    async with signals() as stop, service(_config(root), stop) as running:
+    async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
         assert isinstance(running, Supervisor)
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
@@ -133,8 +133,17 @@ async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str) -
     assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": expected}]
 
 
-def _start(root: Path, tasks: Path, *more: str) -> subprocess.Popen[bytes]:
-    sets = ["--set", "service.run.slots=4", "--set", "run.limits.max_attempts=40", "--set", "run.limits.max_worker_losses=40"]
+def _start(root: Path, tasks: Path, sandbox_kind: str, *more: str) -> subprocess.Popen[bytes]:
+    sets = [
+        "--set",
+        f"service.sandbox.kind={sandbox_kind}",
+        "--set",
+        "service.run.slots=4",
+        "--set",
+        "run.limits.max_attempts=40",
+        "--set",
+        "run.limits.max_worker_losses=40",
+    ]
     fresh = ["--tasks", str(tasks), "--policy", POLICY, "--name", "r", *sets]
     argv = [sys.executable, "-m", "prorl.cli", "run", "--root", str(root), "--quiet", *(more or fresh)]
     return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -144,7 +153,7 @@ async def _commits(root: Path) -> int:
     return len(list((root / "r" / "commits").glob("*.json")))
 
 
-async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path) -> None:
+async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path, sandbox_kind: str) -> None:
     before = set(descendants(os.getpid()))
     root, path = tmp_path / "root", tmp_path / "tasks.jsonl"
     tasks = _tasks()
@@ -152,7 +161,7 @@ async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path) -> No
     lines = [{"task_id": t.task_id, "env": t.env, "prompt": t.prompt, "data": dict(t.data)} for t in (next(tasks) for _ in range(count))]
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
     for life in range(KILLS):
-        process = _start(root, path, *(["--resume", "r"] if life and (root / "r" / "job.json").exists() else []))
+        process = _start(root, path, sandbox_kind, *(["--resume", "r"] if life and (root / "r" / "job.json").exists() else []))
         seen = await _commits(root)
 
         async def progressed(seen: int = seen) -> bool:
@@ -169,7 +178,7 @@ async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path) -> No
             return all(start_ticks(pid) in (None, -1) or start_ticks(pid) != started for pid, started in ticks.items())
 
         await _until(gone, "the children die with the supervisor")
-    process = _start(root, path, "--resume", "r")
+    process = _start(root, path, sandbox_kind, "--resume", "r")
     _, errors = await asyncio.to_thread(process.communicate, None, 120)
     assert process.returncode == 0, errors.decode()
     check_nothing_left(root, before)

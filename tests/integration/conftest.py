@@ -27,12 +27,13 @@ def demo_rows() -> list[dict[str, Json]]:
 
 
 @pytest.fixture
-def make_plan(tmp_path: Path) -> Callable[..., Plan]:
+def make_plan(tmp_path: Path, sandbox_kind: str) -> Callable[..., Plan]:
     """A checked job over the given task rows, on a root of its own."""
 
     def make(rows: Iterable[dict[str, Json]], *sets: str, **flags: Json) -> Plan:
         tasks = tmp_path / "tasks.jsonl"
         tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
+        sets = (f"service.sandbox.kind={sandbox_kind}", *sets)
         return Plan.make(None, {"tasks": str(tasks), **flags}, sets, root=tmp_path / "root", resume=bool(flags.pop("resume", False)))
 
     return make

@@ -36,6 +36,10 @@ def _tasks(folder: Path) -> str:
     return str(path)
 
 
+def _kind(sandbox_kind: str) -> tuple[str, str]:
+    return ("--set", f"service.sandbox.kind={sandbox_kind}")
+
+
 def _wait_for_a_commit(root: Path) -> None:
     deadline = time.monotonic() + 60
     while not list(root.glob("r/commits/*.json")):
@@ -43,10 +47,10 @@ def _wait_for_a_commit(root: Path) -> None:
         time.sleep(0.05)
 
 
-def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path, sandbox_kind: str) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    slow = ("--policy", "oracle?delay_s=0.5", "--set", "service.run.slots=2", "--name", "r")
+    slow = ("--policy", "oracle?delay_s=0.5", "--set", "service.run.slots=2", "--name", "r", *_kind(sandbox_kind))
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
         _wait_for_a_commit(root)
         process.send_signal(signal.SIGINT)
@@ -65,10 +69,10 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path
     assert rows(stored, "select count(*) as n from rollouts where failure_code <> ''") == [{"n": 0}]
 
 
-def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(tmp_path: Path, topology: str) -> None:
+def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(tmp_path: Path, topology: str, sandbox_kind: str) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    slow = ("--policy", "oracle?delay_s=30", "--topology", topology, "--name", "r")
+    slow = ("--policy", "oracle?delay_s=30", "--topology", topology, "--name", "r", *_kind(sandbox_kind))
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
         while not (root / "r" / "job.json").exists():
             time.sleep(0.05)

@@ -15,6 +15,8 @@ from tests.integration.checks import check_complete, check_nothing_left, rows
 
 Make = Callable[..., Plan]
 
+INLINE = "service.topology=inline"
+
 
 async def _run(plan: Plan) -> dict[str, Json]:
     before = set(descendants(os.getpid()))
@@ -33,8 +35,8 @@ async def test_the_oracle_solves_every_task_with_real_tools(make_plan: Make, dem
     assert summary["sampled_tokens"] > 0
 
 
-async def test_a_useless_policy_earns_nothing(make_plan: Make, demo_rows: list[dict[str, Json]], topology: str) -> None:
-    summary = await _run(make_plan(demo_rows[:2] + demo_rows[-2:], f"service.topology={topology}", policy="noop"))
+async def test_a_useless_policy_earns_nothing(make_plan: Make, demo_rows: list[dict[str, Json]]) -> None:
+    summary = await _run(make_plan(demo_rows[:2] + demo_rows[-2:], INLINE, policy="noop"))
     assert (summary["rewarded"], summary["valid"]) == (0, 4)
 
 
@@ -60,18 +62,16 @@ async def test_a_failure_of_the_backend_is_tried_again_and_never_scored(
     assert summary["rewarded"] == summary["states"]["completed"]
 
 
-async def test_a_finished_run_can_be_resumed_and_adds_nothing(make_plan: Make, demo_rows: list[dict[str, Json]], topology: str) -> None:
-    plan = make_plan(demo_rows[-2:], f"service.topology={topology}", policy="oracle", name="again")
+async def test_a_finished_run_can_be_resumed_and_adds_nothing(make_plan: Make, demo_rows: list[dict[str, Json]]) -> None:
+    plan = make_plan(demo_rows[-2:], INLINE, policy="oracle", name="again")
     first = await _run(plan)
     again = Plan.make(None, {"name": "again"}, [], root=plan.service.root, resume=True)
     second = await _run(again)
     assert (first["rollouts"], first["bytes"]) == (second["rollouts"], second["bytes"])
 
 
-async def test_the_run_directory_is_complete_in_itself(
-    make_plan: Make, demo_rows: list[dict[str, Json]], topology: str, tmp_path: Path
-) -> None:
-    plan = make_plan(demo_rows[-2:], f"service.topology={topology}", policy="oracle")
+async def test_the_run_directory_is_complete_in_itself(make_plan: Make, demo_rows: list[dict[str, Json]], tmp_path: Path) -> None:
+    plan = make_plan(demo_rows[-2:], INLINE, policy="oracle")
     await _run(plan)
     copy = tmp_path / "copy"
     plan.directory.rename(copy)

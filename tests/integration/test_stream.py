@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 import prorl
 from prorl.cli.service import Stop, client_of, in_thread, service
 from prorl.client import Client
@@ -25,8 +27,11 @@ from prorl.types import Json, Task
 GROUPS, N = 12, 2
 
 
-def _config(root: Path, topology: str) -> ServiceConfig:
-    return ServiceConfig.model_validate({"root": root, "topology": topology, "backends": ("scripted:random",)})
+@pytest.fixture
+def config(tmp_path: Path, topology: str, sandbox_kind: str) -> ServiceConfig:
+    """A service whose policy says random things."""
+    values = {"root": tmp_path / "root", "topology": topology, "sandbox": {"kind": sandbox_kind}, "backends": ("scripted:random",)}
+    return ServiceConfig.model_validate(values)
 
 
 def _tasks(count: int = GROUPS) -> list[Task]:
@@ -56,8 +61,8 @@ def _replay(directory: Path) -> Iterator[Client]:
             assert process.wait(30) == 0
 
 
-async def test_replay_of_a_copy_equals_the_live_stream(tmp_path: Path, topology: str) -> None:
-    async with service(_config(tmp_path / "root", topology), Stop()) as running:
+async def test_replay_of_a_copy_equals_the_live_stream(tmp_path: Path, config: ServiceConfig) -> None:
+    async with service(config, Stop()) as running:
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r", delivery="stream"))
         await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
@@ -76,8 +81,8 @@ async def test_replay_of_a_copy_equals_the_live_stream(tmp_path: Path, topology:
         assert (await in_thread(_read, replayed, middle))[0] == resumed
 
 
-async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(tmp_path: Path, topology: str) -> None:
-    async with service(_config(tmp_path / "root", topology), Stop()) as running:
+async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(config: ServiceConfig) -> None:
+    async with service(config, Stop()) as running:
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r", delivery="stream", max_open_groups=4, max_unacked_groups=4))
         await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
