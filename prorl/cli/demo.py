@@ -29,7 +29,7 @@ def demo(
     root: Path = Path("prorl-runs"),
     name: str = "",
     control: Annotated[str, Parameter(show=False)] = "",
-    sandbox: str = "auto",
+    sandbox: str = "",
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     json: Flag = False,
 ) -> int:
@@ -50,7 +50,7 @@ def demo(
     control
         `shuffled-rewards`: must not learn.
     sandbox
-        Kind of the tools' sandboxes; auto takes the strongest that works.
+        Kind of the tools' sandboxes. Default: pyns, the one that starts with the least work, where it works, else auto.
     config
         YAML file with another recipe, as configs/demo.yaml.
     json
@@ -113,7 +113,7 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     from prorl.cli.recipe import service_config
 
     model = Path(recipe.model).absolute() if recipe.model else TOY
-    service, started = service_config(root, model, sandbox), time.monotonic()
+    service, started = service_config(root, model, sandbox or await _lightest()), time.monotonic()
     shown = display(recipe, Show.NOTHING if json else Show.AUTO)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
@@ -134,6 +134,12 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     else:
         present(found, elapsed_s=found["elapsed_s"], cpu=found["cpu_s"])
     return 0
+
+
+async def _lightest() -> str:
+    from prorl.sandbox.probe import probe_one
+
+    return "pyns" if (await probe_one("pyns")).works else "auto"
 
 
 async def _learn(recipe: Recipe, name: str, model: Path, config: object, shown: Display) -> float | None:

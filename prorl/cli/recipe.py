@@ -57,7 +57,7 @@ def service_config(root: Path, model: Path, kind: str) -> ServiceConfig:
         run=StageConfig(slots=64),
         eval=StageConfig(slots=16),
         sandbox={"kind": kind, "max_sandboxes": 96},  # type: ignore[arg-type]
-        store=StoreConfig(flush_s=0.25),
+        store=StoreConfig(flush_s=1.0),
     )
 
 
