@@ -28,7 +28,6 @@ CREATE TABLE groups (
     PRIMARY KEY (run_id, group_id)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX groups_key ON groups (run_id, key);
-CREATE INDEX groups_state ON groups (run_id, state);
 CREATE UNIQUE INDEX groups_delivery ON groups (run_id, delivery_seq) WHERE delivery_seq >= 0;
 
 CREATE TABLE rollouts (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 from pathlib import Path
 
 import aiohttp
@@ -11,6 +12,7 @@ import orjson
 import pytest
 
 from prorl.service.http import MAX_BODY_BYTES
+from prorl.service.serve import bind
 from prorl.types import Json
 from tests.service.world import TOKEN, group, world
 
@@ -157,3 +159,10 @@ async def test_versions_are_never_used_again(tmp_path: Path) -> None:
         for version, path, expected in said:
             assert (await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path}))[0] == expected
         assert (await w.view())["version"] == 3
+
+
+def test_answers_never_wait_for_an_ack() -> None:
+    with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP, "what asyncio looks at before it sets TCP_NODELAY"
