@@ -29,7 +29,7 @@ def bench(
     quick
         End within 50 s on two cores.
     """
-    from prorl.cli.output import say, say_json
+    from prorl.cli.output import is_terminal, say, say_json
 
     names = benches()
     if not name:
@@ -45,8 +45,7 @@ def bench(
     else:
         from rich.console import Console
 
-        console = Console()
-        console.print(report.table(), width=None if console.is_terminal else 200)
+        Console(width=None if is_terminal() else 200).print(report.table())
     return 0
 
 
