@@ -1,0 +1,106 @@
+"""The demo's recipe, what it shows while it runs, and pass@k; the demo itself runs in tests/integration/test_learning.py."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prorl.cli.app import dispatch
+from prorl.cli.demo_show import Story
+from prorl.cli.passk import estimate, pass_at_k, wilson
+from prorl.cli.recipe import Recipe, heldout_tasks, train_run, train_tasks
+from prorl.types import GroupState, Json, RolloutState, Stage
+
+CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"
+
+
+def test_the_config_file_says_what_happens_without_it() -> None:
+    assert Recipe.model_validate(yaml.safe_load(CONFIG.read_text())) == Recipe()
+
+
+def test_held_out_tasks_are_the_same_for_every_seed_and_training_tasks_are_not() -> None:
+    one, other = Recipe(seed=1, steps=2), Recipe(seed=2, steps=2)
+    assert heldout_tasks(one) == heldout_tasks(other)
+    assert train_tasks(one) == train_tasks(one) != train_tasks(other)
+    held = {task.prompt for task in heldout_tasks(one)}
+    assert not held & {task.prompt for task in train_tasks(one)}
+    assert {task.env for task in train_tasks(one)[:2]} == {"arith", "shop"}
+
+
+def test_no_more_is_open_than_the_next_step_takes() -> None:
+    synchronous, ahead = train_run(Recipe(groups_per_step=6), "r"), train_run(Recipe(groups_per_step=6, steps_ahead=1), "r")
+    assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)
+
+
+def view(rewards: int, mean: float, tokens: int, version: int) -> Json:
+    """The gateway's answer about a run."""
+    gauges = {"slots": 8, "busy": 2, "queued": 0, "tokens": 0}
+    stages = {stage.value: dict(gauges) for stage in Stage}
+    stages["run"]["tokens"] = tokens
+    return {
+        "version": version, "groups": {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}, "stages": stages,
+        "counts": {state.value: 0 for state in RolloutState} | {"completed": rewards}, "reward_mean": mean, "num_rewards": rewards,
+        "state": "open",
+    }  # fmt: skip
+
+
+def test_the_shown_reward_is_that_of_the_last_rollouts() -> None:
+    story = Story(Recipe())
+    story.see("train", view(0, 0.0, 0, 0))
+    assert story.reward() is None
+    story.see("train", view(300, 0.2, 1000, 0))
+    assert story.reward() == pytest.approx(0.2)
+    story.see("train", view(600, 0.5, 2000, 1))
+    assert story.reward() == pytest.approx(0.8)
+    assert story.curve == pytest.approx({0: 0.2, 1: 0.8})
+    assert "DAPO kept 3 dropped 2" in story.figures()
+    story.see("after", view(10, 0.9, 2100, 1))
+    assert story.reward() == pytest.approx(0.9), "another run's rewards are another story"
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_is_the_share_of_draws_with_a_right_one(n: int, data: st.DataObject) -> None:
+    right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = list(itertools.combinations([True] * right + [False] * (n - right), k))
+    assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@given(st.lists(st.tuples(st.just(4), st.integers(0, 4)), min_size=1, max_size=30))
+def test_the_interval_holds_the_estimate_and_pass_at_k_grows(tasks: list[tuple[int, int]]) -> None:
+    found = estimate(tasks)
+    assert list(found) == [1, 2, 4]
+    assert found[1].value == pytest.approx(statistics.mean(right / n for n, right in tasks))
+    assert all(0 <= one.low <= one.value + 1e-9 and one.value <= one.high + 1e-9 <= 1 + 1e-9 for one in found.values())
+    assert found[1].value <= found[2].value + 1e-9
+    assert found[2].value <= found[4].value + 1e-9
+
+
+def test_wilson_against_published_figures() -> None:
+    """Newcombe (1998), Statistics in Medicine 17:857, table I, method 3."""
+    assert wilson(81 / 263, 263)[1:] == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson(15 / 148, 148)[1:] == pytest.approx((0.0624, 0.1605), abs=1e-4)
+    assert wilson(0.0, 20)[1:] == pytest.approx((0.0, 0.1611), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["demo", "--resume"], "no demo to resume"),
+        (["demo", "--control", "nonsense"], "control"),
+        (["eval", "--tasks", "arith:heldout?n=4", "--policy", "tiy"], "did you mean `toy`?"),
+        (["eval", "--policy", "toy"], "no task file"),
+        (["eval", "--tasks", "arith:heldout?n=0", "--policy", "toy"], "positive"),
+    ],
+)
+def test_mistakes_are_one_line(argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([*argv, "--root", str(tmp_path / "root")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "root").exists()
