@@ -23,6 +23,7 @@ from prorl.service.gateway import Gateway
 from prorl.service.http import Border, error_body, status_of
 from prorl.service.manifest import code_version, write_manifest
 from prorl.service.state import GroupRecord, RunRecord
+from prorl.storage import check_filter
 from prorl.types import Json, Task
 
 CHUNK = 500
@@ -85,6 +86,8 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     @app.post("/v1/runs", status_code=201)
     async def create_run(config: RunConfig) -> Response:
         """Make a run. The same body again answers 200 with its present state; another body for the same name 409."""
+        if config.filter not in ("none", "dapo"):
+            await asyncio.to_thread(check_filter, config.filter)
         known = core.state.runs.get(config.run_id)
         if known is None:
             write_manifest(gateway.config, config, gateway.wall())

@@ -95,6 +95,14 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
         assert backend == {"name": "scripted:noop", "state": "ready", "in_flight": 0}
 
 
+@pytest.mark.parametrize("sql", ["select nonsense from rollouts", "copy rollouts to 'x'", "select group_id from rollouts"])
+async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(tmp_path: Path, sql: str) -> None:
+    async with world(tmp_path) as w:
+        status, answer = await w.http("POST", "/v1/runs", {"run_id": "r", "filter": sql, "backends": ["scripted:noop"]})
+        assert (status, answer["code"]) == (422, "invalid"), answer
+        assert not (tmp_path / "r").exists()
+
+
 async def test_after_last_only_known_groups_are_taken(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
