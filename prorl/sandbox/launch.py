@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 EXIT_CRASHED = 70
@@ -54,6 +55,7 @@ class Launch:
         return Launch(**{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])})
 
 
+@cache
 def interpreter_roots() -> tuple[str, ...]:
     """Folders that this Python runs from, outside /usr: its base prefix, then a virtual environment's."""
     roots: list[str] = []
@@ -64,11 +66,13 @@ def interpreter_roots() -> tuple[str, ...]:
     return tuple(roots)
 
 
+@cache
 def interpreter() -> str:
     """The real executable, without a virtual environment."""
     return os.path.realpath(sys.executable)
 
 
+@cache
 def package_folders() -> tuple[str, ...]:
     """Where IPython and its like are installed for our interpreter; shown inside read-only with the interpreter's roots."""
     return tuple(path for path in sys.path if path.endswith("site-packages"))

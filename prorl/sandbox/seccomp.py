@@ -11,6 +11,7 @@ import ctypes
 import errno
 import platform
 import struct
+from functools import cache
 from typing import NamedTuple
 
 DENIED = {
@@ -104,6 +105,7 @@ def program(machine: str) -> list[Step]:
     return steps
 
 
+@cache
 def bytecode(machine: str | None = None) -> bytes:
     """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it; empty on a machine that is not listed."""
     try:

@@ -21,8 +21,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
-from prorl.sandbox import linux
-from prorl.sandbox.launch import EXIT_CRASHED, Forked, Launch
+from prorl.sandbox import linux, seccomp
+from prorl.sandbox.launch import EXIT_CRASHED, Forked, Launch, interpreter, interpreter_roots, package_folders
 
 Serve = Callable[[int, int, dict[str, Any]], None]
 MESSAGE_BYTES = 64 << 10
@@ -125,6 +125,8 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
+    for known in (seccomp.bytecode, interpreter_roots, interpreter, package_folders):
+        known()  # computed once here, inherited by every launcher
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all children share
     control = socket.socket(fileno=int(control_fd))

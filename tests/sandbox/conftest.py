@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +24,8 @@ KINDS = ("pyns", "local", "bwrap", pytest.param("apptainer", marks=pytest.mark.a
 @cache
 def why_not(kind: str) -> str:
     """Why a kind cannot be tested here; empty when it can."""
-    found = asyncio.run(probe_one(kind))
+    with ThreadPoolExecutor(1) as pool:  # a loop of its own, also when a test's loop is running
+        found = pool.submit(asyncio.run, probe_one(kind)).result()
     return "" if found.works else f"{kind}: {found.reason}"
 
 

@@ -146,6 +146,36 @@ def _socket_of(folder: Path, sandbox_id: str) -> str:
     return path
 
 
+@pytest.mark.faults
+async def test_many_times(kind: str, folder: Path) -> None:
+    """Launchers and what they guard, killed over and over under one sandboxd: processes, sockets, notes and groups stay flat."""
+    rounds = 100 if kind == "pyns" else 20
+    daemon = await start_daemon(kind, folder)
+    await daemon.host.stop(await daemon.host.start("run/0/1", "run", SPEC))
+    before, sockets = len(below(daemon.process.pid)), Path(f"/tmp/prorl-{os.getuid()}")
+    for number in range(rounds):
+        ref = await daemon.host.start(f"run/{number}/1", "run", SPEC)
+        async with daemon.host.connect(ref) as sandbox:
+            work = asyncio.create_task(busy(daemon, sandbox))
+            await asyncio.sleep(0.05)
+            (entry,) = (await daemon.host.status())["sandboxes"]
+            launcher = entry["pid"]
+            pids = below(launcher) | {launcher}
+            os.kill(launcher if number % 2 else min(below(launcher)), signal.SIGKILL)
+            with pytest.raises(SandboxError):
+                await work
+        assert await until_gone(pids) == set(), f"round {number}"
+        for _ in range(500):
+            if (await daemon.host.status())["live"] == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert not os.path.exists(ref.socket_path)
+    assert len(below(daemon.process.pid)) == before
+    assert list((folder / "root" / "live").iterdir()) == []
+    assert sockets.exists()
+    await end(daemon)
+
+
 async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
     """The supervisor dies: sandboxd and everything below follow."""
     code = (

@@ -10,15 +10,23 @@ import pytest_asyncio
 
 import prorl.sandbox
 from prorl.sandbox.shell import Shell
+from tests.sandbox.conftest import why_not
 from tests.tools.situations import SITUATIONS, Input, Keep, Step
 
-KINDS = ("pyns", pytest.param("local", marks=pytest.mark.slow))
+KINDS = (
+    "pyns",
+    pytest.param("local", marks=pytest.mark.slow),
+    pytest.param("bwrap", marks=pytest.mark.slow),
+    pytest.param("apptainer", marks=[pytest.mark.slow, pytest.mark.apptainer]),
+)
 in_module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", params=KINDS, loop_scope="module")
 async def shell(request: pytest.FixtureRequest) -> AsyncIterator[Shell]:
     """One shell for all situations: each must leave it usable."""
+    if why_not(request.param):
+        pytest.skip(why_not(request.param))
     async with prorl.sandbox.open_shell(kind=request.param) as shell:
         yield shell
 

@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from prorl.tools.server.events import Events
 
@@ -46,20 +47,28 @@ def restrict(limits: dict[str, int], seccomp: bytes) -> None:
 
         code = ctypes.create_string_buffer(seccomp, len(seccomp))
         header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
-        libc = ctypes.CDLL(None, use_errno=True)
+        libc = _libc()
         libc.prctl(38, 1, 0, 0, 0)
         if libc.prctl(22, ctypes.c_ulong(2), ctypes.create_string_buffer(header, len(header)), 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")
 
 
-def set_dumpable(value: int) -> None:
-    """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch it back on."""
+@lru_cache(maxsize=None)  # noqa: UP033 - functools.cache is Python 3.9
+def _libc() -> Any:
+    """The C library, or None where Python has no ctypes."""
     try:
         import ctypes
 
-        ctypes.CDLL(None).prctl(4, value, 0, 0, 0)
-    except (ImportError, OSError, AttributeError):
-        pass
+        return ctypes.CDLL(None, use_errno=True)
+    except (ImportError, OSError):
+        return None
+
+
+def set_dumpable(value: int) -> None:
+    """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch it back on."""
+    libc = _libc()
+    if libc is not None:
+        libc.prctl(4, value, 0, 0, 0)
 
 
 class Forked:
