@@ -93,6 +93,25 @@ class ConnectedSandbox:
             if total >= size or not frame.body:
                 return b"".join(parts)
 
+    async def snapshot(self, max_bytes: int = 64 << 20) -> bytes:
+        """The workspace's files as a tar that `restore` takes; opaque here. Raises SandboxError when it is larger."""
+        header = {"op": "pack", "max_bytes": max_bytes}
+        size = (await self._ask(header, b"", FILE_OP_S)).header.get("size")
+        if not isinstance(size, int) or size > 2 * max_bytes:
+            raise SandboxError(FailureCode.SANDBOX_BROKEN, f"a snapshot of {size} bytes; the limit is {max_bytes}")
+        parts: list[bytes] = []
+        for offset in range(0, size, CHUNK_BYTES):
+            piece = {"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}
+            parts.append((await self._ask(piece, b"", FILE_OP_S)).body)
+        return b"".join(parts)
+
+    async def restore(self, snapshot: bytes) -> None:
+        """Put a snapshot's files over the workspace, so that siblings of a task need not prepare it again. Raises SandboxError."""
+        for offset in range(0, len(snapshot), CHUNK_BYTES):
+            piece = snapshot[offset : offset + CHUNK_BYTES]
+            header = {"op": "unpack", "offset": offset, "last": offset + CHUNK_BYTES >= len(snapshot)}
+            await self._ask(header, piece, FILE_OP_S)
+
     async def close(self) -> None:
         """Close the connection; idempotent."""
         self._closed = True

@@ -99,6 +99,7 @@ class Maker:
 
     async def make(self, spec: SandboxSpec) -> Live:
         """Start one and wait until its tool server serves. Raises SandboxError."""
+        self._check_image(spec.image)
         await self._room.acquire()
         try:
             async with self._gate:
@@ -109,6 +110,13 @@ class Maker:
         except BaseException:
             self._room.release()
             raise
+
+    def _check_image(self, image: str) -> None:
+        if image and not self._traits.images:
+            capable = " or ".join(kind for kind, traits in KINDS.items() if traits.images)
+            raise SandboxError(FailureCode.BAD_TASK, f"image {image!r}: kind {self._kind} runs none; use {capable}")
+        if image and not os.path.exists(image):
+            raise SandboxError(FailureCode.BAD_TASK, f"image {image!r} does not exist on this node")
 
     async def _make(self, spec: SandboxSpec) -> Live:
         sandbox_id = secrets.token_hex(8)

@@ -32,6 +32,8 @@ class Traits:
     """Needs a folder on the host."""
     zipapp: bool
     """Runs the tool server as a program instead of forking it."""
+    images: bool
+    """Can run an image instead of the host's /usr."""
     server_can_be_killed: bool
     """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
     enforces: tuple[str, ...]
@@ -58,6 +60,7 @@ KINDS = {
     "apptainer": Traits(
         folder=True,
         zipapp=True,
+        images=True,
         server_can_be_killed=False,
         enforces=(*_NAMESPACES[:2], "sized /tmp", *_NAMESPACES[3:]),
         cannot=("workspace size on disk", "size of /dev/shm", "CPU share", "bugs of the kernel"),
@@ -69,6 +72,7 @@ KINDS = {
     "bwrap": Traits(
         folder=False,
         zipapp=True,
+        images=True,
         server_can_be_killed=False,
         enforces=_NAMESPACES,
         cannot=("CPU share", "bugs of the kernel"),
@@ -78,6 +82,7 @@ KINDS = {
     "pyns": Traits(
         folder=False,
         zipapp=False,
+        images=False,
         server_can_be_killed=False,
         enforces=_NAMESPACES,
         cannot=("CPU share", "bugs of the kernel"),
@@ -86,6 +91,7 @@ KINDS = {
     "local": Traits(
         folder=True,
         zipapp=False,
+        images=False,
         server_can_be_killed=True,
         enforces=("processes, size of a file, open files, memory of one process", "everything inside ends with it"),
         cannot=("network", "readable files of the host", "/tmp and disk space", "CPU share", "bugs of the kernel"),

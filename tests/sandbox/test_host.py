@@ -152,3 +152,23 @@ async def test_a_cancelled_call_ends_its_command(sandboxd: Sandboxd) -> None:
     async with host.connect(ref) as sandbox:
         done = await sandbox.call("bash", {"command": "ls; jobs -r"}, 10.0)
     assert done.output == "begun\n"
+
+
+async def test_a_snapshot_prepares_a_sibling(sandboxd: Sandboxd) -> None:
+    host = sandboxd.host
+    first = await host.start("run/1/1", "run", SPEC)
+    async with host.connect(first) as sandbox:
+        setup = "mkdir -p a/b; echo hi > a/b/f; ln -s b a/link; head -c 3M /dev/urandom > big; "
+        setup += "printf '#!/bin/sh\\necho ran\\n' > run; chmod 755 run"
+        await sandbox.exec(["bash", "-c", setup], 10.0)
+        snapshot = await sandbox.snapshot()
+        digest = (await sandbox.exec(["sha256sum", "big"], 10.0)).output
+        with pytest.raises(SandboxError):
+            await sandbox.snapshot(max_bytes=1 << 20)
+    second = await host.start("run/2/1", "run", SPEC)
+    async with host.connect(second) as sandbox:
+        await sandbox.restore(snapshot)
+        assert (await sandbox.exec(["bash", "-c", "cat a/link/f; ./run"], 10.0)).output == "hi\nran\n"
+        assert (await sandbox.exec(["sha256sum", "big"], 10.0)).output == digest
+        with pytest.raises(SandboxError):
+            await sandbox.restore(b"no archive")

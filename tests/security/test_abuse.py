@@ -60,6 +60,7 @@ def need_walls(box: Box) -> None:
 # ---- exhaustion
 
 
+@pytest.mark.slow
 async def test_fork_bomb_stays_inside_and_the_shell_comes_back(box: Box) -> None:
     bomb = asyncio.create_task(box.sandbox.call("bash", {"command": ":(){ :|:& };: ; sleep 3"}, 1.0))
     other = await box.daemon.host.start("run/2/1", "run", SPEC)
@@ -85,6 +86,7 @@ async def test_memory_of_one_process(box: Box) -> None:
     assert await box.sh("echo alive") == (0, "alive\n")
 
 
+@pytest.mark.slow
 async def test_memory_of_all_processes_together(box: Box) -> None:
     if "memory" not in Cgroups.usable():
         pytest.skip("no memory control group can be made here; `prorl doctor` says so")
@@ -109,6 +111,7 @@ async def test_sized_folders(box: Box, folder: str, limit_bytes: int) -> None:
     assert 0 < int(output) <= limit_bytes
 
 
+@pytest.mark.slow
 async def test_number_of_files(box: Box) -> None:
     need_walls(box)
     if box.kind in ("bwrap", "apptainer"):

@@ -41,13 +41,13 @@ def restrict(limits: dict[str, int], seccomp: bytes) -> None:
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
-    if seccomp:
+    libc = _libc()
+    if seccomp and libc is not None:  # an image without libffi has no ctypes: there the namespaces stand alone
         import ctypes
         import struct
 
         code = ctypes.create_string_buffer(seccomp, len(seccomp))
         header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
-        libc = _libc()
         libc.prctl(38, 1, 0, 0, 0)
         if libc.prctl(22, ctypes.c_ulong(2), ctypes.create_string_buffer(header, len(header)), 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")

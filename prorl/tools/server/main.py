@@ -5,6 +5,7 @@
     {"id", "op": "exec", "argv", "timeout_s"} + stdin            -> the same
     {"id", "op": "put", "path", "mode", "offset"} + content      -> {"id", "ok": true}
     {"id", "op": "get", "path", "offset", "max_bytes"}           -> {"id", "ok": true, "size"} + content
+    {"id", "op": "pack" | "pack_read" | "unpack", ...}            -> the workspace as a tar (`archive.py`)
     anything wrong                                               -> {"id", "ok": false, "error", "missing"}
 
 The listening socket was made outside, so its file is out of the agent's reach. Calls of several clients are served in turn.
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prorl.tools.server import beneath
+from prorl.tools.server.archive import Archive
 from prorl.tools.server.bash import Bash, BashDied
 from prorl.tools.server.children import MakeRoom, restrict, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
@@ -48,6 +50,7 @@ class Server:
         self._env: dict[str, str] = dict(config["env"])
         self._refuse_uid: int = config.get("refuse_uid", -1)
         self._output_bytes: int = config.get("output_bytes", OUTPUT_BYTES)
+        self._archive = Archive(self._workspace)
         self._room = MakeRoom(self._events, config.get("alone", False))
         self._bash = Bash(self._events, self._env, self._workspace, self._output_bytes, self._room)
         self._tools = self._make_tools(config.get("tools", ["bash", "python", "files"]), config)
@@ -113,7 +116,7 @@ class Server:
         self._events.client = connection.fileno()
         try:
             reply, content = self._perform(header, body)
-        except (OSError, ValueError, KeyError, TypeError, BashDied) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BashDied) as error:
             missing = isinstance(error, FileNotFoundError)
             reply, content = {"ok": False, "error": f"{type(error).__name__}: {error}", "missing": missing}, b""
         finally:
@@ -134,6 +137,13 @@ class Server:
             limit = min(int(header["max_bytes"]), FRAME_LIMIT // 2)
             size, content = beneath.get(self._workspace, header["path"], header["offset"], limit)
             return {"ok": True, "size": size}, content
+        if op == "pack":
+            return {"ok": True, "size": self._archive.pack(header["max_bytes"])}, b""
+        if op == "pack_read":
+            return {"ok": True}, self._archive.read(header["offset"], min(int(header["max_bytes"]), FRAME_LIMIT // 2))
+        if op == "unpack":
+            self._archive.unpack(body, header["offset"], header["last"])
+            return {"ok": True}, b""
         if op == "hello":
             return {"ok": True, "workspace": self._workspace, "tools": sorted(self._tools)}, b""
         raise ValueError(f"unknown op {op!r}")
