@@ -1,8 +1,11 @@
 """Records <-> rows: each conversion is one function, and all of them are here.
 
 A stage reads its one-row batch with `read_*` and answers with `*_row`, which appends columns without touching the others. Token
-ids and logprobs go from numpy into Arrow buffers and are never Python lists. `validate_sequences` states what a valid sequence is;
-`row_hashes` what "equal rows" means.
+ids and logprobs are copied once from numpy into Arrow buffers and are never Python lists. `validate_sequences` states what a valid
+sequence is; `row_hashes` what "equal rows" means.
+
+A call into Arrow costs more than the values of a small row, so each row is converted in one: records become tuples in the order of
+their struct's fields, and all new columns of a row are one struct.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -19,7 +23,7 @@ import orjson
 import pyarrow as pa
 
 from prorl.errors import SchemaError
-from prorl.schema import LEASED, RAN, READY, REWARD_PART, SCORED, SEQUENCE
+from prorl.schema import LEASED, RAN, READY, REWARD_PART, SCORED, SEQUENCE, TURN
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -113,9 +117,12 @@ def _leased_dict(lease: Lease) -> dict[str, Json]:
     }
 
 
+_LEASED_NAMES = tuple(LEASED.names)
+
+
 def read_lease(row: pa.RecordBatch) -> Lease:
     """The LEASED columns of a one-row batch of any edge."""
-    value = {name: row.column(name)[0].as_py() for name in LEASED.names}
+    value = {name: row.column(i)[0].as_py() for i, name in enumerate(_LEASED_NAMES)}
     return Lease(
         key=AttemptKey(value["run_id"], value["rollout_id"], value["attempt"]),
         group_id=value["group_id"],
@@ -155,21 +162,24 @@ def rows(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     return [batch.slice(i, 1) for i in range(batch.num_rows)]
 
 
-def append(row: pa.RecordBatch, columns: dict[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+def _added(schema: pa.Schema, before: pa.Schema) -> pa.StructType:
+    """The columns that an edge adds to those of the edge before it, as one struct."""
+    return pa.struct(list(schema)[len(before) :])
+
+
+_READY, _RAN, _SCORED = _added(READY, LEASED), _added(RAN, READY), _added(SCORED, RAN)
+
+
+def _append(row: pa.RecordBatch, values: tuple[Json, ...], added: pa.StructType, schema: pa.Schema) -> pa.RecordBatch:
     """The next edge's row: the columns that are there, shared, plus new ones."""
-    arrays = [*row.columns, *(columns[name] for name in schema.names[row.num_columns :])]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    columns = pa.array([values], added).flatten()
+    return pa.RecordBatch.from_arrays([*row.columns, *columns], schema=schema)
 
 
 def ready_row(row: pa.RecordBatch, *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float) -> pa.RecordBatch:
     """LEASED -> READY."""
-    columns = {
-        "sandbox": pa.array([sandbox._asdict()], READY.field("sandbox").type),
-        "prompt": pa.array([[_message_dict(m) for m in prompt]], READY.field("prompt").type),
-        "tools": pa.array([orjson.dumps([spec._asdict() for spec in tools]).decode()]),
-        "init_s": pa.array([init_s]),
-    }
-    return append(row, columns, READY)
+    specs = orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]"
+    return _append(row, (sandbox, [_message_values(m) for m in prompt], specs, init_s), _READY, READY)
 
 
 def read_ready(row: pa.RecordBatch) -> Ready:
@@ -187,9 +197,14 @@ def read_sandbox(row: pa.RecordBatch) -> SandboxRef:
     return SandboxRef(**row.column("sandbox")[0].as_py())
 
 
-def _message_dict(message: Message) -> dict[str, Json]:
+def _message_values(message: Message) -> tuple[Json, ...]:
+    """In the order of MESSAGE."""
     calls = orjson.dumps([call._asdict() for call in message.tool_calls]).decode() if message.tool_calls else "[]"
-    return {"role": message.role, "content": message.content, "tool_calls": calls, "name": message.name, "turn": message.turn}
+    return message.role, message.content, calls, message.name, message.turn
+
+
+_turn_values = attrgetter(*(f.name for f in TURN))
+_part_values = attrgetter(*(f.name for f in REWARD_PART))
 
 
 def read_message(value: dict[str, Json]) -> Message:
@@ -201,21 +216,21 @@ def read_message(value: dict[str, Json]) -> Message:
 def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.RecordBatch:
     """READY -> RAN."""
     failure = trajectory.failure
-    columns = {
-        "sequences": _one(sequences_array(trajectory.sequences), RAN.field("sequences").type),
-        "turns": pa.array([[asdict(turn) for turn in trajectory.turns]], pa.list_(RAN.field("turns").type.value_field)),
-        "messages": pa.array([[_message_dict(m) for m in trajectory.messages]], RAN.field("messages").type),
-        "artefact": pa.array([trajectory.artefact], pa.binary()),
-        "artefact_digest": pa.array([artefact_digest(trajectory.artefact)]),
-        "stop_reason": pa.array([trajectory.stop_reason.value]),
-        "failure_class": pa.array([failure.failure_class.value]),
-        "failure_code": pa.array([failure.code.value]),
-        "failure_message": pa.array([failure.message]),
-        "run_s": pa.array([run_s]),
-        "llm_s": pa.array([trajectory.llm_s]),
-        "tool_s": pa.array([trajectory.tool_s]),
-    }
-    return append(row, columns, RAN)
+    values = (
+        [_sequence_values(s) for s in trajectory.sequences],
+        [_turn_values(turn) for turn in trajectory.turns],
+        [_message_values(m) for m in trajectory.messages],
+        trajectory.artefact,
+        artefact_digest(trajectory.artefact),
+        trajectory.stop_reason,
+        failure.failure_class,
+        failure.code,
+        failure.message,
+        run_s,
+        trajectory.llm_s,
+        trajectory.tool_s,
+    )
+    return _append(row, values, _RAN, RAN)
 
 
 def artefact_digest(artefact: bytes) -> str:
@@ -225,18 +240,9 @@ def artefact_digest(artefact: bytes) -> str:
 
 def scored_row(row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float) -> pa.RecordBatch:
     """RAN -> SCORED; `score` is None for rows that pass unscored."""
-    parts = [asdict(part) for part in score.parts] if score else []
-    columns = {
-        "scored": pa.array([score is not None]),
-        "reward": pa.array([score.reward if score else 0.0], pa.float32()),
-        "reward_parts": pa.array([parts], pa.list_(pa.field("element", REWARD_PART, nullable=False))),
-        "grader_log": pa.array([score.log if score else ""]),
-        "eval_failure_class": pa.array([failure.failure_class.value]),
-        "eval_failure_code": pa.array([failure.code.value]),
-        "eval_failure_message": pa.array([failure.message]),
-        "eval_s": pa.array([eval_s]),
-    }
-    return append(row, columns, SCORED)
+    reward, parts, grader_log = (score.reward, [_part_values(part) for part in score.parts], score.log) if score else (0.0, [], "")
+    values = (score is not None, reward, parts, grader_log, failure.failure_class, failure.code, failure.message, eval_s)
+    return _append(row, values, _SCORED, SCORED)
 
 
 def read_failure(row: pa.RecordBatch, prefix: str = "") -> Failure:
@@ -245,29 +251,13 @@ def read_failure(row: pa.RecordBatch, prefix: str = "") -> Failure:
     return Failure(code=code, message=row.column(f"{prefix}failure_message")[0].as_py())
 
 
-def _one(values: pa.Array, dtype: pa.ListType) -> pa.ListArray:
-    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values, type=dtype)
+_SEQUENCE_NAMES = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
+_sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
 
 
 def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
-    """Sequences as SEQUENCE structs; one copy at most, none for a single sequence."""
-    arrays = [pa.array([s.segment for s in sequences], pa.int32())]
-    names = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
-    offsets: dict[tuple[int, ...], pa.Array] = {}
-    for name, child in zip(names, list(SEQUENCE)[1:], strict=True):
-        arrays.append(_lists([getattr(s, name) for s in sequences], child.type, offsets))
-    return pa.StructArray.from_arrays(arrays, fields=list(SEQUENCE))
-
-
-def _lists(values: Many[np.ndarray[Any, Any]], dtype: pa.ListType, offsets: dict[tuple[int, ...], pa.Array]) -> pa.ListArray:
-    """`offsets` remembers those of lists that are as long: the span columns of a sequence share them."""
-    numpy_type = dtype.value_type.to_pandas_dtype()
-    lengths = tuple(map(len, values))
-    if lengths not in offsets:
-        offsets[lengths] = pa.array(np.array([0, *accumulate(lengths)], np.int32))
-    joined = values[0] if len(values) == 1 else np.concatenate([np.zeros(0, numpy_type), *values])
-    flat = pa.array(np.ascontiguousarray(joined, numpy_type))
-    return pa.ListArray.from_arrays(offsets[lengths], flat, type=dtype)
+    """Sequences as SEQUENCE structs."""
+    return pa.array([_sequence_values(s) for s in sequences], SEQUENCE)
 
 
 def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
@@ -276,14 +266,7 @@ def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
     return tuple(
         Sequence(
             segment=columns[0][i].as_py(),
-            **{
-                name: column[i].values.to_numpy(zero_copy_only=False)
-                for name, column in zip(
-                    ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S"),
-                    columns[1:],
-                    strict=True,
-                )
-            },
+            **{name: column[i].values.to_numpy(zero_copy_only=False) for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)},
         )
         for i in range(len(values))
     )

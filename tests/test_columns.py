@@ -86,20 +86,19 @@ def test_appending_shares_the_columns_that_are_there(lease: Lease, trajectory: T
         assert ours == [b.address for b in ready.column(name).buffers() if b is not None]
 
 
-def test_one_sequence_becomes_arrow_without_a_copy() -> None:
-    ids = np.arange(1000, dtype=np.int32)
+def test_a_nan_logprob_reaches_the_gate_as_nan() -> None:
     sequence = Sequence(
         segment=0,
-        token_ids_L=ids,
-        logprobs_C=np.zeros(0, np.float32),
-        span_end_S=np.array([1000], np.int32),
-        span_kind_S=np.array([0], np.uint8),
-        span_version_S=np.array([-1], np.int32),
+        token_ids_L=np.arange(2, dtype=np.int32),
+        logprobs_C=np.array([np.nan, -1.0], np.float32),
+        span_end_S=np.array([2], np.int32),
+        span_kind_S=np.array([1], np.uint8),
+        span_version_S=np.array([0], np.int32),
         span_turn_S=np.array([0], np.int32),
         span_temperature_S=np.array([1.0], np.float32),
     )
-    array = columns.sequences_array([sequence])
-    assert array.field("token_ids").values.buffers()[1].address == ids.ctypes.data
+    (problem,) = columns.validate_sequences(sequences_table([sequence]))
+    assert "not finite" in problem
 
 
 @given(st.lists(mine.sequences(), min_size=1, max_size=5), st.integers(0, 4))
