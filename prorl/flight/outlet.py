@@ -27,7 +27,7 @@ from prorl.flight import trace
 from prorl.flight.credit import Ledger
 from prorl.flight.edge import ACK, CREDIT, decode
 from prorl.flight.pacing import ROWS_S, Paced
-from prorl.flight.queues import wire_bytes
+from prorl.flight.queues import Sized, join, wire_bytes
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
@@ -61,7 +61,7 @@ class Outlet:
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
         self._on_acked, self._on_lost, self._on_credit, self._on_sent = on_acked, on_lost, on_credit, on_sent
-        self._rows: dict[AttemptKey, tuple[pa.RecordBatch, int]] = {}
+        self._rows: dict[AttemptKey, Sized] = {}
         self._held_bytes = 0
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
@@ -152,20 +152,22 @@ class Outlet:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
         num_bytes = wire_bytes(row)
-        self._rows[key] = (row, num_bytes)
+        self._rows[key] = Sized(row, num_bytes)
         self._held_bytes += num_bytes
         self._ledger.put(key, num_bytes)
         self._paced.ask()
 
     def _pump(self) -> None:
-        """Send what credit allows."""
+        """Send what credit allows; what goes to one consumer goes together."""
         sent: dict[int, list[AttemptKey]] = {}
         for name, key in self._ledger.assign():
-            self._channels[name].send(self._rows[key][0])
             sent.setdefault(name, []).append(key)
-            if not self._redelivered:
-                self._release(key)
         for name, given in sent.items():
+            for batch in join([self._rows[key] for key in given]):
+                self._channels[name].send(batch)
+            if not self._redelivered:
+                for key in given:
+                    self._release(key)
             self._on_sent(given, self._channels[name].peer)
 
     def _forget(self, gone: Iterable[AttemptKey]) -> list[AttemptKey]:
