@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from prorl.cli.passk import Passed
+    from prorl.types import Json
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -61,24 +62,23 @@ def evaluate(
         YAML file; see `prorl schema --config`.
     set_
         Any setting, as KEY=VALUE.
-    json
-        Print one JSON object.
-    quiet
-        No progress.
     """
-    import asyncio
-
-    from prorl.cli.job import Plan, run_plan
-    from prorl.cli.progress import Show
-    from prorl.cli.settings import assignment
-
-    sets = [*(set_ or []), *([] if temperature is None else [f"run.sampling.temperature={temperature}"])]
-    for text in sets:
-        assignment(text)
     flags = {
         "tasks": ",".join(tasks) if tasks else None, "policy": policy, "n": n or 1, "limit": limit, "name": name, "greedy": greedy or None,
         "run": {} if seed is None else {"seed": seed},
     }  # fmt: skip
+    sets = [*(set_ or []), *([] if temperature is None else [f"run.sampling.temperature={temperature}"])]
+    return _run(config, flags, sets, root, threshold, json=json, quiet=quiet)
+
+
+def _run(
+    config: Path | None, flags: Mapping[str, Json], sets: Sequence[str], root: Path | None, threshold: float, *, json: bool, quiet: bool
+) -> int:
+    import asyncio
+
+    from prorl.cli.job import Plan, run_plan
+    from prorl.cli.progress import Show
+
     plan = Plan.make(config, flags, sets, root=root)
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
