@@ -10,12 +10,15 @@ import asyncio
 import os
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from prorl.bench.report import Row, median
 from prorl.sandbox.host import UnixSandboxHost
+from prorl.sandbox.kinds.apptainer import make_support
 from prorl.sandbox.probe import probe_one
 from prorl.sandbox.settings import KINDS
 from prorl.sandbox.spawn import spawned
@@ -27,7 +30,7 @@ TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 RAW = {
     "pyns": "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc /bin/true",
     "bwrap": "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev /bin/true",
-    "apptainer": "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none / /bin/true",
+    "apptainer": "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none --bind /usr:/usr:ro {image} /bin/true",
     "local": "/bin/true",
 }
 """The kind's own launcher with the same walls around `true`."""
@@ -46,8 +49,15 @@ async def run(quick: bool) -> list[Row]:
 
 
 async def _kind(kind: str, quick: bool) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
+        make_support(folder)
+        return await _measure(kind, quick, RAW[kind].format(image=f"{folder}/skeleton"))
+
+
+async def _measure(kind: str, quick: bool, command: str) -> list[Row]:
     lives = 10 if quick else 50
-    raw = statistics.median([_timed_ms(_raw_launch(kind)) for _ in range(lives)])
+    raw_launch = partial(subprocess.run, command.split(), stdout=subprocess.DEVNULL, check=True)
+    raw = statistics.median([_timed_ms(raw_launch) for _ in range(lives)])
     rows = [Row(what=f"raw_launch_p50_ms.{kind}", value=raw, unit="ms", note=RAW[kind])]
     async with spawned(kind) as (host, pid):
         bare = await _bare_python(host, lives)
@@ -61,17 +71,12 @@ async def _kind(kind: str, quick: bool) -> list[Row]:
         rows.append(Row(what=f"cpu_ms_per_life.{kind}", value=per_life, unit="ms", cpu_s=cpu_s, note=note))
         for parallel in (8,) if quick else (32, 64):
             rows.append(await _parallel(host, kind, parallel))
-        rows += await _flat(host, pid, kind, 30 if quick else 1000)
+        rows += await _flat(host, pid, kind, raw_launch, 30 if quick else 1000)
         if kind != "apptainer" or not quick:
             rows.append(await _idle(host, pid, kind, 20 if quick else 200))
     async with spawned(kind, warm=2) as (host, _):
         rows.append(_barred(f"warm_start_p50_ms.{kind}", await _warm(host, lives), WARM_BAR_MS))
     return rows
-
-
-def _raw_launch(kind: str) -> Callable[[], object]:
-    argv = RAW[kind].split()
-    return lambda: subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 async def _bare_python(host: UnixSandboxHost, count: int) -> list[float]:
@@ -123,9 +128,8 @@ async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Row:
     return Row(what=f"parallel_starts_per_s_{count}.{kind}", value=rate, unit="1/s")
 
 
-async def _flat(host: UnixSandboxHost, pid: int, kind: str, lives: int) -> list[Row]:
+async def _flat(host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], lives: int) -> list[Row]:
     """Processes, mounts, sockets and descriptors before and after many lives; the last tenth's time against the first's."""
-    raw = _raw_launch(kind)
     ref = await host.start("bench/0/1", "run", SPEC)
     await host.stop(ref)
     sockets = os.path.dirname(ref.socket_path)
