@@ -20,8 +20,8 @@ def build() -> bytes:
     members.update(_sources("prorl.tools.server", "prorl/tools/server"))
     members.update(_sources("ptyprocess", "ptyprocess"))
     members.update({name + "c": _compiled(name, source) for name, source in members.items() if source})
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+    out = io.BytesIO()  # stored, not deflated: unpacking costs a start more than reading
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(members):
             archive.writestr(zipfile.ZipInfo(name, STAMP), members[name])
     return out.getvalue()
