@@ -57,6 +57,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 import orjson
 import pyarrow as pa
@@ -116,13 +117,14 @@ class ControlRow:
         return AttemptKey(self.run_id, self.rollout_id, self.attempt)
 
 
+_STRUCT = pa.struct(list(CONTROL))
+_scalars = attrgetter(*CONTROL.names[:-1])
+
+
 def to_batch(rows: Iterable[ControlRow]) -> pa.RecordBatch:
     """Pack rows for one send. Raises TypeError for a payload that is not JSON."""
-    rows = list(rows)
-    columns = [[getattr(row, name) for row in rows] for name in CONTROL.names[:-1]]
-    payload = [orjson.dumps(row.payload).decode() for row in rows]
-    arrays = [pa.array(values, f.type) for values, f in zip([*columns, payload], CONTROL, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=CONTROL)
+    values = [(*_scalars(row), orjson.dumps(row.payload)) for row in rows]
+    return pa.RecordBatch.from_arrays(pa.array(values, _STRUCT).flatten(), schema=CONTROL)
 
 
 def from_batch(batch: pa.RecordBatch) -> list[ControlRow]:

@@ -25,22 +25,17 @@ class Back(NamedTuple):
     key: AttemptKey = NO_KEY
 
 
+_STRUCT = pa.struct(list(EDGE_BACK))
+
+
 def encode(said: Sequence[Back]) -> pa.RecordBatch:
     """As one batch.
 
     >>> decode(encode([Back(CREDIT, 2, 100)]))
     [Back(kind='credit', rows=2, num_bytes=100, key=AttemptKey(run_id='', rollout_id=-1, attempt=-1))]
     """
-    columns = (
-        [back.kind for back in said],
-        [back.rows for back in said],
-        [back.num_bytes for back in said],
-        [back.key.run_id for back in said],
-        [back.key.rollout_id for back in said],
-        [back.key.attempt for back in said],
-    )
-    arrays = [pa.array(column, f.type) for column, f in zip(columns, EDGE_BACK, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=EDGE_BACK)
+    rows = [(kind, rows, num_bytes, *key) for kind, rows, num_bytes, key in said]
+    return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=EDGE_BACK)
 
 
 def decode(batch: pa.RecordBatch) -> list[Back]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-ROWS_S = 0.002
+ROWS_S = 0.005
 """For work rows, whose latency people measure."""
 
-BACK_S = 0.01
+BACK_S = 0.02
 """For credit, acks and events, which nobody waits for while there is credit."""
 
 

@@ -29,6 +29,9 @@ MIN_AHEAD, MAX_AHEAD = 8, 256
 """Leases granted ahead of credit."""
 
 
+_STRUCT = pa.struct(list(LEASED))
+
+
 class Leases:
     """The lease edge's serving side."""
 
@@ -114,8 +117,7 @@ class Leases:
     def _batch(self, records: list[RolloutRecord]) -> pa.RecordBatch:
         wall, now, eval_node = self._wall(), self._clock(), self._state.eval_node()
         rows = [self._row(record, wall, now, eval_node) for record in records]
-        columns = zip(*rows, strict=True)
-        return pa.RecordBatch.from_arrays([pa.array(values, f.type) for values, f in zip(columns, LEASED, strict=True)], schema=LEASED)
+        return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
     def _row(self, record: RolloutRecord, wall: float, now: float, eval_node: str) -> tuple[Json, ...]:
         """In the order of LEASED."""
