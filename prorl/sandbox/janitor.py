@@ -65,6 +65,7 @@ async def sweep(root: Path) -> int:
         note = Note(**{**fields, "cgroups": tuple(fields["cgroups"])})
         await end_processes(note)
         remove_remains(note, root / "trash")
+        await remove_groups(note.cgroups)
         drop_note(root, note.sandbox_id)
         count += 1
     for path in (root / "trash").iterdir():
@@ -89,7 +90,7 @@ async def end_processes(note: Note) -> None:
 
 
 def remove_remains(note: Note, trash: Path) -> None:
-    """Socket, control groups, and the folder, which goes to the trash: an agent can make one that takes minutes to remove."""
+    """The socket, and the folder, which goes to the trash: an agent can make one that takes minutes to remove."""
     if note.socket:
         Path(note.socket).unlink(missing_ok=True)
     if note.folder:
@@ -98,11 +99,20 @@ def remove_remains(note: Note, trash: Path) -> None:
             os.rename(note.folder, trash / note.sandbox_id)
         except FileNotFoundError:
             pass
-    for folder in note.cgroups:
-        try:
-            os.rmdir(folder)
-        except OSError:
-            pass  # a process in its last moments; the group is empty and costs nothing
+
+
+async def remove_groups(folders: tuple[str, ...]) -> None:
+    """Remove control groups; one is busy until the last of its processes is reaped, which may be a moment after a SIGKILL."""
+    for folder in folders:
+        for _ in range(int(GONE_S / 0.01)):
+            try:
+                os.rmdir(folder)
+            except FileNotFoundError:
+                break
+            except OSError:
+                await asyncio.sleep(0.01)
+            else:
+                break
 
 
 def empty_trash(trash: Path, sandbox_id: str) -> None:

@@ -233,9 +233,10 @@ class Maker:
 
     async def _clean(self, live: Live, exit_: Exit, orphaned: bool) -> None:
         fate = live.ending or fate_of_exit(exit_, self._traits, Cgroups.out_of_memory(live.note.cgroups))
-        if orphaned or (self._traits.server_can_be_killed and os.WIFSIGNALED(exit_.status)):
+        if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest
             await janitor.end_processes(live.note)
         janitor.remove_remains(live.note, self._root / "trash")
+        await janitor.remove_groups(live.note.cgroups)
         if live.note.folder:
             self._in_background(asyncio.to_thread(janitor.empty_trash, self._root / "trash", live.ref.sandbox_id))
         janitor.drop_note(self._root, live.ref.sandbox_id)

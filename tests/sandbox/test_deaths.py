@@ -47,6 +47,11 @@ def below(pid: int) -> set[int]:
     return found
 
 
+def groups_of(ref: SandboxRef) -> list[Path]:
+    """The control groups of this daemon."""
+    return [Path(f"/sys/fs/cgroup/{name}/prorl-{Path(ref.socket_path).parent.name}") for name in ("memory", "pids")]
+
+
 async def until_gone(pids: set[int]) -> set[int]:
     """Wait until these have ended; what is left after a while."""
     for _ in range(int(GONE_S / 0.01)):
@@ -152,7 +157,7 @@ async def test_many_times(kind: str, folder: Path) -> None:
     rounds = 100 if kind == "pyns" else 20
     daemon = await start_daemon(kind, folder)
     await daemon.host.stop(await daemon.host.start("run/0/1", "run", SPEC))
-    before, sockets = len(below(daemon.process.pid)), Path(f"/tmp/prorl-{os.getuid()}")
+    before = len(below(daemon.process.pid))
     for number in range(rounds):
         ref = await daemon.host.start(f"run/{number}/1", "run", SPEC)
         async with daemon.host.connect(ref) as sandbox:
@@ -170,9 +175,9 @@ async def test_many_times(kind: str, folder: Path) -> None:
                 break
             await asyncio.sleep(0.01)
         assert not os.path.exists(ref.socket_path)
+    assert [group for group in groups_of(ref) if list(group.glob("*/"))] == []
     assert len(below(daemon.process.pid)) == before
     assert list((folder / "root" / "live").iterdir()) == []
-    assert sockets.exists()
     await end(daemon)
 
 
