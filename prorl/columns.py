@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any
@@ -73,9 +73,13 @@ class Ready:
     tools: tuple[ToolSpec, ...]
 
 
+_TASK_FIELDS = tuple(field.name for field in fields(Task))
+
+
 def task_to_json(task: Task) -> str:
     """Canonical JSON of a task: equal tasks give equal text."""
-    return orjson.dumps(asdict(task), option=orjson.OPT_SORT_KEYS).decode()
+    values = {name: getattr(task, name) for name in _TASK_FIELDS}
+    return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def task_from_json(text: str) -> Task:
@@ -281,7 +285,40 @@ def validate_sequences(batch: pa.RecordBatch) -> list[str]:
     nulls = [name for name in batch.schema.names if batch.column(name).null_count]
     if nulls:
         return [f"null in {', '.join(nulls)}"] * batch.num_rows
-    return [_problem(batch, i) for i in range(batch.num_rows)]
+    return [""] * batch.num_rows if _is_valid(batch) else [_problem(batch, i) for i in range(batch.num_rows)]
+
+
+def _is_valid(batch: pa.RecordBatch) -> bool:
+    """Whether every row is valid, looked at all at once; `_problem` says of one row what is wrong."""
+
+    def flat(name: str) -> np.ndarray[Any, Any]:
+        return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def lengths(name: str) -> np.ndarray[Any, Any]:
+        return np.diff(batch.column(name).offsets.to_numpy())
+
+    nested = (batch.column(name).flatten().null_count for name in _LISTS)
+    num_spans, num_tokens = lengths("span_end"), lengths("token_ids")
+    if any(nested) or (num_spans == 0).any() or any((lengths(name) != num_spans).any() for name in _SPANS):
+        return False
+    ends, sampled, logprobs = flat("span_end"), flat("span_kind") >= SpanKind.TRAINED, flat("logprobs")
+    last = np.cumsum(num_spans) - 1
+    widths = np.diff(ends, prepend=0)
+    widths[last[:-1] + 1] = ends[last[:-1] + 1]
+    num_sampled = np.add.reduceat(np.where(sampled, widths, 0), last - num_spans + 1) if len(last) else num_spans
+    return bool(
+        (num_tokens > 0).all()
+        and (widths > 0).all()
+        and (ends[last] == num_tokens).all()
+        and (num_sampled == lengths("logprobs")).all()
+        and (np.isfinite(logprobs) & (logprobs <= 0)).all()
+        and ((flat("span_version") == -1) != sampled).all()
+        and np.isfinite(batch.column("reward").to_numpy()).all()
+    )
+
+
+_SPANS = ("span_end", "span_kind", "span_version", "span_turn", "span_temperature")
+_LISTS = ("token_ids", "logprobs", *_SPANS)
 
 
 def _problem(batch: pa.RecordBatch, i: int) -> str:

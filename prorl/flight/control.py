@@ -118,7 +118,9 @@ class ControlClient:
     def emit(self, kind: Kind, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = "", payload: Json = None) -> None:
         """Tell the gateway; dropped while there is no session."""
         if self._channel is not None:
-            self._say(self._row(kind, key, stage, code, payload))
+            self._seq += 1
+            self._outgoing.append(self._row(kind, key, stage, code, payload, seq=self._seq))
+            self._paced.ask()
 
     async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
         """Ask the gateway and wait for its reply, over as many sessions as it takes."""
@@ -136,10 +138,11 @@ class ControlClient:
             self._pending = {seq: entry for seq, entry in self._pending.items() if entry[1] is not waiting}
 
     @staticmethod
-    def _row(kind: Kind, key: AttemptKey, stage: str, code: str, payload: Json) -> ControlRow:
+    def _row(kind: Kind, key: AttemptKey, stage: str, code: str, payload: Json, *, seq: int = 0) -> ControlRow:
         return ControlRow(
-            kind=kind, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt, stage=stage, code=code, payload=payload or {}
-        )
+            kind=kind, seq=seq, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt, stage=stage, code=code,
+            payload=payload or {},
+        )  # fmt: skip
 
     def _say(self, row: ControlRow) -> ControlRow:
         self._seq += 1

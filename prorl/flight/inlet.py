@@ -125,7 +125,7 @@ class Inlet:
         self._grants.done(held.slot_upstream)
         if not self._redelivered:
             del self._held[key]
-        self._say_credit(self._grants.top_up())
+        self._paced.ask()
 
     def ack(self, durable: Iterable[AttemptKey]) -> None:
         """The rows' fate is durable; frees their slots too."""
@@ -140,7 +140,8 @@ class Inlet:
 
     def stop(self) -> None:
         """Take idle credit back: only rows that are on their way still come."""
-        self._say_credit(self._grants.close())
+        self._note_credit(self._grants.close())
+        self._paced.ask()
 
     async def close(self) -> None:
         """Leave every upstream after the last acks; idempotent."""
@@ -173,7 +174,7 @@ class Inlet:
         name = next(self._names)
         self._channels[name] = channel
         self._grants.join(name)
-        self._say_credit(self._grants.top_up())
+        self._paced.ask()
         try:
             while (batch := await channel.receive()) is not None:
                 self._receive(name, batch)
@@ -181,7 +182,7 @@ class Inlet:
             del self._channels[name]
             self._back.pop(name, None)
             self._grants.leave(name)
-            self._say_credit(self._grants.top_up())
+            self._paced.ask()
             await channel.close()
 
     def _receive(self, name: int, batch: pa.RecordBatch) -> None:
@@ -194,7 +195,7 @@ class Inlet:
             self._ready.append(Taken(key, row))
             if not self._redelivered:
                 self._say(name, Back(ACK, key=key))
-        self._say_credit(self._grants.top_up())
+        self._paced.ask()
         if self._ready:
             self._arrived.set()
 
@@ -214,17 +215,21 @@ class Inlet:
         if len(self._acked) > REMEMBERED:
             self._acked.popitem(last=False)
 
-    def _say_credit(self, grants: list[Grant]) -> None:
+    def _note_credit(self, grants: list[Grant]) -> None:
         for grant in grants:
-            self._say(grant.upstream, Back(CREDIT, grant.rows, grant.num_bytes))
+            self._note(grant.upstream, Back(CREDIT, grant.rows, grant.num_bytes))
 
     def _say(self, name: int, back: Back) -> None:
-        if name not in self._channels:
-            return
-        self._back.setdefault(name, []).append(back)
+        self._note(name, back)
         self._paced.ask()
 
+    def _note(self, name: int, back: Back) -> None:
+        if name in self._channels:
+            self._back.setdefault(name, []).append(back)
+
     def _flush(self) -> None:
+        """Say what is due. Credit is counted here, once for all rows that came and went meanwhile."""
+        self._note_credit(self._grants.top_up())
         back, self._back = self._back, {}
         for name, said in back.items():
             self._channels[name].send(encode(said))
