@@ -28,8 +28,9 @@ def test_a_file_fits_on_a_few_screens(path: Path) -> None:
     tree = ast.parse(text)
     assert not text.strip() or ast.get_docstring(tree), "say what the module owns"
     for function in functions(tree):
-        length = (function.end_lineno or 0) - function.lineno + 1
-        assert length <= 60, f"{function.name} has {length} lines"
+        code = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
+        length = (function.end_lineno or 0) - code.lineno + 1
+        assert length <= 55, f"{function.name} has {length} lines below its docstring"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -37,12 +38,13 @@ def test_queues_are_bounded(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            if name in ("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue"):
+            bounded_by_bytes = path.name == "queues.py" and path.parent.name == "flight"
+            if not bounded_by_bytes and name in ("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue"):
                 assert node.args or node.keywords, f"line {node.lineno}: an unbounded {name}"
 
 
 def test_broad_catches_live_in_boundary_only() -> None:
-    """What runs inside a sandbox is apart: it has no prorl to import, and what it catches is the agent's own error."""
+    """Apart: what runs inside a sandbox (no prorl to import there), and a process's main, which logs its last words."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in FILES
@@ -50,7 +52,7 @@ def test_broad_catches_live_in_boundary_only() -> None:
         if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
         if path.name != "errors.py"
         and path.parent.name != "server"
-        and path.name != "judge.py"
+        and path.name not in ("judge.py", "__main__.py")
         and not any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
     ]
     assert not found, f"use prorl.errors.boundary: {found}"
