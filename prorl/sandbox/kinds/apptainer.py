@@ -5,7 +5,8 @@ server is the container's only child and pid 1 (`--no-init`). One foreground `ex
 that outlives whoever started it, costs 0.3 s to start and 1.7 s to stop, and has a name that others can take.
 
 Images: a folder (fastest: kernel overlay), a .sif (FUSE, ends with the pid namespace), or none: a skeleton with the host's /usr.
-Sized by apptainer.conf's `sessiondir max size`: /tmp and /dev/shm. Not bounded: the workspace on disk, except per file.
+Sized by apptainer.conf's `sessiondir max size`: /tmp and /dev/shm. Not bounded: the workspace on disk, except per file. A virtual
+environment below /tmp is not shown (no IPython inside then).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
     config = f"{home}/apptainer.conf"
     _write_config(config, launch.tmp_bytes)
     binds = [f"{home}/workspace:{WORKSPACE}", f"{support}:{SUPPORT}:ro"]
-    binds += [f"{root}:{root}:ro" for root in interpreter_roots()]
+    binds += [f"{root}:{root}:ro" for root in interpreter_roots() if not root.startswith("/tmp/")]  # its own /tmp takes no binds
     image = launch.image or f"{support}/skeleton"
     if not launch.image:
         binds.append("/usr:/usr:ro")

@@ -37,6 +37,7 @@ def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> 
     argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     argv += ["--size", str(launch.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
     argv += ["--size", str(launch.workspace_bytes), "--tmpfs", WORKSPACE]
+    argv += _interpreter()
     argv += ["--ro-bind-data", str(program), SERVER]
     argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", interpreter(), *wrapped.python_flags(), SERVER]
     argv += [wrapped.argument(launch, listener_fd, status_fd)]
@@ -49,7 +50,7 @@ def _seccomp() -> list[str]:
 
 
 def _system(image: str) -> list[str]:
-    """The image (a folder), or the host's /usr, read-only; then a small /etc and our interpreter."""
+    """The image (a folder), or the host's /usr, read-only; then a small /etc."""
     argv: list[str] = []
     if image:
         argv += ["--ro-bind", image, "/", "--tmpfs", "/opt/prorl"]
@@ -65,6 +66,12 @@ def _system(image: str) -> list[str]:
         for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
             argv += ["--ro-bind-data", str(_data(text.encode())), f"/etc/{name}"]
         argv += ["--dir", "/var", "--symlink", "../tmp", "/var/tmp", "--dir", "/run", "--dir", "/home"]
+    return argv
+
+
+def _interpreter() -> list[str]:
+    """Our Python at its own path, after what could cover it: a virtual environment may lie below /tmp."""
+    argv: list[str] = []
     for root in interpreter_roots():
         argv += ["--ro-bind", root, root]
     for name in ("python", "python3"):

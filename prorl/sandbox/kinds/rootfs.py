@@ -61,15 +61,16 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
         os.mkdir(f"{ROOT}/{name}")
     os.symlink("../tmp", f"{ROOT}/var/tmp")
     _system()
-    for source in sources:
-        _show(source)
-    _own_python()
     _etc()
     _devices()
     linux.mount("proc", f"{ROOT}/proc", "proc", SAFE | linux.MS_NOEXEC)
     linux.mount("tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777")
     size = f"size={launch.workspace_bytes},nr_inodes=256k,mode=755"
     linux.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
+    # After what could cover them: a virtual environment may lie below /tmp.
+    for source in sources:
+        _show(source)
+    _own_python()
     os.chdir(ROOT)
     linux.pivot_root(".", "old")
     linux.umount_detach("/old")
