@@ -180,6 +180,11 @@ def _append(row: pa.RecordBatch, values: tuple[Json, ...], added: pa.StructType,
     return pa.RecordBatch.from_arrays([*row.columns, *columns], schema=schema)
 
 
+def added_bytes(before: pa.RecordBatch, after: pa.RecordBatch) -> int:
+    """About how many bytes the columns weigh that a stage appended; much cheaper to ask than the size of the whole row."""
+    return sum(after.column(i).get_total_buffer_size() for i in range(before.num_columns, after.num_columns))
+
+
 def ready_row(row: pa.RecordBatch, *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float) -> pa.RecordBatch:
     """LEASED -> READY."""
     specs = orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]"

@@ -24,9 +24,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from prorl.columns import added_bytes
 from prorl.control import Kind
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
-from prorl.flight.inlet import Inlet
+from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
 from prorl.limits import Clock
 from prorl.protocols import Operator
@@ -86,8 +87,8 @@ class Stage:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             while taken := await self._inlet.take():
-                for key, row in taken:
-                    self._start(key, row)
+                for row in taken:
+                    self._start(row)
             for task in self._working.values():
                 task.cancel()
 
@@ -129,19 +130,21 @@ class Stage:
 
     # ---- one row
 
-    def _start(self, key: AttemptKey, row: pa.RecordBatch) -> None:
+    def _start(self, taken: Taken) -> None:
         assert self._tasks is not None
+        key, row = taken.key, taken.row
         if not self._decided(row):
             self._emit(Kind.STARTED, key, stage=self.name)
         self._count_busy()
         self._empty.clear()
-        self._working[key] = self._tasks.create_task(self._work(key, row))
+        self._working[key] = self._tasks.create_task(self._work(taken))
 
     def _decided(self, row: pa.RecordBatch) -> bool:
         """Whether an earlier stage has already reported the attempt's failure."""
         return self.name is StageName.EVAL and FAILURE_CLASS[_code(row, "failure_code")] not in TRAINS
 
-    async def _work(self, key: AttemptKey, row: pa.RecordBatch) -> None:
+    async def _work(self, taken: Taken) -> None:
+        key, row = taken.key, taken.row
         result = await self._operate(key, row)
         self._count_busy()
         del self._working[key]
@@ -150,7 +153,7 @@ class Stage:
             self._leave([key])
             return
         self._finished[key] = row
-        await self.outlet.put(result, key)
+        await self.outlet.put(result, key, taken.num_bytes + added_bytes(row, result))
         if key not in self._finished:
             self.outlet.drop(key)
             return

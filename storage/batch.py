@@ -55,10 +55,10 @@ class Batch:
         """The row, if it is here."""
         return self.rows.get(key)
 
-    def add_row(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack) -> None:
+    def add_row(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack, num_bytes: int) -> None:
         """A row that is not here yet."""
         self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
-        self.num_bytes += row.get_total_buffer_size()
+        self.num_bytes += num_bytes
 
     def add_terminal(self, terminal: Mapping[str, Json]) -> None:
         """A rollout that ended without a trajectory."""

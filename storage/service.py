@@ -106,7 +106,7 @@ class Store:
                         group.create_task(self._stray(row))
 
     def _add(self, taken: Taken) -> None:
-        self._runs[taken.key.run_id].writer.add(taken.key, taken.row, lambda: self._inlet.ack([taken.key]))
+        self._runs[taken.key.run_id].writer.add(taken.key, taken.row, lambda: self._inlet.ack([taken.key]), taken.num_bytes)
 
     async def _stray(self, taken: Taken) -> None:
         """A row of a run that the log has not told of: wait for it, or hear that the row's fate is decided."""

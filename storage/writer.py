@@ -122,13 +122,13 @@ class RunWriter:
         self.add_rows("tasks", snapshot["tasks"])
         self.add_rows("groups", snapshot["group_events"])
 
-    def add(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack) -> None:
-        """A SCORED row; `ack` is called once its fate is durable."""
+    def add(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack, num_bytes: int = 0) -> None:
+        """A SCORED row; `ack` is called once its fate is durable. `num_bytes`: if known; a slice does not say how small it is."""
         known = self._flying.knows(key) or self._waiting.knows(key)
         if known is not None:
             known.acks.append(ack)
             return
-        self._waiting.add_row(key, row, ack)
+        self._waiting.add_row(key, row, ack, num_bytes or row.get_total_buffer_size())
         self._member(row.column("group_id")[0].as_py(), row.column("sample_index")[0].as_py())
         self._touch()
 

@@ -2,7 +2,7 @@
 
     inlet = Inlet(network, "ran", hello, slots=16)
     inlet.set_upstreams(locations)              # whenever `endpoints` changes
-    for key, row in await inlet.take(): ...     # waits for at least one row; [] once closed
+    for taken in await inlet.take(): ...     # waits for at least one row; [] once closed
     inlet.done(key)                             # its slot is free: credit goes back
     inlet.ack(keys)                             # its fate is durable: the upstream may forget it
 
@@ -33,6 +33,7 @@ from prorl.flight import trace
 from prorl.flight.credit import Grant, Grants
 from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.flight.pacing import BACK_S, Paced
+from prorl.flight.queues import wire_bytes
 from prorl.protocols import Channel, Network
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
@@ -50,6 +51,8 @@ class Taken(NamedTuple):
 
     key: AttemptKey
     row: pa.RecordBatch
+    num_bytes: int
+    """Its share of the message that it came in."""
 
 
 @dataclass(slots=True)
@@ -187,12 +190,13 @@ class Inlet:
 
     def _receive(self, name: int, batch: pa.RecordBatch) -> None:
         self._grants.received(name, batch.num_rows)
+        share = wire_bytes(batch) // max(1, batch.num_rows)
         for key, row in zip(keys(batch), rows(batch), strict=True):
             if self._again(name, key):
                 self._grants.done(name)
                 continue
             self._held[key] = _Held(name, name)
-            self._ready.append(Taken(key, row))
+            self._ready.append(Taken(key, row, share))
             if not self._redelivered:
                 self._say(name, Back(ACK, key=key))
         self._paced.ask()

@@ -96,18 +96,19 @@ class Outlet:
     def __contains__(self, key: AttemptKey) -> bool:
         return key in self._ledger
 
-    async def put(self, row: pa.RecordBatch, key: AttemptKey | None = None) -> None:
-        """Offer one row; waits while `limit_bytes` are held. A key that is here already changes nothing."""
+    async def put(self, row: pa.RecordBatch, key: AttemptKey | None = None, num_bytes: int = 0) -> None:
+        """Offer one row; waits while `limit_bytes` are held. A key that is here already changes nothing. `num_bytes`: if known."""
         while self._held_bytes >= self._limit_bytes:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
             await waiting
-        self._add(row, key or keys(row)[0])
+        self._add(row, key or keys(row)[0], num_bytes or wire_bytes(row))
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Offer rows without waiting."""
+        share = wire_bytes(batch) // max(1, batch.num_rows)
         for key, row in zip(keys(batch), rows(batch), strict=True):
-            self._add(row, key)
+            self._add(row, key, share)
 
     def drop(self, key: AttemptKey) -> bool:
         """Forget a row (cancelled): it is not sent (again). False when it is not here."""
@@ -147,11 +148,10 @@ class Outlet:
             self._on_lost(lost)
         self._paced.ask()
 
-    def _add(self, row: pa.RecordBatch, key: AttemptKey) -> None:
+    def _add(self, row: pa.RecordBatch, key: AttemptKey, num_bytes: int) -> None:
         if key in self._ledger:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
-        num_bytes = wire_bytes(row)
         self._rows[key] = Sized(row, num_bytes)
         self._held_bytes += num_bytes
         self._ledger.put(key, num_bytes)

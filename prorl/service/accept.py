@@ -102,7 +102,9 @@ class Acceptance:
 
     def known(self, run: RunRecord, key: str) -> GroupRecord | None:
         """The group that has this key."""
-        return run.keys.get(key) or load_key(self._log, run, key)
+        found = run.keys.get(key)
+        forgotten = run.next_group > len(run.groups)
+        return load_key(self._log, run, key) if found is None and forgotten else found
 
     def groups(self, run: RunRecord, candidates: Sequence[Candidate]) -> list[tuple[GroupRecord, bool]]:
         """Accept groups in order; a known key gives the group that is there. Raises ConflictError when the run takes no more."""

@@ -45,7 +45,7 @@ async def test_rows_flow_within_credit_and_in_order(net: Net) -> None:
         await outlet.put(ready(n))
     seen: list[AttemptKey] = []
     while len(seen) < 10:
-        for name, _ in await take(inlet, 1):
+        for name, *_ in await take(inlet, 1):
             assert inlet.in_hand <= 3
             seen.append(name)
             inlet.done(name)
@@ -90,7 +90,7 @@ async def test_competing_consumers_share_the_rows(net: Net) -> None:
     for n in range(10):
         await outlet.put(ready(n))
     shares = [await take(inlet, 5) for inlet in inlets]
-    assert sorted(name.rollout_id for share in shares for name, _ in share) == list(range(10))
+    assert sorted(row.key.rollout_id for share in shares for row in share) == list(range(10))
     for inlet in inlets:
         await inlet.close()
 
@@ -108,8 +108,8 @@ async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edge
     await first.close()
     second = inlet_of(net, "ran", location, slots=4)
     again = await take(second, 3)
-    assert [name for name, _ in again] == [key(0), key(2), key(3)]
-    second.ack(name for name, _ in again)
+    assert [row.key for row in again] == [key(0), key(2), key(3)]
+    second.ack(row.key for row in again)
     await until(lambda: outlet.held_bytes == 0)
     await second.close()
 
@@ -126,7 +126,7 @@ async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery
     await until(lambda: len(acked) == 2)
     await first.close()
     second = inlet_of(net, "ready", location, slots=4)
-    assert [name for name, _ in await take(second, 2)] == [key(2), key(3)]
+    assert [row.key for row in await take(second, 2)] == [key(2), key(3)]
     assert lost == []
     await second.close()
 
@@ -138,7 +138,7 @@ async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_th
     one, two = await serve(net, first, "one"), await serve(net, second, "two")
     inlet = inlet_of(net, "ran", one, two)
     await first.put(ran(7))
-    assert [name for name, _ in await take(inlet, 1)] == [key(7)]
+    assert [row.key for row in await take(inlet, 1)] == [key(7)]
     await second.put(ran(7))
     await asyncio.sleep(0.05)
     inlet.ack([key(7)])
@@ -160,10 +160,10 @@ async def test_a_supplier_makes_rows_when_there_is_credit(net: Net) -> None:
 
     outlet = Outlet("lease", on_credit=supply, on_sent=lambda names, hello: sent.append((names, hello["worker"])))
     inlet = inlet_of(net, "lease", await serve(net, outlet), slots=3)
-    assert [name for name, _ in await take(inlet, 3)] == [key(0), key(1), key(2)]
+    assert [row.key for row in await take(inlet, 3)] == [key(0), key(1), key(2)]
     inlet.done(key(0))
     inlet.done(key(2))
-    assert [name for name, _ in await take(inlet, 2)] == [key(3), key(4)]
+    assert [row.key for row in await take(inlet, 2)] == [key(3), key(4)]
     assert sum(credits) == 5
     assert sent[0] == ([key(0), key(1), key(2)], "w")
     await inlet.close()
@@ -177,7 +177,7 @@ async def test_a_dropped_row_is_not_sent(net: Net) -> None:
     assert outlet.drop(key(1))
     assert not outlet.drop(key(1))
     inlet = inlet_of(net, "ready", location)
-    assert [name for name, _ in await take(inlet, 1)] == [key(2)]
+    assert [row.key for row in await take(inlet, 1)] == [key(2)]
     await inlet.close()
 
 
@@ -187,10 +187,10 @@ async def test_upstreams_come_late_and_go(net: Net) -> None:
     await asyncio.sleep(0.05)
     await serve(net, outlet)
     await outlet.put(ready(1))
-    assert [name for name, _ in await take(inlet, 1)] == [key(1)]
+    assert [row.key for row in await take(inlet, 1)] == [key(1)]
     inlet.set_upstreams([])
     await outlet.put(ready(2))
-    assert [name for name, _ in await take(inlet, 1)] == [key(2)]
+    assert [row.key for row in await take(inlet, 1)] == [key(2)]
     await inlet.close()
 
 

@@ -90,7 +90,7 @@ class Worker:
         taken: list[AttemptKey] = []
         async with asyncio.timeout(10):
             while len(taken) < count:
-                taken += [key for key, _ in await self.inlet.take()]
+                taken += [row.key for row in await self.inlet.take()]
         for key in taken:
             self.control.emit(Kind.STARTED, key, stage="init")
             self.inlet.done(key)

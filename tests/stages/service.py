@@ -92,12 +92,12 @@ class Store:
     async def run(self) -> None:
         while taken := await self.inlet.take():
             self.num_received += len(taken)
-            self.rows.update(taken)
+            self.rows.update((row.key, row.row) for row in taken)
             if self.acking:
-                self.inlet.ack([key for key, _ in taken])
+                self.inlet.ack([row.key for row in taken])
             else:
-                for key, _ in taken:
-                    self.inlet.done(key)
+                for row in taken:
+                    self.inlet.done(row.key)
             self.arrived.set()
 
     def ack_all(self) -> None:

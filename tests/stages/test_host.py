@@ -139,8 +139,8 @@ async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
         assert len(parts.stage.held()) == 3
         parts.downstream.set_upstreams([net.name("down")])
         for _ in range(9):
-            ((name, _),) = await take(parts.downstream, 1)
-            parts.downstream.ack([name])
+            (row,) = await take(parts.downstream, 1)
+            parts.downstream.ack([row.key])
         await until(lambda: parts.stage.held() == [])
 
 
@@ -169,7 +169,7 @@ async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
     async with bench(net, operator) as parts:
         for n in range(3):
             await parts.upstream.put(ready(n))
-        assert [name for name, _ in await take(parts.downstream, 1)] == [key(2)]
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         await until(lambda: len(parts.ended()) == 2)
         assert sorted(parts.ended()) == [("failed", 0, "stage_error"), ("failed", 1, "backend_protocol")]
         assert sorted(operator.released) == [0, 1]
@@ -189,7 +189,7 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
     async with bench(net, Scripted(StageName.RUN, work)) as parts:
         await parts.upstream.put(ready(0))
         await parts.upstream.put(ready(1))
-        assert [name for name, _ in await take(parts.downstream, 1)] == [key(1)]
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(1)]
         parts.downstream.ack([key(1)])
         await until(lambda: parts.stage.held() == [])
         assert sorted(parts.ended()) == [("failed", 0, "sandbox_lost"), ("failed", 1, "sandbox_lost")]
@@ -219,7 +219,7 @@ async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> Non
         parts.stage.cancel(key(99))
         await until(lambda: parts.ended() == [("released", 1, "")])
         operator.gate.set()
-        assert [name for name, _ in await take(parts.downstream, 1)] == [key(2)]
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         assert operator.released == [1]
 
 
@@ -232,7 +232,7 @@ async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Ne
         await until(lambda: operator.released == [1])
         assert parts.ended() == [("released", 1, "")]
         parts.downstream.set_upstreams([net.name("down")])
-        assert [name for name, _ in await take(parts.downstream, 1)] == [key(2)]
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
 
 
 async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net) -> None:
@@ -245,7 +245,7 @@ async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net)
         parts.stage.drain()
         await asyncio.sleep(0.03)
         operator.gate.set()
-        for name, _ in await take(parts.downstream, 2):
+        for name, *_ in await take(parts.downstream, 2):
             parts.downstream.ack([name])
         await asyncio.wait_for(parts.stage.wait_empty(), 5)
         assert parts.upstream.num_waiting == 2

@@ -64,7 +64,7 @@ class Pipeline:
 
     async def _run(self) -> None:
         while taken := await self._inlet.take():
-            for key, row in taken:
+            for key, row, *_ in taken:
                 self._init.emit(Kind.STARTED, key, stage="init")
                 self._eval.emit(Kind.STARTED, key, stage="run")
                 self._inlet.done(key)
