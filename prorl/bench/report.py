@@ -10,15 +10,16 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prorl.types import Json
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
 
@@ -62,20 +63,59 @@ class Report:
         """The object that `prorl bench NAME --json` prints."""
         return {"bench": self.bench, "machine": self.machine, "rows": [row.to_json() for row in self.rows]}
 
-    def table(self) -> Table:
-        """The table that `prorl bench NAME` prints."""
+    def table(self) -> Group:
+        """What `prorl bench NAME` prints: the figures, columns that are empty left out, then the notes."""
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.text import Text
+
+        words = Group(self._notes(), Text(_caption(self.machine), style="dim"))
+        return Group(self._figures(), Padding(words, (0, 0, 0, 1)))
+
+    def _figures(self) -> Table:
+        from rich import box
         from rich.table import Table
 
-        table = Table(title=f"bench {self.bench}", title_justify="left", caption=_caption(self.machine), caption_justify="left")
-        for name in ("what", "value", "unit", "spread", "cpu s", "rival", "rival value", "ratio", "note"):
-            table.add_column(name, justify="right" if name in ("value", "spread", "cpu s", "rival value", "ratio") else "left")
-        for row in self.rows:
-            rival_value = "" if row.rival_value is None else number(row.rival_value)
-            ratio = "" if row.ratio is None else f"{number(row.ratio)}x"
-            cpu = number(row.cpu_s) if row.cpu_s else ""
-            cells = (row.what, number(row.value), row.unit, spread(row.repeats), cpu, row.rival, rival_value, ratio, row.note)
-            table.add_row(*cells)
+        rows = [_cells(row) for row in self.rows]
+        table = Table(title=f"bench {self.bench}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        shown = [name for name in _COLUMNS if any(row[name] for row in rows)]
+        for name in shown:
+            # A name is what issues and scripts know a row by: it is never cut.
+            table.add_column(name, justify=_COLUMNS[name], no_wrap=name != "rival")
+        for row in rows:
+            table.add_row(*(row[name] for name in shown))
         return table
+
+    def _notes(self) -> Table:
+        from rich.table import Table
+
+        notes = Table.grid(padding=(0, 2))
+        notes.add_column(no_wrap=True, style="dim")
+        notes.add_column()
+        for row in self.rows:
+            if row.note:
+                notes.add_row(row.what, row.note)
+        return notes
+
+
+_COLUMNS: Mapping[str, Literal["left", "right"]] = {
+    "what": "left", "value": "right", "unit": "left", "min..max": "right", "cpu s": "right",
+    "rival": "left", "rival value": "right", "ratio": "right",
+}  # fmt: skip
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """A row's text by column, empty where there is nothing to say."""
+    return {
+        "what": row.what,
+        "value": number(row.value),
+        "unit": row.unit,
+        "min..max": spread(row.repeats),
+        "cpu s": number(row.cpu_s) if row.cpu_s else "",
+        "rival": row.rival,
+        "rival value": "" if row.rival_value is None else number(row.rival_value),
+        "ratio": "" if row.ratio is None else f"{number(row.ratio)}x",
+    }
 
 
 def median(what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = "") -> Row:

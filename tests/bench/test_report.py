@@ -39,6 +39,17 @@ def test_losing_rows_are_printed() -> None:
     assert "0.4..0.9" in text
 
 
+def test_no_name_is_cut_at_80_columns_and_empty_columns_are_left_out() -> None:
+    out = io.StringIO()
+    rows = [median(f"handoff_p50_ms.{edge}", [0.512, 0.398, 8.93], "ms", note="bar: at most 1, " * 8) for edge in ("lease", "scored")]
+    Console(file=out, width=80).print(Report(bench="pipeline", machine=machine(), rows=tuple(rows)).table())
+    text = out.getvalue()
+    assert text.count("handoff_p50_ms.lease") == text.count("handoff_p50_ms.scored") == 2
+    assert "0.398..8.93" in text
+    assert "rival" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_machine_names_what_matters() -> None:
     found = machine()
     assert found["cores"] >= 1
