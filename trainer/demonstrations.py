@@ -54,24 +54,24 @@ class Mistakes:
 
 MEDIOCRE = {
     "arith": Mistakes(
-        guess=0.45,
+        guess=0.4,
         invent_price=0.0,
-        wrong_expression=0.25,
-        wrong_hard_expression=0.6,
-        wrong_digit=0.05,
-        syntax=0.08,
+        wrong_expression=0.2,
+        wrong_hard_expression=0.5,
+        wrong_digit=0.04,
+        syntax=0.07,
         give_up=0.6,
-        wrong_result=0.15,
+        wrong_result=0.13,
     ),
     "shop": Mistakes(
-        guess=0.3,
-        invent_price=0.25,
-        wrong_expression=0.2,
+        guess=0.25,
+        invent_price=0.2,
+        wrong_expression=0.15,
         wrong_hard_expression=0.0,
-        wrong_digit=0.05,
+        wrong_digit=0.04,
         syntax=0.05,
         give_up=0.6,
-        wrong_result=0.1,
+        wrong_result=0.09,
     ),
 }
 _HARD_FORMS = frozenset({"add_multiply", "subtract_multiply", "less_than", "average", "multiply_subtract"})

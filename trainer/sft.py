@@ -2,8 +2,7 @@
 
     python -m prorl.trainer.sft --seed 0 --out prorl/assets/toy
 
-Two phases. The first sees tasks that all differ, in which a form with few possible prompts hardly ever occurs (`cost` of `shop`: 3 %);
-the second, short, sees each form as often as a task file of ordinary size has it.
+Two cycles of one schedule, the second from what the first left: copying numbers exactly is what a toy learns last.
 
 Invariants: one torch thread and one seed give the same files again on the same machine; the directory is a Hugging Face checkpoint
 in float32 with its tokenizer. It does not promise a good policy: it must start low (see `prorl.trainer.demonstrations`).
@@ -32,23 +31,24 @@ from prorl.trainer import toy_tokenizer
 from prorl.trainer.demonstrations import MEDIOCRE, Example, demonstrate, encode
 
 _WARM_UP_STEPS = 30
+_ROW_TASKS = 256
 _SEEDS = 1_000_000
 """Between the seeds of two rows of tasks: users' seeds are below it."""
+_ROWS = 1000
+"""Between the first rows of two cycles."""
 
 
-class Phase(NamedTuple):
-    """One optimizer's life."""
+class Cycle(NamedTuple):
+    """One optimizer's life: warm-up, constant, down to zero."""
 
     steps: int
     learning_rate: float
-    distinct: int
-    """Tasks that differ from each other: that many in a row."""
 
 
 class Recipe(NamedTuple):
-    """How much training: phases, numbers of demonstrations per step and set, AdamW."""
+    """How much training: cycles, numbers of demonstrations per step and set, AdamW."""
 
-    phases: tuple[Phase, ...] = (Phase(1000, 3e-3, 32_000), Phase(200, 1.5e-3, 256))
+    cycles: tuple[Cycle, ...] = (Cycle(800, 3e-3), Cycle(500, 2e-3))
     batch: tuple[tuple[str, int], ...] = (("arith", 32), ("shop", 32))
     betas: tuple[float, float] = (0.9, 0.98)
     tokenizer_tasks: int = 2000
@@ -60,7 +60,7 @@ def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRendere
     recorder = toy_tokenizer.TextRecorder()
     renderer = ChatMLRenderer(recorder)
     for name in MEDIOCRE:
-        for _ in _examples(renderer, name, seed, num_tasks, num_tasks):
+        for _ in _examples(renderer, name, seed, num_tasks):
             pass
     recorder.texts["assistant\n"] = recorder.texts.total()  # the renderer encodes it once and keeps it
     texts = itertools.chain.from_iterable(itertools.repeat(text, count) for text, count in sorted(recorder.texts.items()))
@@ -93,12 +93,13 @@ def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
     return model
 
 
-def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe, phase: Phase) -> Iterator[float]:
-    """One AdamW step per demonstration batch; yields each step's loss (nats per token that the script said)."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=phase.learning_rate, betas=recipe.betas, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, phase.steps))
-    sources = [(_examples(renderer, name, seed, phase.steps * count, phase.distinct), count) for name, count in recipe.batch]
-    for _ in range(phase.steps):
+def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe, number: int) -> Iterator[float]:
+    """A cycle: one AdamW step per demonstration batch; yields each step's loss (nats per token that the script said)."""
+    cycle = recipe.cycles[number]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cycle.learning_rate, betas=recipe.betas, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, cycle.steps))
+    sources = [(_examples(renderer, name, seed, cycle.steps * count, number), count) for name, count in recipe.batch]
+    for _ in range(cycle.steps):
         batches = [list(itertools.islice(examples, count)) for examples, count in sources]
         num_trained = sum(int(example.trained_L.sum()) for batch in batches for example in batch)
         losses = []
@@ -113,11 +114,12 @@ def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: 
         yield sum(losses)
 
 
-def _examples(renderer: ChatMLRenderer, name: str, seed: int, n: int, distinct: int) -> Iterator[Example]:
-    """n demonstrations of tasks, `distinct` of them in a row different from each other; each row has a seed of its own."""
-    rng = random.Random(f"demonstrations:{name}:{seed}")
-    for row, first in enumerate(range(0, n, distinct)):
-        for task in generate(name, split="train", seed=seed + row * _SEEDS, n=min(distinct, n - first)):
+def _examples(renderer: ChatMLRenderer, name: str, seed: int, n: int, cycle: int = 0) -> Iterator[Example]:
+    """n demonstrations. Tasks differ within a row of `_ROW_TASKS`; over all of them, a form with few prompts would hardly ever occur."""
+    rng = random.Random(f"demonstrations:{name}:{seed}" + (f":{cycle}" if cycle else ""))
+    for row, first in enumerate(range(0, n, _ROW_TASKS)):
+        task_seed = seed + (row + cycle * _ROWS) * _SEEDS
+        for task in generate(name, split="train", seed=task_seed, n=min(_ROW_TASKS, n - first)):
             yield encode(renderer, task, demonstrate(task, rng, MEDIOCRE[name]))
 
 
@@ -141,7 +143,7 @@ def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
 
 
 def make_checkpoint(seed: int, directory: Path, recipe: Recipe, after_first: Path | None = None) -> None:
-    """Tokenizer, model, training, files; progress on stderr. `after_first`: a checkpoint that the first phase of this seed left."""
+    """Tokenizer, model, training, files; progress on stderr. `after_first`: a checkpoint that the first cycle of this seed left."""
     directory.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -151,15 +153,16 @@ def make_checkpoint(seed: int, directory: Path, recipe: Recipe, after_first: Pat
     model = build_model(renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD])
     if after_first is not None:
         model.load_state_dict(Qwen3ForCausalLM.from_pretrained(after_first, dtype=torch.float32).state_dict())
-    started = time.monotonic()
-    for number, phase in enumerate(recipe.phases):
-        if number == 0 and after_first is not None:
-            continue
-        for step, loss in enumerate(train(model, renderer, seed, recipe, phase), start=1):
-            if step % 50 == 0 or step == phase.steps:
-                took = f"{time.monotonic() - started:.0f} s"
-                print(f"phase {number} step {step}/{phase.steps}  loss {loss:.3f}  {took}", file=sys.stderr, flush=True)
+    for number in range(0 if after_first is None else 1, len(recipe.cycles)):
+        _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
     model.save_pretrained(directory)
+
+
+def _report(losses: Iterator[float], cycle: int, steps: int) -> None:
+    started = time.monotonic()
+    for step, loss in enumerate(losses, start=1):
+        if step % 50 == 0 or step == steps:
+            print(f"cycle {cycle} step {step}/{steps}  loss {loss:.3f}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -167,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
-    parser.add_argument("--after-first", type=Path, help="skip the first phase: go on from what it left for this seed")
+    parser.add_argument("--after-first", type=Path, help="skip the first cycle: go on from what it left for this seed")
     options = parser.parse_args()
     make_checkpoint(options.seed, options.out, Recipe(), options.after_first)
 

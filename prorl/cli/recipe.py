@@ -26,7 +26,7 @@ class Recipe(BaseModel):
     seed: int = Field(default=0, ge=0)
     model: str = Field(default="", description="checkpoint to start from; empty = the toy that ships with the package")
     minutes: float = Field(default=5.0, gt=0, description="training ends early so that all of it fits, evaluation included")
-    steps: int = Field(default=30, ge=1)
+    steps: int = Field(default=38, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
     n: int = Field(default=8, ge=2, description="rollouts a group")
     learning_rate: float = Field(default=4e-4, gt=0)

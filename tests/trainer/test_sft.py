@@ -70,7 +70,7 @@ async def test_the_toy_starts_low_but_not_at_nothing(name: str) -> None:
     tasks = generate(name, split="heldout", seed=0, n=96)
     rewards = await asyncio.gather(*(_reward(backend, task, index) for index, task in enumerate(tasks)))
     await backend.close()
-    assert 0.08 < np.mean(rewards) < 0.4
+    assert 0.08 < np.mean(rewards) < 0.5
 
 
 def test_the_toy_is_small_and_says_what_it_is() -> None:
@@ -121,10 +121,10 @@ def test_demonstrations_err_at_about_the_stated_rates() -> None:
 def test_making_it_is_repeatable(tmp_path: Path) -> None:
     """One thread and one seed: the same bytes; another seed: another model."""
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
-    from prorl.trainer.sft import Phase, Recipe, make_checkpoint
+    from prorl.trainer.sft import Cycle, Recipe, make_checkpoint
 
-    phases = (Phase(2, 3e-3, 8), Phase(1, 1e-3, 4))
-    recipe = Recipe(phases=phases, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
+    cycles = (Cycle(2, 3e-3), Cycle(1, 1e-3))
+    recipe = Recipe(cycles=cycles, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
 
     def make(seed: int, name: str) -> dict[str, bytes]:
         make_checkpoint(seed, tmp_path / name, recipe)
@@ -133,7 +133,7 @@ def test_making_it_is_repeatable(tmp_path: Path) -> None:
     first, again, other = make(1, "a"), make(1, "b"), make(2, "c")
     assert first == again
     assert first["model.safetensors"] != other["model.safetensors"]
-    make_checkpoint(1, tmp_path / "first", recipe._replace(phases=phases[:1]))
+    make_checkpoint(1, tmp_path / "first", recipe._replace(cycles=cycles[:1]))
     make_checkpoint(1, tmp_path / "second", recipe, after_first=tmp_path / "first")
     assert (tmp_path / "second" / "model.safetensors").read_bytes() == first["model.safetensors"]
     assert load(tmp_path / "a").shape.vocab_size == HFTokenizer(tmp_path / "a").vocab_size

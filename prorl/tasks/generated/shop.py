@@ -34,7 +34,7 @@ FORMS = (
     Form("cost", "{q}*{p}", COST, ("{q} {x}", "{q} of the {x}"), 1),
     Form("cost_two", "{q}*{p}+{r}*{s}", COST, ("{q} {x} and {r} {y}", "{q} {x} with {r} {y}"), 2),
     Form("change", "{m}-{q}*{p}", CHANGE, ("from {m} after {q} {x}", "if I pay {m} for {q} {x}"), 1),
-    Form("more", "{q}*{p}-{r}*{s}", MORE, ("{q} {x} than {r} {y}", "{q} {x} compared to {r} {y}"), 2),
+    Form("more", "{q}*{p}-{r}*{s}", MORE, ("{q} {x} compared to {r} {y}", "{q} {x} than {r} {y}"), 2),
 )  # fmt: skip
 
 
