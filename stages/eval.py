@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from prorl.columns import keys, read_failure, read_limits, read_task, scored_row
+from prorl.columns import keys, read_failure, read_limit, read_task, scored_row
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Env, SandboxHost
@@ -73,7 +73,7 @@ class EvalOperator:
         return scored_row(row, score=score, failure=failure, eval_s=self._clock() - began)
 
     async def _score(self, row: pa.RecordBatch, key: AttemptKey) -> Score:
-        task, eval_s = read_task(row), read_limits(row).eval_s
+        task, eval_s = read_task(row), read_limit(row, "eval_s")
         env = self._get_env(task.env)
         job = _Job(env, task, owner_of(key), row.column("artefact")[0].as_py(), Deadline(eval_s, clock=self._clock))
         try:

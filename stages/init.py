@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from prorl.columns import keys, read_limits, read_task, ready_row
+from prorl.columns import keys, read_limit, read_task, ready_row
 from prorl.errors import RolloutError, SandboxError, TaskError, boundary
 from prorl.limits import Clock
 from prorl.protocols import Env, SandboxHost
@@ -62,7 +62,7 @@ class InitOperator:
 
     async def _sandbox(self, env: Env, task: Task, spec: SandboxSpec, row: pa.RecordBatch) -> SandboxRef:
         """A sandbox with the task's files in it, within `init_s`."""
-        init_s = read_limits(row).init_s
+        init_s = read_limit(row, "init_s")
         try:
             async with asyncio.timeout(init_s):
                 with boundary(SandboxError, FailureCode.SANDBOX_START, "sandbox start"):

@@ -42,6 +42,12 @@ def test_lease_round_trip(lease: Lease) -> None:
     assert columns.keys(batch) == [lease.key]
 
 
+@given(st.lists(mine.leases, min_size=2, max_size=3))
+def test_a_budget_is_read_from_any_row_of_a_batch(leases: list[Lease]) -> None:
+    rows = columns.rows(columns.leased_batch(leases))
+    assert [columns.read_limit(row, "eval_s") for row in rows] == [lease.limits.eval_s for lease in leases]
+
+
 @given(
     mine.leases,
     mine.sandboxes,
