@@ -154,10 +154,10 @@ class Client:
         groups (one copy where they lay apart), the last one of a run perhaps fewer, and no group is handed out before its batch is
         asked for. `max_bytes` and `max_groups` bound one fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or
         None. `on_idle` is called each time that `wait_s` passed without a group. Raises ConflictError for a cursor of another run
-        or ahead of the log.
+        or ahead of the log, UserError for batches that could never fill.
         """
-        if groups_per_batch is not None and groups_per_batch < 1:
-            raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")
+        if groups_per_batch is not None:
+            self._check_fills(run, groups_per_batch)
         ticket = Ticket(
             run=run, consumer=consumer, cursor=cursor or "", max_bytes=max_bytes, max_groups=max_groups or 0, wait_s=min(wait_s, MAX_WAIT_S)
         )  # fmt: skip
@@ -169,6 +169,17 @@ class Client:
         cursor = at if isinstance(at, str) else at.cursor
         body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
         self._retrying(lambda: self._flight.action("commit", body))
+
+    def _check_fills(self, run: str, groups_per_batch: int) -> None:
+        """A batch above the run's bound on uncommitted groups would wait for ever: nothing more starts until it is committed."""
+        if groups_per_batch < 1:
+            raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")
+        if self._http_or_none is None:
+            return
+        config = self.run(run)["config"]
+        if config["delivery"] == "stream" and groups_per_batch > config["max_unacked_groups"]:
+            given = f"groups_per_batch {groups_per_batch} of run {run!r}, which pauses at {config['max_unacked_groups']} uncommitted groups"
+            raise UserError(given, "at most that many", "make the run with a larger max_unacked_groups")
 
     def _batches(self, ticket: Ticket, on_idle: Callable[[], None] | None, step: int) -> Iterator[PackedBatch]:
         bound, num_groups = ticket.max_groups or step, 0

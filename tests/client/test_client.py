@@ -147,6 +147,13 @@ def test_mistakes_are_told_in_one_line(client: Client, url: str, tmp_path: Path)
         connect("http://")
 
 
+def test_a_batch_that_could_never_fill_is_refused(client: Client) -> None:
+    client.create_run(run_id="bounded", delivery="stream", max_unacked_groups=8, backends=["scripted:noop"])
+    with pytest.raises(UserError, match="larger max_unacked_groups"):
+        client.stream("bounded", groups_per_batch=9)
+    client.stream("bounded", groups_per_batch=8)
+
+
 def test_the_token_comes_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     assert "runs" in connect(url).status()
