@@ -11,6 +11,11 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import asyncio
 
 import pytest
+from hypothesis import settings
+
+# Machines are shared: a slow example is not a wrong one.
+settings.register_profile("prorl", deadline=None)
+settings.load_profile("prorl")
 
 
 @pytest.fixture(scope="session")
