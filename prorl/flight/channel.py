@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -77,7 +78,7 @@ def _write(writer: fl.FlightStreamWriter, sender: Sender, *, idle: bool) -> None
         return
 
 
-class _End:
+class _End(ABC):
     """What both ends share: the loop's side of a stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, peer: Mapping[str, Json]) -> None:
@@ -106,9 +107,9 @@ class _End:
         """Next batch, or None when the stream has ended."""
         return await self._inbox.receive()
 
+    @abstractmethod
     def _cut(self) -> None:
         """End the stream without regard for what is queued."""
-        raise NotImplementedError
 
 
 class DialledChannel(_End):
