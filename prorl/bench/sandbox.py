@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from prorl.bench.report import Row, median
+from prorl.bench.report import Report, Row, machine, median
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.kinds.apptainer import make_support
 from prorl.sandbox.probe import probe_one
@@ -36,7 +36,7 @@ RAW = {
 """The kind's own launcher with the same walls around `true`."""
 
 
-async def run(quick: bool) -> list[Row]:
+async def run(quick: bool) -> Report:
     """All rows; `quick` ends within 50 s on two cores."""
     rows: list[Row] = []
     for kind in KINDS:
@@ -45,7 +45,7 @@ async def run(quick: bool) -> list[Row]:
             rows += await _kind(kind, quick)
         else:
             rows.append(Row(what=f"cold_start_p50_ms.{kind}", value=float("nan"), unit="ms", note=found.reason))
-    return rows
+    return Report(bench="sandbox", machine=machine(), rows=tuple(rows))
 
 
 async def _kind(kind: str, quick: bool) -> list[Row]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.bench.report import Row
+from prorl.bench.report import Report, Row, machine
 from prorl.bench.synthetic import Shape, group, write_run
 from prorl.types import Json
 
@@ -66,14 +66,14 @@ class Rounds:
         return statistics.median(self.seconds)
 
 
-async def run(quick: bool, device: str = "cpu") -> list[Row]:
+async def run(quick: bool, device: str = "cpu") -> Report:
     """Measure all rows; `device` is where the tensors end up."""
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         dirs = await asyncio.to_thread(make_runs, Path(folder))
         found = await measure(dirs, quick, device)
     checksums = {name: (rounds.num_tokens, rounds.checksum) for name, rounds in found.items() if name != "first_batch"}
     assert len(set(checksums.values())) == 1, f"the paths disagree: {checksums}"
-    return rows(found)
+    return Report(bench="stream", machine=machine(), rows=tuple(rows(found)))
 
 
 def make_runs(folder: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from prorl.bench import tool_rivals
-from prorl.bench.report import Row, median
+from prorl.bench.report import Report, Row, machine, median
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.probe import probe_one
@@ -27,7 +27,7 @@ BASH_BAR_MS, FORK_BAR_MS, DIRECT_BAR_MS, JUPYTER_BAR_MS, EDIT_BAR_MS = 0.5, 0.5,
 IDLE = 31
 
 
-async def run(quick: bool) -> list[Row]:
+async def run(quick: bool) -> Report:
     """All rows; `quick` ends within 50 s on two cores."""
     repeats = 100 if quick else 1000
     floor = statistics.median(tool_rivals.fork_exec(repeats))
@@ -40,7 +40,7 @@ async def run(quick: bool) -> list[Row]:
         rows += await _kind(kind, repeats, quick and kind != kinds[0], floor)
     rows += await _reliability(kinds[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{kinds[0]}").value
-    return rows + _rivals(quick, ours)
+    return Report(bench="tools", machine=machine(), rows=(*rows, *_rivals(quick, ours)))
 
 
 async def _kind(kind: str, repeats: int, only_first: bool, floor_ms: float) -> list[Row]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+from importlib import import_module
+from typing import get_type_hints
 
 import orjson
+import pytest
 from rich.console import Console
 
 from prorl.bench.report import Report, Row, machine, median
+from prorl.cli.bench import benches
 
 KEYS = {"what", "value", "unit", "repeats", "cpu_s", "rival", "rival_value", "rival_command", "ratio"}
 
@@ -55,3 +59,9 @@ def test_machine_names_what_matters() -> None:
     assert found["cores"] >= 1
     assert found["memory_gib"] > 0
     assert found["pyarrow"][0].isdigit()
+
+
+@pytest.mark.parametrize("name", benches())
+def test_every_bench_gives_what_the_command_prints(name: str) -> None:
+    run = import_module(f"prorl.bench.{name}").run
+    assert get_type_hints(run)["return"] is Report
