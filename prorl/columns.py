@@ -1,11 +1,8 @@
 """Records <-> rows: each conversion is one function, and all of them are here.
 
-A stage reads its one-row batch with `read_*` and answers with `*_row`, which appends columns without touching the others. Token
-ids and logprobs are copied once from numpy into Arrow buffers and are never Python lists. `validate_sequences` states what a valid
-sequence is; `row_hashes` what "equal rows" means.
-
-A call into Arrow costs more than the values of a small row, so each row is converted in one: records become tuples in the order of
-their struct's fields, and all new columns of a row are one struct.
+A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values, which `prorl.rows.grow` converts for
+many rows at once. Token ids and logprobs are copied once from numpy into Arrow buffers and are never Python lists.
+`validate_sequences` states what a valid sequence is; `row_hashes` what "equal rows" means.
 """
 
 from __future__ import annotations
@@ -23,7 +20,8 @@ import orjson
 import pyarrow as pa
 
 from prorl.errors import SchemaError
-from prorl.schema import LEASED, RAN, READY, REWARD_PART, SCORED, SEQUENCE, TURN
+from prorl.rows import TO_RAN, TO_READY, TO_SCORED, Added, Row
+from prorl.schema import LEASED, REWARD_PART, SEQUENCE, TURN
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -124,9 +122,9 @@ def _leased_dict(lease: Lease) -> dict[str, Json]:
 _LEASED_NAMES = tuple(LEASED.names)
 
 
-def read_lease(row: pa.RecordBatch) -> Lease:
-    """The LEASED columns of a one-row batch of any edge."""
-    value = {name: row.column(i)[0].as_py() for i, name in enumerate(_LEASED_NAMES)}
+def read_lease(row: Row) -> Lease:
+    """The LEASED columns of a row of any edge."""
+    value = {name: row.batch.column(i)[row.place].as_py() for i, name in enumerate(_LEASED_NAMES)}
     return Lease(
         key=AttemptKey(value["run_id"], value["rollout_id"], value["attempt"]),
         group_id=value["group_id"],
@@ -145,14 +143,14 @@ def read_lease(row: pa.RecordBatch) -> Lease:
     )
 
 
-def read_task(row: pa.RecordBatch) -> Task:
-    """The task of a one-row batch of any edge; much cheaper than a whole `Lease`."""
-    return task_from_json(row.column("task")[0].as_py())
+def read_task(row: Row) -> Task:
+    """The task of a row of any edge; much cheaper than a whole `Lease`."""
+    return task_from_json(row.value("task"))
 
 
-def read_limit(row: pa.RecordBatch, name: str) -> float:
+def read_limit(row: Row, name: str) -> float:
     """One of the budgets in seconds; much cheaper than all of them."""
-    return float(row.column("limits").field(name)[0].as_py())
+    return float(row.batch.column("limits").field(name)[row.place].as_py())
 
 
 def keys(batch: pa.RecordBatch) -> list[AttemptKey]:
@@ -161,49 +159,30 @@ def keys(batch: pa.RecordBatch) -> list[AttemptKey]:
     return [AttemptKey(*key) for key in zip(*columns, strict=True)]
 
 
-def rows(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """One-row slices, sharing memory."""
-    return [batch.slice(i, 1) for i in range(batch.num_rows)]
+def read_key(row: Row) -> AttemptKey:
+    """The attempt that a row belongs to."""
+    return AttemptKey(row.value("run_id"), row.value("rollout_id"), row.value("attempt"))
 
 
-def _added(schema: pa.Schema, before: pa.Schema) -> pa.StructType:
-    """The columns that an edge adds to those of the edge before it, as one struct."""
-    return pa.struct(list(schema)[len(before) :])
-
-
-_READY, _RAN, _SCORED = _added(READY, LEASED), _added(RAN, READY), _added(SCORED, RAN)
-
-
-def _append(row: pa.RecordBatch, values: tuple[Json, ...], added: pa.StructType, schema: pa.Schema) -> pa.RecordBatch:
-    """The next edge's row: the columns that are there, shared, plus new ones."""
-    columns = pa.array([values], added).flatten()
-    return pa.RecordBatch.from_arrays([*row.columns, *columns], schema=schema)
-
-
-def added_bytes(before: pa.RecordBatch, after: pa.RecordBatch) -> int:
-    """About how many bytes the columns weigh that a stage appended; much cheaper to ask than the size of the whole row."""
-    return sum(after.column(i).get_total_buffer_size() for i in range(before.num_columns, after.num_columns))
-
-
-def ready_row(row: pa.RecordBatch, *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float) -> pa.RecordBatch:
+def ready_columns(*, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float) -> Added:
     """LEASED -> READY."""
     specs = orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]"
-    return _append(row, (sandbox, [_message_values(m) for m in prompt], specs, init_s), _READY, READY)
+    return Added(TO_READY, (sandbox, [_message_values(m) for m in prompt], specs, init_s))
 
 
-def read_ready(row: pa.RecordBatch) -> Ready:
+def read_ready(row: Row) -> Ready:
     """What RUN needs of a READY row."""
     return Ready(
         lease=read_lease(row),
         sandbox=read_sandbox(row),
-        prompt=tuple(read_message(m) for m in row.column("prompt")[0].as_py()),
-        tools=tuple(ToolSpec(**spec) for spec in orjson.loads(row.column("tools")[0].as_py())),
+        prompt=tuple(read_message(m) for m in row.value("prompt")),
+        tools=tuple(ToolSpec(**spec) for spec in orjson.loads(row.value("tools"))),
     )
 
 
-def read_sandbox(row: pa.RecordBatch) -> SandboxRef:
+def read_sandbox(row: Row) -> SandboxRef:
     """The RUN sandbox of a READY row."""
-    return SandboxRef(**row.column("sandbox")[0].as_py())
+    return SandboxRef(**row.value("sandbox"))
 
 
 def _message_values(message: Message) -> tuple[Json, ...]:
@@ -222,7 +201,7 @@ def read_message(value: dict[str, Json]) -> Message:
     return Message(role=value["role"], content=value["content"], tool_calls=calls, name=value["name"], turn=value["turn"])
 
 
-def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.RecordBatch:
+def ran_columns(trajectory: Trajectory, *, run_s: float) -> Added:
     """READY -> RAN."""
     failure = trajectory.failure
     values = (
@@ -239,7 +218,7 @@ def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.
         trajectory.llm_s,
         trajectory.tool_s,
     )
-    return _append(row, values, _RAN, RAN)
+    return Added(TO_RAN, values)
 
 
 def artefact_digest(artefact: bytes) -> str:
@@ -247,17 +226,16 @@ def artefact_digest(artefact: bytes) -> str:
     return hashlib.blake2b(artefact, digest_size=16).hexdigest()
 
 
-def scored_row(row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float) -> pa.RecordBatch:
+def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> Added:
     """RAN -> SCORED; `score` is None for rows that pass unscored."""
     reward, parts, grader_log = (score.reward, [_part_values(part) for part in score.parts], score.log) if score else (0.0, [], "")
     values = (score is not None, reward, parts, grader_log, failure.failure_class, failure.code, failure.message, eval_s)
-    return _append(row, values, _SCORED, SCORED)
+    return Added(TO_SCORED, values)
 
 
-def read_failure(row: pa.RecordBatch, prefix: str = "") -> Failure:
+def read_failure(row: Row, prefix: str = "") -> Failure:
     """`failure_*` (or `eval_failure_*` with prefix "eval_") of a row."""
-    code = FailureCode(row.column(f"{prefix}failure_code")[0].as_py())
-    return Failure(code=code, message=row.column(f"{prefix}failure_message")[0].as_py())
+    return Failure(code=FailureCode(row.value(f"{prefix}failure_code")), message=row.value(f"{prefix}failure_message"))
 
 
 _SEQUENCE_NAMES = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")

@@ -4,7 +4,7 @@
 
 Everything between processes is a `Channel`: an ordered two-way stream of record batches, over Arrow Flight or inside one loop.
 Two protocols run over channels: an *edge* (work one way; credit and acks the other way) and *control* (events up, commands down);
-both are described in `prorl/schema.py`. A row of work is a one-row `pa.RecordBatch` that grows from stage to stage.
+both are described in `prorl/schema.py`. A row of work grows from stage to stage: `prorl/rows.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from prorl.limits import Deadline
+    from prorl.rows import Added, Row
     from prorl.types import Int32
 
 
@@ -86,13 +87,13 @@ class Operator(Protocol):
 
     stage: Stage
 
-    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
-        """Take one row of the stage's input schema, return one row of its output schema.
+    async def __call__(self, row: Row) -> Added:
+        """Take one row of the stage's input schema, return what its output schema has more.
 
-        A rollout's failure is part of the row that is returned; what raises is our own bug and becomes `stage_error`.
+        A rollout's failure is part of what is returned; what raises is our own bug and becomes `stage_error`.
         """
 
-    async def release(self, row: pa.RecordBatch) -> None:
+    async def release(self, row: Row) -> None:
         """Give back what INIT made for this row (its sandboxes), when the row is cut before its end; idempotent."""
 
 
@@ -203,6 +204,12 @@ class Sandbox(Protocol):
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Read a regular file below the workspace without following links."""
 
+    async def snapshot(self, path: str, max_bytes: int) -> int:
+        """Keep the workspace's files in a file of the host; its size, or 0 when that would be more than `max_bytes`."""
+
+    async def restore(self, path: str) -> None:
+        """Put the files of a snapshot into the workspace."""
+
     async def close(self) -> None:
         """Close the connection; the sandbox itself is stopped by its owner."""
 
@@ -220,6 +227,12 @@ class SandboxHost(Protocol):
 
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Have one warm: a later `start` with the same arguments takes it."""
+
+    async def prepare(self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Make of a fresh sandbox what `work` makes of it: by `work`, or as a copy of what it made for an equal key on this node.
+
+        Callers with equal keys wait for the first of them; when its work raises, the next one does its own. Whether it is a copy.
+        """
 
     async def stop(self, ref: SandboxRef) -> None:
         """End it and remove every trace; idempotent."""
@@ -259,6 +272,14 @@ class Env(Protocol):
 
     def reference(self, task: Task) -> Reference:
         """The reference solution, for oracles and checks. Raises TaskError when the task has none."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """What an Env has besides, whose `prepare` is worth doing once a node and not once a rollout. EVAL's sandbox is prepared too then."""
+
+    def preparation(self, task: Task) -> str:
+        """All that `prepare` makes a workspace from: equal texts mean equal workspaces. Empty: nothing worth keeping."""
 
 
 class Reference(Protocol):

@@ -356,7 +356,11 @@ class SandboxSpec:
     """What an env asks of a sandbox for one stage."""
 
     image: str = ""
-    """Directory, .sif or name known to the node; empty = the host's /usr, read-only."""
+    """Absolute path of a folder or .sif, or a name of the node's registry (`prorl image`); empty = the host's /usr, read-only."""
+    overlay_bytes: int = 0
+    """What may be written over the image's files, where the kind can; 0 = the image is read-only."""
+    fakeroot: bool = False
+    """Be root of the image (uid 0 of a user namespace that holds no other uid), where the kind can: for `apt-get` and its like."""
     tools: tuple[str, ...] = ("bash", "python", "files")
     memory_bytes: int = 2 << 30
     processes: int = 128
@@ -366,6 +370,8 @@ class SandboxSpec:
     workspace_bytes: int = 512 << 20
     """Of the agent's folder, where the kind can bound it."""
     wall_s: float = 3600.0
+    cpus: float = 0.0
+    """Cores that it may use at once, where a control group can bound it; 0 = all."""
 
 
 class GroupMember(NamedTuple):

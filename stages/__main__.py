@@ -1,48 +1,24 @@
 """`python -m prorl.stages --config ROOT/service.json --stage run --worker run-0`: the process of one stage worker.
 
 Prints `ready {"worker": ..., "location": ...}` when it listens. SIGTERM and SIGINT: stop what is in hand, report it, exit within 5 s.
-It dies with its parent.
+The rest is `prorl/process.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import logging
-import os
-import signal
-import sys
-from pathlib import Path
+from functools import partial
 
-import orjson
-
-from prorl.config import ServiceConfig, load_file, parse
-from prorl.errors import ProrlError
-from prorl.flight import FlightNetwork, trace, tune
+from prorl.config import ServiceConfig
+from prorl.flight import FlightNetwork, trace
+from prorl.process import command_line, live, say_ready, stopping, until_first
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.linux import PR_SET_PDEATHSIG, prctl
 from prorl.stages.worker import Worker
 from prorl.types import Stage
 
-SWITCH_S = 0.0005
-"""How long a thread that wants the GIL waits: the streams' threads hand over in microseconds."""
 
-
-class _JsonLines(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"at": record.created, "level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(line).decode()
-
-
-async def serve(config: ServiceConfig, stage: Stage, name: str) -> None:
+async def serve(stage: Stage, name: str, config: ServiceConfig) -> None:
     """Work until SIGTERM, SIGINT or a drain."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stopping()
     if config.trace:
         trace.start(config.root / "trace", name)
     async with (
@@ -50,40 +26,17 @@ async def serve(config: ServiceConfig, stage: Stage, name: str) -> None:
         UnixSandboxHost(str(config.sandbox_socket), config.node_id) as host,
         Worker(config, stage, name, network, host) as worker,
     ):
-        print("ready " + orjson.dumps({"worker": name, "location": worker.location}).decode(), flush=True)
-        ends = {asyncio.ensure_future(worker.wait()), asyncio.ensure_future(stop.wait())}
-        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for end in done:
-        end.result()
+        say_ready(worker=name, location=worker.location)
+        await until_first(worker.wait(), stop.wait())
 
 
 def main() -> None:
-    """Entry point. Exits with 1 and one line on stderr when it cannot start or go on."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    parser = argparse.ArgumentParser(prog="python -m prorl.stages", description="One stage worker of a prorl service.")
-    parser.add_argument("--config", type=Path, required=True, help="ROOT/service.json")
+    """Entry point."""
+    parser = command_line("python -m prorl.stages", "One stage worker of a prorl service.")
     parser.add_argument("--stage", type=Stage, required=True, choices=list(Stage))
     parser.add_argument("--worker", required=True, help="its name, e.g. run-0")
     asked = parser.parse_args()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    sys.setswitchinterval(SWITCH_S)
-    tune()
-    status = 0
-    try:
-        asyncio.run(serve(parse(ServiceConfig, load_file(asked.config), str(asked.config)), asked.stage, asked.worker))
-    except* ProrlError as group:
-        for error in group.exceptions:
-            logging.error("%s", error)
-        status = 1
-    except* BaseException as group:
-        logging.critical("the worker broke", exc_info=group)
-        status = 70
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Threads inside gRPC would keep the process alive.
-    os._exit(status)
+    live(asked.config, partial(serve, asked.stage, asked.worker), streams=True)
 
 
 if __name__ == "__main__":

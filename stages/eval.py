@@ -14,22 +14,20 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
-import pyarrow as pa
-
-from prorl.columns import keys, read_failure, read_limit, read_task, scored_row
+from prorl.columns import read_failure, read_key, read_limit, read_task, scored_columns
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
-from prorl.protocols import Env, SandboxHost
-from prorl.stages.host import TRAINS
+from prorl.protocols import Env, Prepares, SandboxHost
+from prorl.rows import Added, Row
+from prorl.stages.host import GOOD, TRAINS
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
+from prorl.stages.prepare import prepare
 from prorl.types import AttemptKey, Failure, FailureCode, Score, Stage, Task
 
 TRIES = 3
 
 GRACE_S = 10.0
 """After `eval_s`, for an env that keeps its deadline to say so itself."""
-
-NO_FAILURE = Failure(code=FailureCode.NONE)
 
 log = logging.getLogger("prorl.stages")
 
@@ -52,14 +50,14 @@ class EvalOperator:
     def __init__(self, host: SandboxHost, get_env: GetEnv, *, is_cut: Callable[[AttemptKey], bool], clock: Clock = time.monotonic) -> None:
         self._host, self._get_env, self._is_cut, self._clock = host, get_env, is_cut, clock
 
-    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""
         if read_failure(row).failure_class not in TRAINS:
-            return scored_row(row, score=None, failure=NO_FAILURE, eval_s=0.0)
+            return scored_columns(score=None, failure=GOOD, eval_s=0.0)
         began = self._clock()
-        (key,) = keys(row)
+        key = read_key(row)
         score: Score | None = None
-        failure = NO_FAILURE
+        failure = GOOD
         try:
             score = await self._score(row, key)
         except RolloutError as error:
@@ -70,12 +68,12 @@ class EvalOperator:
                 raise
             running.uncancel()
             failure = Failure(code=FailureCode.CANCELLED)
-        return scored_row(row, score=score, failure=failure, eval_s=self._clock() - began)
+        return scored_columns(score=score, failure=failure, eval_s=self._clock() - began)
 
-    async def _score(self, row: pa.RecordBatch, key: AttemptKey) -> Score:
+    async def _score(self, row: Row, key: AttemptKey) -> Score:
         task, eval_s = read_task(row), read_limit(row, "eval_s")
         env = self._get_env(task.env)
-        job = _Job(env, task, owner_of(key), row.column("artefact")[0].as_py(), Deadline(eval_s, clock=self._clock))
+        job = _Job(env, task, owner_of(key), row.value("artefact"), Deadline(eval_s, clock=self._clock))
         try:
             async with asyncio.timeout(eval_s + GRACE_S):
                 return await self._tries(job)
@@ -103,6 +101,8 @@ class EvalOperator:
             if spec is not None:
                 ref = await self._host.start(job.owner, "eval", spec)
                 sandbox = await stack.enter_async_context(self._host.connect(ref))
+                if isinstance(job.env, Prepares):
+                    await prepare(self._host, job.env, job.task, spec, sandbox)
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
                 return await job.env.score(job.task, job.artefact, sandbox, job.deadline)
 
@@ -112,8 +112,8 @@ class EvalOperator:
         except RolloutError as error:
             log.warning("cannot stop the sandboxes of %s: %s", owner, error)
 
-    async def release(self, row: pa.RecordBatch) -> None:
+    async def release(self, row: Row) -> None:
         """Stop what the attempt has; idempotent."""
         task = read_task(row)
         if needs_sandbox(self._get_env(task.env), task):
-            await self._stop(owner_of(keys(row)[0]))
+            await self._stop(owner_of(read_key(row)))

@@ -1,6 +1,6 @@
 """`Stage`: hosts an operator between an Inlet and an Outlet. Knows rows, credit and events; nothing of sandboxes, models or graders.
 
-    upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Outlet --rows--> downstream
+    upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Growth --> Outlet --rows--> downstream
                          <------- done, ack -------                  <------- acked, lost -------
 
 What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the Outlet had room for the result. What
@@ -22,15 +22,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import pyarrow as pa
-
-from prorl.columns import added_bytes
 from prorl.control import Kind
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
 from prorl.limits import Clock
 from prorl.protocols import Operator
+from prorl.rows import Added, Row
+from prorl.stages.growth import Growth
 from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureClass, FailureCode, Json
 from prorl.types import Stage as StageName
 
@@ -40,6 +39,8 @@ DOWNSTREAM = {StageName.INIT: "ready", StageName.RUN: "ran", StageName.EVAL: "sc
 _FAILURE_COLUMN = {StageName.RUN: "failure_code", StageName.EVAL: "eval_failure_code"}
 
 TRAINS = frozenset({FailureClass.NONE, FailureClass.POLICY})
+
+GOOD = Failure(code=FailureCode.NONE)
 
 log = logging.getLogger("prorl.stages")
 
@@ -72,7 +73,8 @@ class Stage:
         edge = DOWNSTREAM[self.name]
         self.outlet = Outlet(edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost)
         self._working: dict[AttemptKey, asyncio.Task[None]] = {}
-        self._finished: dict[AttemptKey, pa.RecordBatch] = {}
+        self._finished: dict[AttemptKey, Row] = {}
+        self._grow = Growth()
         self._tasks: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
         self._empty.set()
@@ -132,28 +134,34 @@ class Stage:
 
     def _start(self, taken: Taken) -> None:
         assert self._tasks is not None
-        key, row = taken.key, taken.row
-        if not self._decided(row):
+        key = taken.key
+        if not self._decided(taken.row):
             self._emit(Kind.STARTED, key, stage=self.name)
         self._count_busy()
         self._empty.clear()
         self._working[key] = self._tasks.create_task(self._work(taken))
 
-    def _decided(self, row: pa.RecordBatch) -> bool:
+    def _decided(self, row: Row) -> bool:
         """Whether an earlier stage has already reported the attempt's failure."""
-        return self.name is StageName.EVAL and FAILURE_CLASS[_code(row, "failure_code")] not in TRAINS
+        return self.name is StageName.EVAL and FAILURE_CLASS[row.value("failure_code")] not in TRAINS
 
     async def _work(self, taken: Taken) -> None:
         key, row = taken.key, taken.row
-        result = await self._operate(key, row)
+        added = await self._operate(key, row)
         self._count_busy()
         del self._working[key]
         self._cuts.discard(key)
-        if result is None:
+        if added is None:
             self._leave([key])
             return
         self._finished[key] = row
-        await self.outlet.put(result, key, taken.num_bytes + added_bytes(row, result))
+        try:
+            grown = await self._grow(row, added)
+        except RolloutError as error:
+            await self._spoilt(key, _failure(error))
+            return
+        if key in self._finished:
+            await self.outlet.put(grown, key, taken.num_bytes + added.num_bytes)
         if key not in self._finished:
             self.outlet.drop(key)
             return
@@ -161,8 +169,16 @@ class Stage:
         if self.name is not StageName.INIT:
             self._inlet.done(key)
 
-    async def _operate(self, key: AttemptKey, row: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Run the operator; the row that goes downstream, or None when the attempt ends here, reported."""
+    async def _spoilt(self, key: AttemptKey, failure: Failure) -> None:
+        """What the operator returned cannot be sent: a bug of ours, and the end of this row only."""
+        row = self._finished.pop(key, None)
+        if row is not None:
+            self._report(key, failure)
+            await self._release(row)
+            self._leave([key])
+
+    async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
+        """Run the operator; what the row gets on its way downstream, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
                 result = await self._operator(row)
@@ -184,15 +200,16 @@ class Stage:
         await self._release(row)
         return None
 
-    def _verdict(self, result: pa.RecordBatch) -> Failure:
+    def _verdict(self, result: Added) -> Failure:
         """What this stage itself says went wrong."""
         column = _FAILURE_COLUMN.get(self.name)
         if column is None:
-            return Failure(code=FailureCode.NONE)
-        return Failure(code=_code(result, column), message=result.column(column.replace("code", "message"))[0].as_py())
+            return GOOD
+        code: FailureCode = result.value(column)
+        return Failure(code=code, message=result.value(column.replace("code", "message"))) if code else GOOD
 
-    def _worth_keeping(self, result: pa.RecordBatch) -> bool:
-        return self.name is StageName.EVAL or len(result.column("turns")[0]) > 0
+    def _worth_keeping(self, result: Added) -> bool:
+        return self.name is StageName.EVAL or len(result.value("turns")) > 0
 
     def _report(self, key: AttemptKey, failure: Failure) -> None:
         self._num_failed += 1
@@ -201,7 +218,7 @@ class Stage:
         else:
             self._emit(Kind.FAILED, key, stage=self.name, code=failure.code, payload={"message": failure.message})
 
-    async def _release(self, row: pa.RecordBatch) -> None:
+    async def _release(self, row: Row) -> None:
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "release"):
                 await self._operator.release(row)
@@ -239,10 +256,6 @@ class Stage:
         now = self._clock()
         self._busy_s += len(self._working) * (now - self._busy_since)
         self._busy_since = now
-
-
-def _code(row: pa.RecordBatch, column: str) -> FailureCode:
-    return FailureCode(row.column(column)[0].as_py())
 
 
 def _failure(error: ProrlError) -> Failure:

@@ -10,12 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import pyarrow as pa
-
-from prorl.columns import keys, read_limit, read_task, ready_row
+from prorl.columns import read_key, read_limit, read_task, ready_columns
 from prorl.errors import RolloutError, SandboxError, TaskError, boundary
 from prorl.limits import Clock
 from prorl.protocols import Env, SandboxHost
+from prorl.rows import Added, Row
+from prorl.stages.prepare import prepare
 from prorl.types import AttemptKey, FailureCode, SandboxRef, SandboxSpec, Stage, Task
 
 GetEnv = Callable[[str], Env]
@@ -39,7 +39,7 @@ class InitOperator:
     def __init__(self, host: SandboxHost, get_env: GetEnv, clock: Clock = time.monotonic) -> None:
         self._host, self._get_env, self._clock = host, get_env, clock
 
-    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    async def __call__(self, row: Row) -> Added:
         """Make one row ready. Raises RolloutError and TaskError."""
         began = self._clock()
         task = read_task(row)
@@ -52,7 +52,7 @@ class InitOperator:
             ref = await self._sandbox(env, task, spec, row)
         else:
             await env.prepare(task, None)
-        return ready_row(row, sandbox=ref, prompt=messages, tools=tools, init_s=self._clock() - began)
+        return ready_columns(sandbox=ref, prompt=messages, tools=tools, init_s=self._clock() - began)
 
     def _env(self, task: Task) -> Env:
         try:
@@ -60,22 +60,21 @@ class InitOperator:
         except TaskError as error:
             raise RolloutError(FailureCode.UNKNOWN_ENV, str(error)) from None
 
-    async def _sandbox(self, env: Env, task: Task, spec: SandboxSpec, row: pa.RecordBatch) -> SandboxRef:
+    async def _sandbox(self, env: Env, task: Task, spec: SandboxSpec, row: Row) -> SandboxRef:
         """A sandbox with the task's files in it, within `init_s`."""
         init_s = read_limit(row, "init_s")
         try:
             async with asyncio.timeout(init_s):
                 with boundary(SandboxError, FailureCode.SANDBOX_START, "sandbox start"):
-                    ref = await self._host.start(owner_of(keys(row)[0]), "run", spec)
+                    ref = await self._host.start(owner_of(read_key(row)), "run", spec)
                 async with self._host.connect(ref) as sandbox:
-                    with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{env.name}.prepare"):
-                        await env.prepare(task, sandbox)
+                    await prepare(self._host, env, task, spec, sandbox)
         except TimeoutError:
             raise SandboxError(FailureCode.SANDBOX_START, f"not ready within init_s = {init_s:g} s") from None
         return ref
 
-    async def release(self, row: pa.RecordBatch) -> None:
+    async def release(self, row: Row) -> None:
         """Stop what the attempt has; idempotent."""
         task = read_task(row)
         if needs_sandbox(self._env(task), task):
-            await self._host.stop_owner(owner_of(keys(row)[0]))
+            await self._host.stop_owner(owner_of(read_key(row)))

@@ -14,15 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
-import pyarrow as pa
-
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
-from prorl.backends import open_backend
-from prorl.columns import Lease, keys, ran_row, read_ready, read_task
+from prorl.backends import open_probed
+from prorl.columns import Lease, ran_columns, read_key, read_ready, read_task
 from prorl.errors import RolloutError
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
+from prorl.rows import Added, Row
 from prorl.stages.host import TRAINS
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.types import AttemptKey, Completion, FailureCode, GenerateRequest, PolicyVersion, SandboxRef, Stage, Trajectory
@@ -58,13 +57,14 @@ class RunOperator:
         self._host, self._get_env, self._renderer, self._model, self._api_key = host, get_env, renderer, model, api_key
         self._is_cut, self._progress, self._clock = is_cut, progress, clock
         self._backends: dict[str, Backend] = {}
+        self._opening = asyncio.Lock()
         self.num_tokens = 0
         """Sampled by this worker so far."""
         self.versions: dict[str, PolicyVersion] = {}
         """Newest published version of each run."""
         self.pauses = Pauses()
 
-    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    async def __call__(self, row: Row) -> Added:
         """Run one attempt. Raises RolloutError when it cannot begin; what happens later is in the row."""
         began = self._clock()
         ready = read_ready(row)
@@ -72,13 +72,14 @@ class RunOperator:
         env = self._get_env(lease.task.env)
         trajectory: Trajectory | None = None
         try:
+            backend = await self._backend(lease.backend)
             await self._reserve(env, lease)
             async with AsyncExitStack() as stack:
                 sandbox = await stack.enter_async_context(self._host.connect(ready.sandbox)) if ready.sandbox.sandbox_id else None
                 deadline = Deadline(lease.limits.run_s, clock=self._clock)
                 context = AttemptContext(
                     task=lease.task, env=env, messages=ready.prompt, tools=ready.tools, renderer=self._renderer,
-                    backend=_Watched(self._backend(lease.backend), self, lease.key, deadline), sandbox=sandbox,
+                    backend=_Watched(backend, self, lease.key, deadline), sandbox=sandbox,
                     deadline=deadline, key=lease.key, session=lease.rollout_key,
                     cancelled=lambda: self._is_cut(lease.key), sampling=lease.sampling, limits=lease.limits,
                     sample_index=lease.sample_index, run_seed=lease.run_seed, min_version=PolicyVersion(lease.min_version),
@@ -87,7 +88,7 @@ class RunOperator:
         finally:
             if needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
-        return ran_row(row, trajectory, run_s=self._clock() - began)
+        return ran_columns(trajectory, run_s=self._clock() - began)
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
         """The agent's trajectory; an agent that outlives its deadline is cut."""
@@ -111,9 +112,12 @@ class RunOperator:
             raise RolloutError(FailureCode.STAGE_ERROR, f"agent {agent} went on {GRACE_S:g} s after its end")
         return work.result()
 
-    def _backend(self, url: str) -> Backend:
-        if url not in self._backends:
-            self._backends[url] = open_backend(url, self._renderer, self._get_env, model=self._model, api_key=self._api_key)
+    async def _backend(self, url: str) -> Backend:
+        async with self._opening:  # attempts that begin together wait for one probe
+            if url not in self._backends:
+                self._backends[url] = await open_probed(
+                    url, self._renderer, self._get_env, model=self._model, api_key=self._api_key
+                )  # fmt: skip
         return self._backends[url]
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
@@ -135,11 +139,11 @@ class RunOperator:
         except RolloutError as error:
             log.warning("cannot stop the sandbox of %s: %s", owner_of(key), error)
 
-    async def release(self, row: pa.RecordBatch) -> None:
+    async def release(self, row: Row) -> None:
         """Stop what the attempt has; idempotent."""
         task = read_task(row)
         if needs_sandbox(self._get_env(task.env), task):
-            await self._host.stop_owner(owner_of(keys(row)[0]))
+            await self._host.stop_owner(owner_of(read_key(row)))
 
     async def close(self) -> None:
         """Close the backends; idempotent."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
+from prorl.rows import Row, stack
 from prorl.schema import TABLES
 from prorl.storage.convert import event_rows, tables, terminal_rows
 from prorl.storage.layout import PartFile
@@ -24,13 +25,13 @@ class WaitingRow:
     """A SCORED row and everybody who waits for its fate."""
 
     key: AttemptKey
-    row: pa.RecordBatch
+    row: Row
     acks: list[Ack]
 
     @property
     def order(self) -> tuple[int, int]:
         """Rows of a part are sorted by (group, sample)."""
-        return self.row.column("group_id")[0].as_py(), self.row.column("sample_index")[0].as_py()
+        return self.row.value("group_id"), self.row.value("sample_index")
 
     def ack(self) -> None:
         """Its fate is durable."""
@@ -55,7 +56,7 @@ class Batch:
         """The row, if it is here."""
         return self.rows.get(key)
 
-    def add_row(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack, num_bytes: int) -> None:
+    def add_row(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int) -> None:
         """A row that is not here yet."""
         self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
         self.num_bytes += num_bytes
@@ -97,7 +98,7 @@ def part_tables(batch: Batch) -> dict[str, pa.Table]:
     found: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
     if batch.rows:
         ordered = sorted(batch.rows.values(), key=lambda waiting: waiting.order)
-        for name, rows in tables(pa.concat_batches([waiting.row for waiting in ordered])).items():
+        for name, rows in tables(stack([waiting.row for waiting in ordered])).items():
             found[name].append(pa.Table.from_batches([rows]))
     if batch.terminals:
         found["rollouts"].append(terminal_rows(batch.terminals.values()))

@@ -6,7 +6,7 @@ it is the last gate before a row trains. Nothing here decides a rollout's fate a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -36,18 +36,17 @@ class Verdict(NamedTuple):
     problem: str
 
 
-def judge(rows: Sequence[pa.RecordBatch]) -> list[Verdict]:
-    """One verdict per one-row batch. Never raises for what is in a row."""
+def judge(batch: pa.RecordBatch) -> list[Verdict]:
+    """One verdict per SCORED row. Never raises for what is in a row."""
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            batch = pa.concat_batches(rows)
             wanted = [FAILURE_CLASS[code] in COMMITTED_CLASSES for code in effective_codes(batch)]
             found = [problem if want else "" for want, problem in zip(wanted, problems(batch), strict=True)]
             return [Verdict(want and not problem, problem) for want, problem in zip(wanted, found, strict=True)]
     except RolloutError as error:
-        if len(rows) == 1:
+        if batch.num_rows == 1:
             return [Verdict(False, error.message)]
-    return [verdict for row in rows for verdict in judge([row])]
+    return [verdict for i in range(batch.num_rows) for verdict in judge(batch.slice(i, 1))]
 
 
 def problems(batch: pa.RecordBatch) -> list[str]:

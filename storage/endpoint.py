@@ -23,6 +23,7 @@ import structlog
 
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
+from prorl.flight.queues import wire_bytes
 from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
 from prorl.schema import STREAM, dense
 from prorl.storage.delivery import Given, Order, Wanted
@@ -144,9 +145,9 @@ class Endpoint:
     def _locate(self, run: ServedRun, seq: int, given: Given) -> Planned:
         """Longest prefix of the groups that lies in one hot file, writing those that are not hot."""
         places: list[Location] = []
-        for group_id in given.groups:
+        for delivery_seq, group_id in enumerate(given.groups, seq):
             key = (run.order.run_id, group_id)
-            place = self._hot.find(key) or self._hot.write(key, run.index.read(group_id))
+            place = self._hot.find(key) or self._hot.write(key, _delivered(run.index.read(group_id), delivery_seq))
             if places and place.path != places[0].path:
                 break
             places.append(place)
@@ -157,9 +158,7 @@ class Endpoint:
         """STREAM batches, one a group; what is not hot comes from the parts."""
         for delivery_seq, group_id in enumerate(given.groups, seq):
             hot = self._hot.read((run.order.run_id, group_id))
-            rows = hot if hot is not None else run.index.read(group_id)
-            seqs = pa.array(np.full(rows.num_rows, delivery_seq, np.int64))
-            yield rows.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
+            yield hot if hot is not None else _delivered(run.index.read(group_id), delivery_seq)
 
     def close(self) -> None:
         """Idempotent."""
@@ -191,12 +190,18 @@ def _body(body: bytes) -> dict[str, Json]:
     return values
 
 
+def _delivered(group: pa.RecordBatch, delivery_seq: int) -> pa.RecordBatch:
+    """A group's sequences as a STREAM batch."""
+    seqs = pa.array(np.full(group.num_rows, delivery_seq, np.int64))
+    return group.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
+
+
 def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Small groups joined to batches of up to `JOIN_BYTES`; a larger group goes alone, as it lies in its file."""
     waiting: list[pa.RecordBatch] = []
     num_bytes = 0
     for group in groups:
-        size = group.nbytes
+        size = wire_bytes(group)
         if waiting and num_bytes + size > JOIN_BYTES:
             yield _joined(waiting)
             waiting, num_bytes = [], 0

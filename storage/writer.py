@@ -25,6 +25,8 @@ import structlog
 
 from prorl.control import Kind
 from prorl.errors import FencedError, StorageError
+from prorl.flight.queues import wire_bytes
+from prorl.rows import Row, stack
 from prorl.storage.batch import Ack, Batch, GroupCounts, Stored, WaitingRow, commit_body, part_tables
 from prorl.storage.convert import judge
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
@@ -122,14 +124,14 @@ class RunWriter:
         self.add_rows("tasks", snapshot["tasks"])
         self.add_rows("groups", snapshot["group_events"])
 
-    def add(self, key: AttemptKey, row: pa.RecordBatch, ack: Ack, num_bytes: int = 0) -> None:
-        """A SCORED row; `ack` is called once its fate is durable. `num_bytes`: if known; a slice does not say how small it is."""
+    def add(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int = 0) -> None:
+        """A SCORED row; `ack` is called once its fate is durable. `num_bytes`: if known."""
         known = self._flying.knows(key) or self._waiting.knows(key)
         if known is not None:
             known.acks.append(ack)
             return
-        self._waiting.add_row(key, row, ack, num_bytes or row.get_total_buffer_size())
-        self._member(row.column("group_id")[0].as_py(), row.column("sample_index")[0].as_py())
+        self._waiting.add_row(key, row, ack, num_bytes or wire_bytes(row.alone))
+        self._member(row.value("group_id"), row.value("sample_index"))
         self._touch()
 
     def add_terminal(self, terminal: Mapping[str, Json]) -> None:
@@ -213,7 +215,7 @@ class RunWriter:
     async def _sort_out(self) -> None:
         """Move rows that may not be committed to `partial/` and report the invalid ones."""
         waiting_rows = list(self._flying.rows.values())
-        verdicts = judge([waiting.row for waiting in waiting_rows]) if waiting_rows else []
+        verdicts = judge(stack([waiting.row for waiting in waiting_rows])) if waiting_rows else []
         judged = list(zip(waiting_rows, verdicts, strict=True))
         for waiting, verdict in judged:
             if verdict.problem:
@@ -239,7 +241,7 @@ class RunWriter:
         for waiting in rows:
             path = self.directory.path(PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet")
             if not self.directory.fs.exists(path):
-                await self._put(path, encode_partial(waiting.row, self.run_id))
+                await self._put(path, encode_partial(waiting.row.alone, self.run_id))
         self._settle(rows)
 
     def _settle(self, rows: Iterable[WaitingRow]) -> None:

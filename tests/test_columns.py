@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from prorl import columns
 from prorl.columns import Lease
+from prorl.rows import rows
 from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCE, SEQUENCES, check_schema, dense
 from prorl.types import Failure, Message, SandboxRef, Score, Sequence, SpanKind, ToolSpec, Trajectory
 from tests import strategies as mine
+from tests.grown import only, ran_row, ready_row, scored_row
 
 NAMES = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
 
@@ -38,14 +40,14 @@ def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
 def test_lease_round_trip(lease: Lease) -> None:
     batch = columns.leased_batch([lease])
     batch.validate(full=True)
-    assert columns.read_lease(batch) == lease
+    assert columns.read_lease(only(batch)) == lease
     assert columns.keys(batch) == [lease.key]
 
 
 @given(st.lists(mine.leases, min_size=2, max_size=3))
 def test_a_budget_is_read_from_any_row_of_a_batch(leases: list[Lease]) -> None:
-    rows = columns.rows(columns.leased_batch(leases))
-    assert [columns.read_limit(row, "eval_s") for row in rows] == [lease.limits.eval_s for lease in leases]
+    found = rows(columns.leased_batch(leases))
+    assert [columns.read_limit(row, "eval_s") for row in found] == [lease.limits.eval_s for lease in leases]
 
 
 @given(
@@ -66,16 +68,16 @@ def test_a_row_grows_without_losing_anything(
     score: Score | None,
     failure: Failure,
 ) -> None:
-    ready = columns.ready_row(columns.leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5)
-    ran = columns.ran_row(ready, trajectory, run_s=2.5)
-    scored = columns.scored_row(ran, score=score, failure=failure, eval_s=0.5)
+    ready = ready_row(columns.leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5)
+    ran = ran_row(ready, trajectory, run_s=2.5)
+    scored = scored_row(ran, score=score, failure=failure, eval_s=0.5)
     for row, schema in ((ready, READY), (ran, RAN), (scored, SCORED)):
         check_schema(row.schema, schema, "row")
         row.validate(full=True)
-    read = columns.read_ready(scored)
+    read = columns.read_ready(only(scored))
     assert (read.lease, read.sandbox, read.prompt, read.tools) == (lease, sandbox, tuple(prompt), tuple(tools))
-    assert columns.read_failure(scored) == trajectory.failure
-    assert columns.read_failure(scored, "eval_") == failure
+    assert columns.read_failure(only(scored)) == trajectory.failure
+    assert columns.read_failure(only(scored), "eval_") == failure
     got = columns.read_sequences(scored.column("sequences")[0].values)
     for mine_, theirs in zip(trajectory.sequences, got, strict=True):
         assert all(np.array_equal(getattr(mine_, name), getattr(theirs, name)) for name in NAMES)
@@ -86,7 +88,7 @@ def test_a_row_grows_without_losing_anything(
 @given(mine.leases, mine.trajectories)
 def test_appending_shares_the_columns_that_are_there(lease: Lease, trajectory: Trajectory) -> None:
     leased = columns.leased_batch([lease])
-    ready = columns.ready_row(leased, sandbox=SandboxRef(), prompt=[], tools=[], init_s=0)
+    ready = ready_row(leased, sandbox=SandboxRef(), prompt=[], tools=[], init_s=0)
     for name in LEASED.names:
         ours = [b.address for b in leased.column(name).buffers() if b is not None]
         assert ours == [b.address for b in ready.column(name).buffers() if b is not None]

@@ -1,4 +1,4 @@
-"""`Inlet`: the consumer's side of an edge. Dials every announced upstream, grants credit, yields one-row batches, sends acks.
+"""`Inlet`: the consumer's side of an edge. Dials every announced upstream, grants credit, yields rows, sends acks.
 
     inlet = Inlet(network, "ran", hello, slots=16)
     inlet.set_upstreams(locations)              # whenever `endpoints` changes
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from prorl.columns import keys, rows
+from prorl.columns import keys
 from prorl.errors import ProrlError
 from prorl.flight import trace
 from prorl.flight.credit import Grant, Grants
@@ -35,6 +35,7 @@ from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.flight.queues import wire_bytes
 from prorl.protocols import Channel, Network
+from prorl.rows import Row, rows
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
 
@@ -50,7 +51,7 @@ class Taken(NamedTuple):
     """A row in hand."""
 
     key: AttemptKey
-    row: pa.RecordBatch
+    row: Row
     num_bytes: int
     """Its share of the message that it came in."""
 

@@ -2,7 +2,7 @@
 
     outlet = Outlet("ready", limit_bytes=64 << 20, on_acked=..., on_lost=...)
     await network.listen(location, {outlet.path: outlet.route})
-    await outlet.put(row)                # waits while `limit_bytes` are held
+    await outlet.put(row, key, num_bytes)   # waits while `limit_bytes` are held
 
 A supplier that makes rows on demand (the gateway's lease edge) does not use `put`: `on_credit(free_rows)` says how many rows would go
 out at once, and `send(batch)` takes any number of them in one batch. `on_sent(keys, hello)` says who got which.
@@ -19,20 +19,29 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from prorl.columns import keys, rows
+from prorl.columns import keys
 from prorl.flight import trace
 from prorl.flight.credit import Ledger
 from prorl.flight.edge import ACK, CREDIT, decode
 from prorl.flight.pacing import ROWS_S, Paced
-from prorl.flight.queues import Sized, join, wire_bytes
+from prorl.flight.queues import together, wire_bytes
 from prorl.protocols import Accept, Channel
+from prorl.rows import Row, rows, stack
 from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
 
 Keys = Callable[[list[AttemptKey]], None]
+
+
+class Sized(NamedTuple):
+    """A row and its bytes, counted once."""
+
+    row: Row
+    num_bytes: int
 
 
 def _nothing(_: object) -> None:
@@ -96,13 +105,13 @@ class Outlet:
     def __contains__(self, key: AttemptKey) -> bool:
         return key in self._ledger
 
-    async def put(self, row: pa.RecordBatch, key: AttemptKey | None = None, num_bytes: int = 0) -> None:
-        """Offer one row; waits while `limit_bytes` are held. A key that is here already changes nothing. `num_bytes`: if known."""
+    async def put(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
+        """Offer one row; waits while `limit_bytes` are held. A key that is here already changes nothing."""
         while self._held_bytes >= self._limit_bytes:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
             await waiting
-        self._add(row, key or keys(row)[0], num_bytes or wire_bytes(row))
+        self._add(row, key, num_bytes)
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Offer rows without waiting."""
@@ -148,7 +157,7 @@ class Outlet:
             self._on_lost(lost)
         self._paced.ask()
 
-    def _add(self, row: pa.RecordBatch, key: AttemptKey, num_bytes: int) -> None:
+    def _add(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
         if key in self._ledger:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
@@ -163,8 +172,9 @@ class Outlet:
         for name, key in self._ledger.assign():
             sent.setdefault(name, []).append(key)
         for name, given in sent.items():
-            for batch in join([self._rows[key] for key in given]):
-                self._channels[name].send(batch)
+            held = [self._rows[key] for key in given]
+            for part in together([sized.num_bytes for sized in held]):
+                self._channels[name].send(stack([sized.row for sized in held[part]]))
             if not self._redelivered:
                 for key in given:
                     self._release(key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -122,29 +122,31 @@ class Sender:
 
 
 def join(batches: list[Sized]) -> list[pa.RecordBatch]:
-    """Concatenate small neighbours up to `MAX_BATCH_BYTES`; order stays.
+    """Concatenate small neighbours; order stays.
 
     >>> one = Sized(pa.record_batch({"a": [1]}), 8)
     >>> [batch.num_rows for batch in join([one, one, one])]
     [3]
     """
-    if len(batches) < 2:
-        return [sized.batch for sized in batches]
-    joined: list[pa.RecordBatch] = []
-    run: list[pa.RecordBatch] = []
-    run_bytes = 0
-    for batch, num_bytes in batches:
-        if run and (num_bytes > JOIN_BYTES or run_bytes + num_bytes > MAX_BATCH_BYTES):
-            joined.append(_concat(run))
-            run, run_bytes = [], 0
-        if num_bytes > JOIN_BYTES:
-            joined.append(batch)
+    return [_concat([batch for batch, _ in batches[part]]) for part in together([sized.num_bytes for sized in batches])]
+
+
+def together(sizes: Iterable[int]) -> list[slice]:
+    """Which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them; what is larger than `JOIN_BYTES` goes alone.
+
+    >>> together([10, 10, JOIN_BYTES + 1, 10])
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    parts: list[slice] = []
+    room = -1
+    for i, num_bytes in enumerate(sizes):
+        if num_bytes <= min(room, JOIN_BYTES):
+            parts[-1] = slice(parts[-1].start, i + 1)
+            room -= num_bytes
         else:
-            run.append(batch)
-            run_bytes += num_bytes
-    if run:
-        joined.append(_concat(run))
-    return joined
+            parts.append(slice(i, i + 1))
+            room = MAX_BATCH_BYTES - num_bytes if num_bytes <= JOIN_BYTES else -1
+    return parts
 
 
 def _concat(run: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -9,9 +9,9 @@
     do_action("status", {"run", "consumer"})           -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
 
 `Plan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one encapsulated IPC message
-(metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in the SEQUENCES schema, in delivery order; the i-th has
-delivery_seq `seq_of(cursor before) + i`. A client whose kernel has the same `boot_id` and that can read `path` maps the file and never
-calls do_get. `path` is empty when there is no such file. Such a file only grows and is never truncated: unlinking it is safe.
+(metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in the STREAM schema, in delivery order. A client whose kernel has
+the same `boot_id` and that can read `path` maps the file and never calls do_get. `path` is empty when there is no such file. Such a
+file only grows and is never truncated: unlinking it is safe.
 
 A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a ticket means: where this consumer
 committed last, else the start. This module promises shapes, not behaviour: the endpoint's promises stand in DESIGN 5, Delivery.

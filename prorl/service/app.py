@@ -13,6 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
+from prorl.agents import get_agent
 from prorl.config import NAME, GroupsBody, RunConfig, explain
 from prorl.envs import get_env
 from prorl.errors import NotFoundError, ProrlError, UserError
@@ -88,8 +89,8 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         """Make a run. The same body again answers 200 with its present state; another body for the same name 409."""
         if config.filter not in ("none", "dapo"):
             await asyncio.to_thread(check_filter, config.filter)
-        known = core.state.runs.get(config.run_id)
-        if known is None:
+        if config.run_id not in core.state.runs:
+            get_agent(config.agent)
             write_manifest(gateway.config, config, gateway.wall())
         created = core.create_run(config)
         await gateway.durable()

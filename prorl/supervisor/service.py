@@ -56,6 +56,8 @@ def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
     options = {
         "--socket": config.sandbox_socket, "--root": box_dir(config.root), "--kind": config.sandbox.kind, "--node-id": config.node_id,
         "--parent-pid": os.getpid(), "--max-sandboxes": config.sandbox.max_sandboxes, "--warm": config.sandbox.warm,
+        "--snapshot-bytes": config.sandbox.snapshot_bytes, "--image": config.sandbox.image,
+        "--images": config.sandbox.images.absolute() if config.sandbox.images else "",
     }  # fmt: skip
     return tuple(str(word) for option in options.items() for word in option)
 

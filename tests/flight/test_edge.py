@@ -13,6 +13,7 @@ from prorl.flight.queues import wire_bytes
 from prorl.types import AttemptKey
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready
+from tests.grown import put
 
 
 async def take(inlet: Inlet, count: int) -> list[Taken]:
@@ -42,7 +43,7 @@ async def test_rows_flow_within_credit_and_in_order(net: Net) -> None:
     outlet = Outlet("ready")
     inlet = inlet_of(net, "ready", await serve(net, outlet), slots=3)
     for n in range(10):
-        await outlet.put(ready(n))
+        await put(outlet, ready(n))
     seen: list[AttemptKey] = []
     while len(seen) < 10:
         for name, *_ in await take(inlet, 1):
@@ -57,7 +58,7 @@ async def test_no_credit_no_send(net: Net) -> None:
     outlet = Outlet("ready")
     inlet = inlet_of(net, "ready", await serve(net, outlet), slots=2)
     for n in range(5):
-        await outlet.put(ready(n))
+        await put(outlet, ready(n))
     await take(inlet, 2)
     await asyncio.sleep(0.05)
     assert (inlet.in_hand, outlet.num_waiting) == (2, 3)
@@ -69,9 +70,9 @@ async def test_put_waits_while_the_bound_is_reached(net: Net) -> None:
     acked: list[AttemptKey] = []
     outlet = Outlet("ran", limit_bytes=2 * size, on_acked=acked.extend)
     location = await serve(net, outlet)
-    await outlet.put(ran(0))
-    await outlet.put(ran(1))
-    third = asyncio.ensure_future(outlet.put(ran(2)))
+    await put(outlet, ran(0))
+    await put(outlet, ran(1))
+    third = asyncio.ensure_future(put(outlet, ran(2)))
     inlet = inlet_of(net, "ran", location)
     await take(inlet, 2)
     await asyncio.sleep(0.05)
@@ -88,7 +89,7 @@ async def test_competing_consumers_share_the_rows(net: Net) -> None:
     inlets = [inlet_of(net, "ready", location, slots=5, worker=f"w{n}") for n in range(2)]
     await until(lambda: outlet.free_rows == 10)
     for n in range(10):
-        await outlet.put(ready(n))
+        await put(outlet, ready(n))
     shares = [await take(inlet, 5) for inlet in inlets]
     assert sorted(row.key.rollout_id for share in shares for row in share) == list(range(10))
     for inlet in inlets:
@@ -101,7 +102,7 @@ async def test_a_lost_consumer_gives_unacked_rows_to_another_on_redelivered_edge
     location = await serve(net, outlet)
     first = inlet_of(net, "ran", location, slots=4)
     for n in range(4):
-        await outlet.put(ran(n))
+        await put(outlet, ran(n))
     await take(first, 4)
     first.ack([key(1)])
     await until(lambda: acked == [key(1)])
@@ -121,7 +122,7 @@ async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery
     location = await serve(net, outlet)
     first = inlet_of(net, "ready", location, slots=2)
     for n in range(4):
-        await outlet.put(ready(n))
+        await put(outlet, ready(n))
     await take(first, 2)
     await until(lambda: len(acked) == 2)
     await first.close()
@@ -137,13 +138,13 @@ async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_th
     first, second = Outlet("ran"), Outlet("ran", on_acked=acked.extend)
     one, two = await serve(net, first, "one"), await serve(net, second, "two")
     inlet = inlet_of(net, "ran", one, two)
-    await first.put(ran(7))
+    await put(first, ran(7))
     assert [row.key for row in await take(inlet, 1)] == [key(7)]
-    await second.put(ran(7))
+    await put(second, ran(7))
     await asyncio.sleep(0.05)
     inlet.ack([key(7)])
     await until(lambda: acked == [key(7)])
-    await second.put(ran(7))
+    await put(second, ran(7))
     await until(lambda: acked == [key(7), key(7)])
     await inlet.close()
 
@@ -172,8 +173,8 @@ async def test_a_supplier_makes_rows_when_there_is_credit(net: Net) -> None:
 async def test_a_dropped_row_is_not_sent(net: Net) -> None:
     outlet = Outlet("ready")
     location = await serve(net, outlet)
-    await outlet.put(ready(1))
-    await outlet.put(ready(2))
+    await put(outlet, ready(1))
+    await put(outlet, ready(2))
     assert outlet.drop(key(1))
     assert not outlet.drop(key(1))
     inlet = inlet_of(net, "ready", location)
@@ -186,10 +187,10 @@ async def test_upstreams_come_late_and_go(net: Net) -> None:
     inlet = inlet_of(net, "ready", net.name("up"))
     await asyncio.sleep(0.05)
     await serve(net, outlet)
-    await outlet.put(ready(1))
+    await put(outlet, ready(1))
     assert [row.key for row in await take(inlet, 1)] == [key(1)]
     inlet.set_upstreams([])
-    await outlet.put(ready(2))
+    await put(outlet, ready(2))
     assert [row.key for row in await take(inlet, 1)] == [key(2)]
     await inlet.close()
 
@@ -200,7 +201,7 @@ async def test_a_stopped_inlet_takes_its_credit_back(net: Net) -> None:
     await until(lambda: outlet.free_rows == 4)
     inlet.stop()
     await until(lambda: outlet.free_rows == 0)
-    await outlet.put(ready(1))
+    await put(outlet, ready(1))
     await asyncio.sleep(0.05)
     assert outlet.num_waiting == 1
     await inlet.close()
@@ -222,7 +223,7 @@ async def test_a_bug_while_serving_an_upstream_is_raised_by_take(net: Net, monke
     outlet = Outlet("ready")
     inlet = inlet_of(net, "ready", await serve(net, outlet))
     monkeypatch.setattr("prorl.flight.inlet.keys", broken)
-    await outlet.put(ready(1))
+    await put(outlet, ready(1))
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(inlet.take(), 5)
     await inlet.close()

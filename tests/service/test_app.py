@@ -66,6 +66,8 @@ async def test_runs_are_idempotent_by_name_and_config(tmp_path: Path) -> None:
         assert [(await w.http("POST", "/v1/runs", body))[0] for _ in range(2)] == [201, 200]
         assert (await w.http("POST", "/v1/runs", {"run_id": "a", "seed": 4}))[0] == 409
         assert (await w.http("POST", "/v1/runs", {"run_id": "../x"}))[0] == 422
+        status, answer = await w.http("POST", "/v1/runs", {"run_id": "b", "agent": "nobody"})
+        assert (status, "unknown agent 'nobody'" in answer["message"]) == (422, True), answer
         assert [run["run_id"] for run in (await w.http("GET", "/v1/runs"))[1]["runs"]] == ["a"]
         manifest = orjson.loads((w.config.root / "a" / "manifest.json").read_bytes())
         assert manifest["config"]["seed"] == 3

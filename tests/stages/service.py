@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-
-import pyarrow as pa
 
 from prorl.columns import Lease, leased_batch
 from prorl.control import ControlRow, Kind, from_batch, to_batch
 from prorl.flight import Inlet, Outlet
-from prorl.protocols import Channel, Network, SandboxHost
+from prorl.protocols import Channel, Network, Sandbox, SandboxHost
+from prorl.rows import Row
 from prorl.schema import CONTROL
 from prorl.types import AttemptKey, Json, SandboxRef, SandboxSpec
 
@@ -84,7 +83,7 @@ class Store:
     def __init__(self, network: Network, upstream: Iterable[str], slots: int = 256) -> None:
         self.inlet = Inlet(network, "scored", {"worker": "store-0", "role": "store"}, slots=slots)
         self.inlet.set_upstreams(upstream)
-        self.rows: dict[AttemptKey, pa.RecordBatch] = {}
+        self.rows: dict[AttemptKey, Row] = {}
         self.num_received = 0
         self.acking = True
         self.arrived = asyncio.Event()
@@ -111,7 +110,7 @@ class Store:
                 await self.arrived.wait()
 
     def value(self, key: AttemptKey, column: str) -> Json:
-        return self.rows[key].column(column)[0].as_py()
+        return self.rows[key].value(column)
 
 
 @dataclass
@@ -135,6 +134,11 @@ class RecordingHost:
 
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         self._ask("reserve", owner, purpose)
+
+    async def prepare(self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
+        self._ask("prepare", key)
+        await work()
+        return False
 
     async def stop(self, ref: SandboxRef) -> None:
         self.asked.append(("stop", ref.sandbox_id.split(":")[0], ""))

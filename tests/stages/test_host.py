@@ -7,32 +7,32 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import pyarrow as pa
+import pytest
 
-from prorl.columns import ran_row, ready_row, scored_row
+from prorl.columns import ran_columns, ready_columns, scored_columns
 from prorl.control import Kind
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
+from prorl.rows import Added, Row, stack
 from prorl.schema import EDGES
-from prorl.stages.host import DOWNSTREAM, UPSTREAM, Stage
+from prorl.stages.host import DOWNSTREAM, GOOD, UPSTREAM, Stage
 from prorl.types import AttemptKey, Failure, FailureCode, FinishReason, Json, RewardPart, SandboxRef, Score, Turn
 from prorl.types import Stage as StageName
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready, trajectory
 from tests.flight.test_edge import take, until
+from tests.grown import put, ran_row
 
-Work = Callable[[pa.RecordBatch], Awaitable[pa.RecordBatch]]
-
-GOOD = Failure(code=FailureCode.NONE)
+Work = Callable[[Row], Awaitable[Added]]
 
 
-async def finish(row: pa.RecordBatch) -> pa.RecordBatch:
+async def finish(row: Row) -> Added:
     """What each operator does when all goes well."""
-    if row.schema.equals(EDGES["lease"]):
-        return ready_row(row, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
-    if row.schema.equals(EDGES["ready"]):
-        return ran_row(row, trajectory(), run_s=0.0)
-    return scored_row(row, score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=GOOD, eval_s=0.0)
+    if row.batch.schema.equals(EDGES["lease"]):
+        return ready_columns(sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
+    if row.batch.schema.equals(EDGES["ready"]):
+        return ran_columns(trajectory(), run_s=0.0)
+    return scored_columns(score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=GOOD, eval_s=0.0)
 
 
 class Scripted:
@@ -46,7 +46,7 @@ class Scripted:
         self.num_working = self.most_working = 0
         self.released: list[int] = []
 
-    async def __call__(self, row: pa.RecordBatch) -> pa.RecordBatch:
+    async def __call__(self, row: Row) -> Added:
         self.num_working += 1
         self.most_working = max(self.most_working, self.num_working)
         try:
@@ -55,8 +55,8 @@ class Scripted:
         finally:
             self.num_working -= 1
 
-    async def release(self, row: pa.RecordBatch) -> None:
-        self.released.append(row.column("rollout_id")[0].as_py())
+    async def release(self, row: Row) -> None:
+        self.released.append(row.value("rollout_id"))
 
 
 class Bench:
@@ -99,7 +99,7 @@ async def test_never_more_rows_in_work_than_slots(net: Net) -> None:
     operator.gate.clear()
     async with bench(net, operator) as parts:
         for n in range(10):
-            await parts.upstream.put(ready(n))
+            await put(parts.upstream, ready(n))
         await until(lambda: operator.num_working == 3)
         await asyncio.sleep(0.03)
         operator.gate.set()
@@ -124,7 +124,7 @@ async def test_run_and_eval_slots_free_at_the_end_of_the_work(net: Net) -> None:
     operator = Scripted(StageName.EVAL)
     async with bench(net, operator, slots=2, connect=False) as parts:
         for n in range(6):
-            await parts.upstream.put(ran(n))
+            await put(parts.upstream, ran(n))
         await until(lambda: len(parts.stage.held()) == 6)
         assert parts.acked == []
 
@@ -133,7 +133,7 @@ async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
     operator = Scripted(StageName.RUN)
     async with bench(net, operator, slots=2, finished_bytes=1, connect=False) as parts:
         for n in range(9):
-            await parts.upstream.put(ready(n))
+            await put(parts.upstream, ready(n))
         await until(lambda: len(parts.stage.held()) == 3)
         await asyncio.sleep(0.03)
         assert len(parts.stage.held()) == 3
@@ -146,7 +146,7 @@ async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
 
 async def test_eval_acks_run_when_its_own_downstream_acked(net: Net) -> None:
     async with bench(net, Scripted(StageName.EVAL)) as parts:
-        await parts.upstream.put(ran(1))
+        await put(parts.upstream, ran(1))
         await take(parts.downstream, 1)
         await asyncio.sleep(0.03)
         assert parts.acked == []
@@ -156,8 +156,8 @@ async def test_eval_acks_run_when_its_own_downstream_acked(net: Net) -> None:
 
 
 async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
-    async def work(row: pa.RecordBatch) -> pa.RecordBatch:
-        match row.column("rollout_id")[0].as_py():
+    async def work(row: Row) -> Added:
+        match row.value("rollout_id"):
             case 0:
                 raise KeyError("a bug of ours")
             case 1:
@@ -168,11 +168,43 @@ async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
     operator = Scripted(StageName.RUN, work)
     async with bench(net, operator) as parts:
         for n in range(3):
-            await parts.upstream.put(ready(n))
+            await put(parts.upstream, ready(n))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         await until(lambda: len(parts.ended()) == 2)
         assert sorted(parts.ended()) == [("failed", 0, "stage_error"), ("failed", 1, "backend_protocol")]
         assert sorted(operator.released) == [0, 1]
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slots: int) -> None:
+    async def work(row: Row) -> Added:
+        added = await finish(row)
+        return added._replace(values=(object(), *added.values[1:])) if row.value("rollout_id") == 1 else added
+
+    operator = Scripted(StageName.RUN, work)
+    async with bench(net, operator, slots) as parts:
+        parts.upstream.send(stack([Row(ready(n), 0) for n in range(3)]))
+        assert sorted(row.key for row in await take(parts.downstream, 2)) == [key(0), key(2)]
+        await until(lambda: parts.ended() == [("failed", 1, "stage_error")])
+        assert operator.released == [1]
+        assert sorted(parts.stage.held()) == [key(0), key(2)]
+
+
+async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net: Net) -> None:
+    """INIT, between the operator's end and the conversion of what it added."""
+    operator = Scripted(StageName.INIT)
+
+    async def work(row: Row) -> Added:
+        asyncio.get_running_loop().call_soon(lambda: parts.stage.cancel(key(1)))
+        return await finish(row)
+
+    operator.work = work
+    async with bench(net, operator) as parts:
+        parts.upstream.send(leased(1))
+        await until(lambda: operator.released == [1])
+        assert parts.ended() == [("released", 1, "")]
+        assert parts.stage.held() == []
+        assert parts.stage.outlet.num_waiting == 0
 
 
 async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) -> None:
@@ -181,14 +213,14 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
         policy_version=0, backend="b", llm_s=0.1, tool_s=0.0, tool_calls=0,
     )  # fmt: skip
 
-    async def work(row: pa.RecordBatch) -> pa.RecordBatch:
-        turns = (turn,) if row.column("rollout_id")[0].as_py() == 1 else ()
+    async def work(row: Row) -> Added:
+        turns = (turn,) if row.value("rollout_id") == 1 else ()
         failure = Failure(code=FailureCode.SANDBOX_LOST, message="gone")
-        return ran_row(row, replace(trajectory(), turns=turns, failure=failure), run_s=0.0)
+        return ran_columns(replace(trajectory(), turns=turns, failure=failure), run_s=0.0)
 
     async with bench(net, Scripted(StageName.RUN, work)) as parts:
-        await parts.upstream.put(ready(0))
-        await parts.upstream.put(ready(1))
+        await put(parts.upstream, ready(0))
+        await put(parts.upstream, ready(1))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(1)]
         parts.downstream.ack([key(1)])
         await until(lambda: parts.stage.held() == [])
@@ -198,11 +230,11 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
 async def test_eval_says_nothing_of_rows_whose_failure_is_known(net: Net) -> None:
     failed = ran_row(ready(1), replace(trajectory(), failure=Failure(code=FailureCode.BACKEND_UNAVAILABLE)), run_s=0.0)
 
-    async def work(row: pa.RecordBatch) -> pa.RecordBatch:
-        return scored_row(row, score=None, failure=GOOD, eval_s=0.0)
+    async def work(row: Row) -> Added:
+        return scored_columns(score=None, failure=GOOD, eval_s=0.0)
 
     async with bench(net, Scripted(StageName.EVAL, work)) as parts:
-        await parts.upstream.put(failed)
+        await put(parts.upstream, failed)
         await take(parts.downstream, 1)
         assert parts.events == []
 
@@ -211,8 +243,8 @@ async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> Non
     operator = Scripted(StageName.RUN)
     operator.gate.clear()
     async with bench(net, operator, slots=1) as parts:
-        await parts.upstream.put(ready(1))
-        await parts.upstream.put(ready(2))
+        await put(parts.upstream, ready(1))
+        await put(parts.upstream, ready(2))
         await until(lambda: operator.num_working == 1)
         parts.stage.cancel(key(1))
         parts.stage.cancel(key(1))
@@ -240,7 +272,7 @@ async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net)
     operator.gate.clear()
     async with bench(net, operator, slots=2) as parts:
         for n in range(4):
-            await parts.upstream.put(ready(n))
+            await put(parts.upstream, ready(n))
         await until(lambda: operator.num_working == 2)
         parts.stage.drain()
         await asyncio.sleep(0.03)
@@ -256,7 +288,7 @@ async def test_stats_count_what_happens(net: Net) -> None:
     operator = Scripted(StageName.RUN)
     operator.gate.clear()
     async with bench(net, operator, slots=2) as parts:
-        await parts.upstream.put(ready(1))
+        await put(parts.upstream, ready(1))
         await until(lambda: operator.num_working == 1)
         await asyncio.sleep(0.05)
         stats = parts.stage.stats()

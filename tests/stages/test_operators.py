@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
-import pyarrow as pa
 import pytest
 
+from prorl.backends import open_backend
+from prorl.backends.server import TokenServer
 from prorl.columns import leased_batch, read_failure, read_ready, read_sandbox
 from prorl.envs import get_env
 from prorl.envs.noop import NoopEnv
-from prorl.errors import GraderError, RolloutError, SandboxError, TaskError
+from prorl.errors import BackendError, GraderError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
-from prorl.protocols import Env, Sandbox
+from prorl.protocols import Env, Operator, Sandbox
 from prorl.renderer import ChatMLRenderer
+from prorl.rows import Row
 from prorl.schema import RAN, READY, SCORED
 from prorl.stages.eval import TRIES, EvalOperator
 from prorl.stages.init import InitOperator
@@ -31,9 +34,13 @@ from prorl.types import (
     Task,
 )  # fmt: skip
 from tests.flight.rows import key, lease
+from tests.grown import grown, only
 from tests.stages.service import RecordingHost, as_host
 
 OWNER = "run/1/1"
+
+
+OperatorT = TypeVar("OperatorT", bound=Operator)
 
 
 @dataclass
@@ -61,46 +68,58 @@ class BoxedEnv(NoopEnv):
         return Score(parts=(RewardPart(name="done", value=1.0),))
 
 
-def row_of(backend: str = "scripted:noop", limits: RolloutLimits | None = None, agent: str = "native") -> pa.RecordBatch:
-    return leased_batch([replace(lease(1, limits=limits), backend=backend, agent=agent)])
+def row_of(backend: str = "scripted:noop", limits: RolloutLimits | None = None, agent: str = "native") -> Row:
+    return only(leased_batch([replace(lease(1, limits=limits), backend=backend, agent=agent)]))
 
 
-def operators(env: Env, host: RecordingHost, cuts: set[AttemptKey] | None = None) -> tuple[InitOperator, RunOperator, EvalOperator]:
+@dataclass
+class Grown(Generic[OperatorT]):
+    """An operator that answers with the row of the next edge."""
+
+    operator: OperatorT
+
+    async def __call__(self, row: Row) -> Row:
+        return only(grown(row.alone, await self.operator(row)))
+
+
+def operators(
+    env: Env, host: RecordingHost, cuts: set[AttemptKey] | None = None
+) -> tuple[Grown[InitOperator], Grown[RunOperator], Grown[EvalOperator]]:
     is_cut = (cuts if cuts is not None else set()).__contains__
     renderer = ChatMLRenderer(load_tokenizer("bytes"))
     run = RunOperator(as_host(host), lambda _: env, renderer, is_cut=is_cut, progress=lambda *_: None)
-    return InitOperator(as_host(host), lambda _: env), run, EvalOperator(as_host(host), lambda _: env, is_cut=is_cut)
+    return Grown(InitOperator(as_host(host), lambda _: env)), Grown(run), Grown(EvalOperator(as_host(host), lambda _: env, is_cut=is_cut))
 
 
 async def test_a_rollout_uses_one_sandbox_to_act_and_a_fresh_one_to_be_scored() -> None:
     host, env = RecordingHost(), BoxedEnv()
     init, run, evaluate = operators(env, host)
     ready = await init(row_of())
-    assert ready.schema.equals(READY, check_metadata=True)
+    assert ready.batch.schema.equals(READY, check_metadata=True)
     acting = read_sandbox(ready).sandbox_id
     assert list(host.live) == [acting]
     ran = await run(ready)
-    assert ran.schema.equals(RAN, check_metadata=True)
+    assert ran.batch.schema.equals(RAN, check_metadata=True)
     assert acting not in host.live
     scored = await evaluate(ran)
-    assert scored.schema.equals(SCORED, check_metadata=True)
-    assert scored.column("reward")[0].as_py() == 1.0
+    assert scored.batch.schema.equals(SCORED, check_metadata=True)
+    assert scored.value("reward") == 1.0
     assert host.live == {}
     verbs = [verb for verb, _, _ in host.asked]
     assert verbs == ["start", "connect", "reserve", "connect", "stop", "start", "connect", "stop_owner"]
     assert [purpose for verb, _, purpose in host.asked if verb == "start"] == ["run", "eval"]
-    assert env.artefacts == [ran.column("artefact")[0].as_py()]
-    await run.close()
+    assert env.artefacts == [ran.value("artefact")]
+    await run.operator.close()
 
 
 async def test_without_a_sandbox_sandboxd_is_not_asked() -> None:
     host = RecordingHost()
     init, run, evaluate = operators(get_env("noop"), host)
     row = await evaluate(await run(await init(row_of())))
-    assert row.column("reward")[0].as_py() == 1.0
+    assert row.value("reward") == 1.0
     assert host.asked == []
     assert read_ready(row).prompt[0].content == "What is 1+1?"
-    assert run.num_tokens > 0
+    assert run.operator.num_tokens > 0
 
 
 async def test_init_gives_its_failures_their_codes() -> None:
@@ -116,32 +135,43 @@ async def test_init_gives_its_failures_their_codes() -> None:
         await slow(row_of(limits=RolloutLimits(init_s=0.05)))
     real = InitOperator(as_host(RecordingHost()), get_env)
     with pytest.raises(RolloutError, match="unknown_env"):
-        await real(leased_batch([lease(1, env="mathh")]))
+        await real(only(leased_batch([lease(1, env="mathh")])))
     with pytest.raises(TaskError):
-        await real(leased_batch([lease(1, env="math")]))
+        await real(only(leased_batch([lease(1, env="math")])))
 
 
 async def test_what_init_started_is_given_back() -> None:
     host = RecordingHost()
     init, _, _ = operators(BoxedEnv(), host)
     await init(row_of())
-    await init.release(row_of())
-    await init.release(row_of())
+    await init.operator.release(row_of())
+    await init.operator.release(row_of())
     assert host.live == {}
 
 
-@pytest.mark.parametrize(
-    ("backend", "code"), [("scripted:faulty?error=1", "backend_unavailable"), ("http://127.0.0.1:9", "backend_unavailable")]
-)
-async def test_a_lost_backend_is_infra_and_leaves_no_sandbox(backend: str, code: str) -> None:
+async def test_a_backend_lost_in_a_turn_is_infra_and_leaves_no_sandbox() -> None:
     host = RecordingHost()
     init, run, _ = operators(BoxedEnv(), host)
-    ran = await run(await init(row_of(backend)))
-    failure = read_failure(ran)
-    assert (failure.code, failure.failure_class) == (code, "infra")
+    failure = read_failure(await run(await init(row_of("scripted:faulty?error=1"))))
+    assert (failure.code, failure.failure_class) == ("backend_unavailable", "infra")
     assert host.live == {}
     assert ("stop_owner", OWNER, "") in host.asked
-    await run.close()
+    await run.operator.close()
+
+
+async def test_a_backend_that_cannot_be_reached_or_gives_raw_logprobs_gets_no_rollout_and_leaves_no_sandbox() -> None:
+    tokenizer = load_tokenizer("bytes")
+    renderer = ChatMLRenderer(tokenizer)
+    async with TokenServer(open_backend("scripted:random?raw=1", renderer, get_env), tokenizer, model="raw") as server:
+        for url, code in (("http://127.0.0.1:9", "backend_unavailable"), (server.url, "backend_protocol")):
+            host = RecordingHost()
+            init, run, _ = operators(BoxedEnv(), host)
+            for _ in range(2):  # an answer to one attempt is none to the next: the server may be mended by then
+                with pytest.raises(BackendError) as refused:
+                    await run(await init(row_of(url)))
+                assert refused.value.code == code
+                assert host.live == {}
+            await run.operator.close()
 
 
 async def test_a_cut_attempt_keeps_its_turns_and_leaves_no_sandbox() -> None:
@@ -152,7 +182,7 @@ async def test_a_cut_attempt_keeps_its_turns_and_leaves_no_sandbox() -> None:
     cuts.add(key(1))
     work.cancel()
     ran = await asyncio.wait_for(work, 2)
-    assert ran.column("stop_reason")[0].as_py() == "cancelled"
+    assert ran.value("stop_reason") == "cancelled"
     assert read_failure(ran).code is FailureCode.CANCELLED
     assert host.live == {}
 
@@ -173,7 +203,7 @@ async def test_eval_tries_again_after_sandbox_trouble_and_gives_up_as_infra() ->
         init, run, evaluate = operators(BoxedEnv(grading=[broken] * tries), host)
         scored = await evaluate(await run(await init(row_of())))
         assert read_failure(scored, "eval_").code == code
-        assert scored.column("scored")[0].as_py() is (code == "")
+        assert scored.value("scored") is (code == "")
         assert host.live == {}
 
 
@@ -182,14 +212,14 @@ async def test_a_grader_that_fails_masks_and_never_scores_zero(error: Exception)
     init, run, evaluate = operators(BoxedEnv(grading=[error]), RecordingHost())
     scored = await evaluate(await run(await init(row_of())))
     assert read_failure(scored, "eval_").code is FailureCode.GRADER_ERROR
-    assert scored.column("scored")[0].as_py() is False
+    assert scored.value("scored") is False
 
 
 async def test_eval_is_idempotent() -> None:
     init, run, evaluate = operators(BoxedEnv(), RecordingHost())
     ran = await run(await init(row_of()))
     first, second = await evaluate(ran), await evaluate(ran)
-    assert first.drop_columns(["eval_s"]).equals(second.drop_columns(["eval_s"]))
+    assert first.batch.drop_columns(["eval_s"]).equals(second.batch.drop_columns(["eval_s"]))
 
 
 async def test_eval_ends_by_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +239,6 @@ async def test_rows_that_failed_in_run_pass_unscored_and_untouched() -> None:
     init, run, evaluate = operators(env, RecordingHost())
     ran = await run(await init(row_of("scripted:faulty?error=1")))
     scored = await evaluate(ran)
-    assert scored.column("scored")[0].as_py() is False
-    assert scored.select(RAN.names).equals(ran)
+    assert scored.value("scored") is False
+    assert scored.batch.select(RAN.names).equals(ran.batch)
     assert env.artefacts == []

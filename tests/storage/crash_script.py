@@ -16,6 +16,7 @@ from prorl.storage.layout import RunDir
 from prorl.storage.publish import publish
 from prorl.storage.writer import RunWriter
 from prorl.types import AttemptKey, FailureCode
+from tests.grown import only
 from tests.storage.control_log import FileLog
 from tests.storage.directory import event, new_run
 from tests.storage.rows import scored, terminal
@@ -43,7 +44,7 @@ def write(root: Path, kill_at: int) -> None:
 
     def add(writer: RunWriter, rollout_id: int) -> None:
         code = FailureCode.BACKEND_PROTOCOL if rollout_id == 5 else FailureCode.NONE
-        row = scored(rollout_id, code=code)
+        row = only(scored(rollout_id, code=code))
         writer.add(AttemptKey("demo", rollout_id, 1), row, lambda: acked.joinpath(str(rollout_id)).touch())
 
     async def live() -> None:

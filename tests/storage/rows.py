@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from prorl.columns import Lease, leased_batch, ran_row, ready_row, scored_row
+from prorl.columns import Lease, leased_batch
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -23,6 +23,7 @@ from prorl.types import (
     Trajectory,
     Turn,
 )
+from tests.grown import ran_row, ready_row, scored_row
 
 RUN = "demo"
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import leased_batch, ran_row, ready_row, row_hashes, scored_row
+from prorl.columns import leased_batch, row_hashes
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
 from prorl.schema import SEQUENCES, TABLES
 from prorl.storage.catalog import StoredRun, list_runs, query
@@ -29,6 +29,7 @@ from prorl.storage.publish import publish
 from prorl.storage.replay import stored_index
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours
+from tests.grown import ran_row, ready_row, scored_row
 from tests.storage.directory import add_commit, add_events, add_rows, add_terminals, event, new_run
 from tests.storage.rows import scored, terminal
 

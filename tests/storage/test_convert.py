@@ -7,11 +7,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import leased_batch, ran_row, read_sequences, ready_row, scored_row
+from prorl.columns import leased_batch, read_sequences
 from prorl.schema import SEQUENCE, TABLES
 from prorl.storage.convert import effective_codes, event_rows, judge, problems, tables, terminal_rows
 from prorl.types import AttemptKey, Failure, FailureCode, Sequence
 from tests import strategies as ours
+from tests.grown import ran_row, ready_row, scored_row
 from tests.storage.rows import scored, sequence, terminal
 
 
@@ -122,7 +123,7 @@ def test_a_row_that_makes_no_sense_at_all_is_judged_alone() -> None:
     unheard = scored(1)
     i = unheard.schema.get_field_index("failure_code")
     unheard = unheard.set_column(i, unheard.schema.field(i), pa.array(["unheard_of"]))
-    good, strange, failed = judge([scored(0), unheard, scored(2, code=FailureCode.WORKER_LOST)])
+    good, strange, failed = judge(pa.concat_batches([scored(0), unheard, scored(2, code=FailureCode.WORKER_LOST)]))
     assert (good.committable, good.problem) == (True, "")
     assert not strange.committable
     assert "unheard_of" in strange.problem

@@ -8,10 +8,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorl.bench.synthetic import delivered
 from prorl.columns import row_hashes
-from prorl.schema import SEQUENCES
+from prorl.schema import STREAM
 from prorl.storage.convert import tables
-from prorl.storage.hot import FILES, HotCopy, Location
+from prorl.storage.hot import BLOCK_BYTES, FILES, HotCopy, Location
 from tests.storage.rows import scored
 
 
@@ -19,12 +20,13 @@ def read_location(place: Location) -> pa.RecordBatch:
     """As a client on this host does."""
     with pa.memory_map(place.path) as source:
         source.seek(place.offset)
-        return pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(place.length)), SEQUENCES)
+        return pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(place.length)), STREAM)
 
 
 def sequences(group_id: int, width: int = 5) -> pa.RecordBatch:
     """The rows of a group of two."""
-    return tables(pa.concat_batches([scored(2 * group_id + i, n=2, width=width) for i in range(2)]))["sequences"]
+    rows = tables(pa.concat_batches([scored(2 * group_id + i, n=2, width=width) for i in range(2)]))
+    return delivered([rows["sequences"]], first_seq=group_id)
 
 
 def test_a_group_is_read_where_it_was_written(tmp_path: Path) -> None:
@@ -50,8 +52,22 @@ def test_it_is_a_stream_that_any_arrow_reads(tmp_path: Path) -> None:
     place = [hot.write(("r", i), sequences(i)) for i in range(3)][-1]
     with pa.memory_map(place.path) as source:
         reader = pa.ipc.open_stream(source)
-        found = [reader.read_next_batch() for _ in range(4)]
-    assert [batch.column("group_id").to_pylist() for batch in found] == [[], [0, 0], [1, 1], [2, 2]]
+        found = list(reader)
+    assert [batch.column("group_id").to_pylist() for batch in found] == [[0, 0], [1, 1], [2, 2]]
+    hot.close()
+
+
+def test_files_grow_by_whole_blocks_of_zeros(tmp_path: Path) -> None:
+    hot = HotCopy(tmp_path / "hot", FILES * 4 * BLOCK_BYTES)
+    sizes = []
+    for i in range(3):
+        place = hot.write(("r", i), sequences(i, 30_000))
+        content = Path(place.path).read_bytes()
+        sizes.append(len(content) // BLOCK_BYTES)
+        assert len(content) % BLOCK_BYTES == 0
+        assert not any(content[place.offset + place.length :])
+    assert sizes == [1, 2, 3]
+    assert hot.num_bytes == 3 * BLOCK_BYTES
     hot.close()
 
 

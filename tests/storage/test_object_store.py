@@ -22,6 +22,7 @@ from prorl.storage.replay import stored_index
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter
 from prorl.types import AttemptKey
+from tests.grown import only
 from tests.storage.control_log import FileLog
 from tests.storage.rows import scored
 
@@ -61,7 +62,7 @@ async def test_a_run_is_written_read_and_verified_in_s3(bucket: str, tmp_path: P
     run.fs.pipe_file(run.path(MANIFEST), orjson.dumps({"run_id": "demo", "schema_version": SCHEMA_VERSION}))
     rows = [scored(i) for i in range(8)]
     for i, row in enumerate(rows):
-        writer.add(AttemptKey("demo", i, 1), row, lambda i=i: acked.append(i))  # type: ignore[misc]
+        writer.add(AttemptKey("demo", i, 1), only(row), lambda i=i: acked.append(i))  # type: ignore[misc]
     writer.drain()
     await writer.run()
     assert sorted(acked) == list(range(8))

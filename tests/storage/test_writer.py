@@ -24,6 +24,7 @@ from prorl.storage.publish import publish
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter, Written
 from prorl.types import AttemptKey, FailureCode, Sequence
+from tests.grown import only
 from tests.storage.control_log import FileLog
 from tests.storage.directory import event, new_run
 from tests.storage.rows import scored, sequence, terminal
@@ -42,7 +43,7 @@ class Bench:
 
     def add(self, row: pa.RecordBatch) -> None:
         key = AttemptKey(*(row.column(name)[0].as_py() for name in ("run_id", "rollout_id", "attempt")))
-        self.writer.add(key, row, lambda: self.acked.append(key))
+        self.writer.add(key, only(row), lambda: self.acked.append(key))
 
     @property
     def acked_rollouts(self) -> list[int]:

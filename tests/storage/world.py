@@ -10,14 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from prorl.client.client import Client
-from prorl.columns import ran_row, read_lease, ready_row, scored_row
+from prorl.columns import read_lease
 from prorl.control import Kind
 from prorl.flight import FlightNetwork
 from prorl.flight.control import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.flight.outlet import Outlet
+from prorl.rows import Row
 from prorl.storage.service import Store, serving
 from prorl.types import AttemptKey, Failure, FailureCode, RewardPart, SandboxRef, Score, StopReason, Trajectory
+from tests.grown import put, ran_row, ready_row, scored_row
 from tests.service.world import TOKEN, World
 from tests.storage.rows import sequence, turn
 
@@ -68,16 +70,16 @@ class Pipeline:
                 self._init.emit(Kind.STARTED, key, stage="init")
                 self._eval.emit(Kind.STARTED, key, stage="run")
                 self._inlet.done(key)
-                await self.outlet.put(self._scored(key, row))
+                await put(self.outlet, self._scored(key, row))
 
-    def _scored(self, key: AttemptKey, row: pa.RecordBatch) -> pa.RecordBatch:
+    def _scored(self, key: AttemptKey, row: Row) -> pa.RecordBatch:
         lease = read_lease(row)
         trajectory = Trajectory(
             sequences=(sequence(key.rollout_id, version=self._version(lease.group_id)),), turns=(turn(0), turn(1)), messages=(),
             artefact=b"2", stop_reason=StopReason.DONE, failure=Failure(code=FailureCode.NONE), llm_s=1.0, tool_s=0.5,
         )  # fmt: skip
         value = self._reward(lease.group_id, lease.sample_index)
-        ran = ran_row(ready_row(row, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1), trajectory, run_s=2.0)
+        ran = ran_row(ready_row(row.alone, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1), trajectory, run_s=2.0)
         score = Score(parts=(RewardPart(name="exact", value=value),))
         return scored_row(ran, score=score, failure=Failure(code=FailureCode.NONE), eval_s=0.1)
 

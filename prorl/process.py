@@ -1,0 +1,110 @@
+"""How a process of the service lives: gateway, stage workers and store alike. Their mains say what they serve, this says how.
+
+It dies with its parent (asked of the kernel, before anything else). It logs JSON lines on stderr, its own and the libraries'. It prints
+`ready {json}` on stdout when others can reach it. SIGTERM and SIGINT set an event. It leaves with 0, with 1 and a line for each error
+that somebody can mend, or with 70 and a traceback for a bug of ours; always by `os._exit`, since threads inside gRPC would keep it alive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import orjson
+
+from prorl.config import ServiceConfig, load_file, parse
+from prorl.errors import ProrlError
+from prorl.flight import tune
+from prorl.sandbox.linux import die_with_parent
+from prorl.types import Json
+
+EXIT_CRASHED = 70
+SWITCH_S = 0.0005
+"""How long a busy Python thread may keep the others waiting: a stream's threads hand over in microseconds, the default is 5 ms."""
+
+Serve = Callable[[ServiceConfig], Coroutine[Any, Any, None]]
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: `at`, `level`, `logger`, `event`, and what a structlog logger was given besides."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Json] = {"at": record.created, "level": record.levelname.lower(), "logger": record.name}
+        line |= record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def command_line(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser that knows `--config`."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--config", type=Path, required=True, help="ROOT/service.json")
+    return parser
+
+
+def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
+    """Serve until `serve` returns or fails. `streams`: this process moves trajectories, not only control rows."""
+    die_with_parent(signal.SIGKILL)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    sys.excepthook = _crash
+    if streams:
+        sys.setswitchinterval(SWITCH_S)
+        tune()
+    status = 0
+    try:
+        asyncio.run(serve(parse(ServiceConfig, load_file(config), str(config))))
+    except* ProrlError as group:
+        for error in _leaves(group):
+            logging.error("%s", error)
+        status = 1
+    _leave(status)
+
+
+def stopping() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set from now on."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def say_ready(**values: Json) -> None:
+    """Tell whoever started this process that it can be reached, and where."""
+    print("ready " + orjson.dumps(values).decode(), flush=True)
+
+
+async def until_first(*works: asyncio.Future[Any] | Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of these ends; raises what it raised. The others go on: whoever owns them ends them."""
+    done, _ = await asyncio.wait([asyncio.ensure_future(work) for work in works], return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()
+
+
+def _crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.critical("crashed: %s", error, exc_info=(kind, error, trace))
+    _leave(EXIT_CRASHED)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _leave(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,59 @@
+"""Users' envs and agents by entry point: found, preferred after ours, and refused in one line when they are broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.agents import get_agent
+from prorl.envs import get_env
+from prorl.envs.math import MathEnv
+from prorl.errors import ConfigError, TaskError
+from tests.user_package import installed
+
+TRIVIA = """
+    from prorl.envs.noop import NoopEnv
+
+    class Trivia(NoopEnv):
+        name = "trivia"
+
+    class Broken:
+        def __init__(self):
+            raise RuntimeError("no licence")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    files = {"trivia/__init__.py": TRIVIA, "trivia/sick.py": "import nothing_of_this_name"}
+    envs = {"trivia": "trivia:Trivia", "math": "trivia:Trivia", "sick": "trivia.sick:X", "gone": "trivia:Gone", "broken": "trivia:Broken"}
+    with installed(tmp_path, "trivia", files, {"prorl.envs": envs, "prorl.agents": {"driver": "trivia:Trivia"}}, monkeypatch):
+        yield
+
+
+def test_a_users_part_is_found_by_its_name_and_ours_win() -> None:
+    assert get_env("trivia").name == "trivia"
+    assert type(get_agent("driver")).__name__ == "Trivia"
+    assert isinstance(get_env("math"), MathEnv)
+
+
+def test_an_unknown_name_names_the_nearest_of_all() -> None:
+    with pytest.raises(TaskError, match=r"unknown env 'trivai'.*code.*trivia.*did you mean 'trivia'\?"):
+        get_env("trivai")
+    with pytest.raises(ConfigError, match=r"unknown agent 'xyzzy'; expected one of driver, native; register your own .*prorl.agents"):
+        get_agent("xyzzy")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sick", "env 'sick' cannot be imported from trivia.sick:X: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("gone", "env 'gone' cannot be imported from trivia:Gone: AttributeError"),
+        ("broken", "env 'broken' cannot be made: RuntimeError: no licence"),
+    ],
+)
+def test_a_part_that_cannot_be_used_is_the_users_error_and_names_the_cause(name: str, text: str) -> None:
+    with pytest.raises(TaskError, match=text):
+        get_env(name)
