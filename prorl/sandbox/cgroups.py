@@ -1,79 +1,254 @@
-"""Control groups per sandbox where this process may make them (v1 as root): memory of everything together, and processes.
+"""Control groups per sandbox where this process may make them: memory of everything together, processes, CPU time where asked.
 
-Elsewhere only rlimits hold; `probe` and `prorl doctor` say which it is. Memory here includes pages of tmpfs.
+    version 1   <mount of the controller>/prorl-<name>/<sandbox>     as root
+    version 2   <our own group>/prorl-<name>/<sandbox>               delegated to us (`systemd-run --user --scope -p Delegate=yes ...`)
+                <the top group>/prorl-<name>/<sandbox>               as root outside a container
+
+Chosen by trying, per controller: a hybrid machine has memory in version 1 and none in version 2. A delegated group with processes in it
+cannot have limited groups below (the kernel's no-internal-processes rule), so what is in it, ourselves included, moves to a leaf beside
+ours. Elsewhere rlimits and the watchdog hold; `probe` and `prorl doctor` say which it is. Memory here includes pages of tmpfs.
+Formats: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from pathlib import Path
+from typing import NamedTuple
 
 V1 = Path("/sys/fs/cgroup")
-CONTROLLERS = ("memory", "pids")
+CONTROLLERS = ("memory", "pids", "cpu")
+LEAF = "prorl-rest"
+"""In version 2: where the processes of a delegated group move."""
+PERIOD_US = 100_000
+EXTRA_PROCESSES = 4
+"""Launcher and tool server are counted too."""
+REMOVE_S = 5.0
+RETRY_S = 0.01
+MOVES = 10
+
+
+class Parent(NamedTuple):
+    """A folder below which each sandbox gets its own."""
+
+    folder: Path
+    controllers: tuple[str, ...]
+    version: int
 
 
 class Cgroups:
-    """One parent group per controller and daemon; a group per sandbox below it."""
+    """One parent per hierarchy and daemon; a group per sandbox below it."""
 
     def __init__(self, name: str) -> None:
-        self._parents: dict[str, Path] = {}
-        for controller in self.usable():
-            parent = V1 / controller / f"prorl-{name}"
-            try:
-                parent.mkdir(exist_ok=True)
-            except OSError:
-                continue
-            self._parents[controller] = parent
+        self._parents: list[Parent] = []
+        versions = usable()
+        for controller in (one for one, version in versions.items() if version == 1):
+            self._open(Parent(V1 / controller / f"prorl-{name}", (controller,), 1))
+        wanted, base = tuple(one for one, version in versions.items() if version == 2), delegated_base()
+        if base is not None and wanted and _enable(base, wanted):
+            self._open(Parent(base / f"prorl-{name}", wanted, 2))
 
-    @staticmethod
-    def usable() -> tuple[str, ...]:
-        """Controllers below which this process may make groups."""
-        return tuple(
-            controller for controller in CONTROLLERS if (V1 / controller / "cgroup.procs").exists() and os.access(V1 / controller, os.W_OK)
-        )
+    def _open(self, parent: Parent) -> None:
+        try:
+            parent.folder.mkdir(exist_ok=True)
+            if parent.version == 2:
+                _write(parent.folder / "cgroup.subtree_control", _plus(parent.controllers))
+        except OSError:
+            return
+        self._parents.append(parent)
 
     @staticmethod
     def none() -> Cgroups:
         """No control groups at all."""
         groups = object.__new__(Cgroups)
-        groups._parents = {}
+        groups._parents = []
         return groups
 
     @property
     def enforced(self) -> tuple[str, ...]:
         """Which controllers are used."""
-        return tuple(self._parents)
+        return tuple(controller for parent in self._parents for controller in parent.controllers)
 
-    def make(self, sandbox_id: str, memory_bytes: int, processes: int) -> tuple[str, ...]:
-        """Groups with their limits set; give the folders to `Launch.cgroups`."""
+    def make(self, sandbox_id: str, memory_bytes: int, processes: int, cpus: float = 0.0) -> tuple[str, ...]:
+        """Groups with their limits set (`cpus` = cores, 0 for no bound); give the folders to `Launch.cgroups`."""
         folders = []
-        for controller, parent in self._parents.items():
-            folder = parent / sandbox_id
+        for parent in self._parents:
+            if parent.controllers == ("cpu",) and not cpus:
+                continue
+            folder = parent.folder / sandbox_id
             folder.mkdir()
-            if controller == "memory":
-                (folder / "memory.limit_in_bytes").write_text(str(memory_bytes))
-            else:
-                # Launcher and tool server are counted too.
-                (folder / "pids.max").write_text(str(processes + 4))
             folders.append(str(folder))
+            if "memory" in parent.controllers:
+                _limit_memory(folder, parent.version, memory_bytes)
+            if "pids" in parent.controllers:
+                _write(folder / "pids.max", str(processes + EXTRA_PROCESSES))
+            if "cpu" in parent.controllers and cpus:
+                _limit_cpu(folder, parent.version, cpus)
         return tuple(folders)
 
     @staticmethod
     def out_of_memory(folders: tuple[str, ...]) -> bool:
         """Whether the kernel has killed something in these groups for want of memory."""
         for folder in folders:
-            try:
-                text = Path(folder, "memory.oom_control").read_text()
-            except OSError:
-                continue
-            if any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in text.splitlines()):
-                return True
+            for name in ("memory.events", "memory.oom_control"):
+                words = _words(Path(folder, name))
+                if "oom_kill" in words and words[words.index("oom_kill") + 1] != "0":
+                    return True
         return False
 
     def close(self) -> None:
         """Remove the parents; what still has groups below it stays. Idempotent."""
-        for parent in self._parents.values():
-            try:
-                parent.rmdir()
-            except OSError:
-                pass
+        for parent in self._parents:
+            _rmdir(parent.folder)
+
+
+def usable() -> dict[str, int]:
+    """The version in which each controller seems to be ours to use; nothing is changed to find out."""
+    base = delegated_base()
+    second = _words(base / "cgroup.controllers") if base else []
+    first = [name for name in CONTROLLERS if (V1 / name / "cgroup.procs").exists() and os.access(V1 / name, os.W_OK)]
+    return {name: 1 if name in first else 2 for name in CONTROLLERS if name in first or name in second}
+
+
+def delegated_base(mounts: str | None = None, own: str | None = None) -> Path | None:
+    """The group of version 2 below which we may make groups, or None. Given for tests: mountinfo and /proc/self/cgroup."""
+    mounts = Path("/proc/self/mountinfo").read_text() if mounts is None else mounts
+    own = Path("/proc/self/cgroup").read_text() if own is None else own
+    path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "")
+    for line in mounts.splitlines():
+        fields = line.split()
+        mount = Path(fields[4])
+        if fields[fields.index("-") + 1] != "cgroup2" or not Path(path).is_relative_to(fields[3]) or ".." in path:
+            continue
+        group = mount / Path(path).relative_to(fields[3])
+        base = group.parent if group.name == LEAF else group
+        if os.getuid() == 0 and not _is_delegated(base) and _is_top(mount):
+            base = mount
+        if os.access(base, os.W_OK) and os.access(base / "cgroup.subtree_control", os.W_OK):
+            return base
+    return None
+
+
+def _is_top(group: Path) -> bool:
+    """Only the top group of the machine has no type, and may have processes beside limited groups."""
+    return not (group / "cgroup.type").exists()
+
+
+def _is_delegated(group: Path) -> bool:
+    """What systemd notes on a group that it leaves to its unit (Delegate=yes)."""
+    for name in ("trusted.delegate", "user.delegate"):
+        try:
+            if os.getxattr(group, name) == b"1":
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _enable(base: Path, wanted: tuple[str, ...]) -> bool:
+    """Let groups below `base` have these controllers."""
+    control = base / "cgroup.subtree_control"
+    if set(wanted) <= set(_words(control)):
+        return True
+    for _ in range(MOVES):
+        if not _is_top(base):
+            _move_all(base, base / LEAF)
+        try:
+            _write(control, _plus(wanted))
+        except OSError:
+            continue  # something was forked in between
+        return True
+    return False
+
+
+def _move_all(base: Path, leaf: Path) -> None:
+    pids = _words(base / "cgroup.procs")
+    try:
+        if pids:
+            leaf.mkdir(exist_ok=True)
+        for pid in pids:
+            _write(leaf / "cgroup.procs", pid)
+    except OSError:
+        pass  # ended meanwhile, or not ours to move: then enabling fails
+
+
+def _limit_memory(folder: Path, version: int, memory_bytes: int) -> None:
+    name, swap, swap_bytes = {
+        1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", memory_bytes),
+        2: ("memory.max", "memory.swap.max", 0),
+    }[version]
+    _write(folder / name, str(memory_bytes))
+    if (folder / swap).exists():
+        _write(folder / swap, str(swap_bytes))
+
+
+def _limit_cpu(folder: Path, version: int, cpus: float) -> None:
+    quota_us = max(1000, int(cpus * PERIOD_US))
+    if version == 2:
+        _write(folder / "cpu.max", f"{quota_us} {PERIOD_US}")
+    else:
+        _write(folder / "cpu.cfs_period_us", str(PERIOD_US))
+        _write(folder / "cpu.cfs_quota_us", str(quota_us))
+
+
+async def remove(folders: tuple[str, ...]) -> None:
+    """Kill what is left in these groups and remove them; one is busy until the last of its processes is reaped."""
+    for folder in map(Path, folders):
+        for _ in range(int(REMOVE_S / RETRY_S)):
+            if _rmdir(folder):
+                break
+            _kill_all(folder)
+            await asyncio.sleep(RETRY_S)
+
+
+async def remove_parents(name: str) -> None:
+    """Remove all groups of the sandboxd that was called so; it must be dead."""
+    base = delegated_base()
+    for top in [*(V1 / controller for controller in CONTROLLERS), *([base] if base else [])]:
+        parent = top / f"prorl-{name}"
+        if parent.is_dir():
+            await remove(tuple(str(path) for path in parent.iterdir() if path.is_dir()))
+            _rmdir(parent)
+
+
+def _kill_all(folder: Path) -> None:
+    try:
+        if (folder / "cgroup.kill").exists():
+            _write(folder / "cgroup.kill", "1")
+            return
+        for pid in _words(folder / "cgroup.procs"):
+            os.kill(int(pid), signal.SIGKILL)
+    except OSError:
+        pass  # gone meanwhile
+
+
+def _rmdir(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _plus(controllers: tuple[str, ...]) -> str:
+    return " ".join(f"+{controller}" for controller in controllers)
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def _write(file: Path, text: str) -> None:
+    """In one write(2) to a file that exists: the kernel's files take nothing else."""
+    fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

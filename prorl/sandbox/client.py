@@ -7,6 +7,7 @@ closed, which makes the tool server end the command. Who is to blame for a lost 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, NoReturn
@@ -18,6 +19,8 @@ from prorl.types import FailureCode, Json, SandboxRef, ToolResult
 GRACE_S = 8.0
 """How long after a call's own deadline the answer may come: the server's ladder INT, TERM, KILL takes 2-3 s."""
 FILE_OP_S = 30.0
+PACK_S = 120.0
+"""Packing or unpacking a whole workspace."""
 CONNECT_S = 10.0
 CHUNK_BYTES = 1 << 20
 
@@ -93,24 +96,29 @@ class ConnectedSandbox:
             if total >= size or not frame.body:
                 return b"".join(parts)
 
-    async def snapshot(self, max_bytes: int = 64 << 20) -> bytes:
-        """The workspace's files as a tar that `restore` takes; opaque here. Raises SandboxError when it is larger."""
-        header = {"op": "pack", "max_bytes": max_bytes}
-        size = (await self._ask(header, b"", FILE_OP_S)).header.get("size")
-        if not isinstance(size, int) or size > 2 * max_bytes:
+    async def snapshot(self, path: str, max_bytes: int) -> int:
+        """Write the workspace as a tar to a file here, for `restore`; its size, or 0 when it is larger. Raises SandboxError."""
+        try:
+            size = (await self._ask({"op": "pack", "max_bytes": max_bytes}, b"", PACK_S)).header.get("size")
+        except SandboxError:
+            if self._closed:
+                raise
+            return 0
+        if not isinstance(size, int) or not 0 < size <= 2 * max_bytes:
             raise SandboxError(FailureCode.SANDBOX_BROKEN, f"a snapshot of {size} bytes; the limit is {max_bytes}")
-        parts: list[bytes] = []
-        for offset in range(0, size, CHUNK_BYTES):
-            piece = {"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}
-            parts.append((await self._ask(piece, b"", FILE_OP_S)).body)
-        return b"".join(parts)
+        with open(path, "wb") as file:
+            for offset in range(0, size, CHUNK_BYTES):
+                piece = await self._ask({"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}, b"", FILE_OP_S)
+                file.write(piece.body)
+        return size
 
-    async def restore(self, snapshot: bytes) -> None:
-        """Put a snapshot's files over the workspace, so that siblings of a task need not prepare it again. Raises SandboxError."""
-        for offset in range(0, len(snapshot), CHUNK_BYTES):
-            piece = snapshot[offset : offset + CHUNK_BYTES]
-            header = {"op": "unpack", "offset": offset, "last": offset + CHUNK_BYTES >= len(snapshot)}
-            await self._ask(header, piece, FILE_OP_S)
+    async def restore(self, path: str) -> None:
+        """Put a snapshot's files over the workspace. Raises SandboxError; OSError when there is no such file."""
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for offset in range(0, size, CHUNK_BYTES):
+                header = {"op": "unpack", "offset": offset, "last": offset + CHUNK_BYTES >= size}
+                await self._ask(header, file.read(CHUNK_BYTES), PACK_S)
 
     async def close(self) -> None:
         """Close the connection; idempotent."""
@@ -190,7 +198,7 @@ def _result(frame: Frame) -> ToolResult:
     return ToolResult(
         output=frame.body.decode("utf-8", "replace"),
         exit_code=max(-(1 << 31), min(exit_code, (1 << 31) - 1)),
-        duration_s=float(duration_s),
+        duration_s=max(0.0, float(duration_s)),
         truncated=header.get("truncated") is True,
         timed_out=header.get("timed_out") is True,
     )

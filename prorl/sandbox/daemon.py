@@ -7,15 +7,15 @@ Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with ques
 
     {"op": "start" | "reserve", "owner", "purpose", "spec"}   {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id"}   {"op": "status"}   {"op": "hello"}
+    {"op": "claim", "key", "claim"}   {"op": "settle", "claim", "outcome"}      prepared workspaces (`snapshots.py`)
 
-A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does not stay.
+A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does not stay. Its claims are given up.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import os
 import signal
 import socket
@@ -25,11 +25,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError
+from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
 from prorl.sandbox import linux
+from prorl.sandbox.janitor import SUPPORT
 from prorl.sandbox.paths import check_socket_path
 from prorl.sandbox.pool import Pool
 from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
+from prorl.sandbox.snapshots import Outcome, Snapshots
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -40,8 +42,8 @@ DEFAULTS = Settings()
 class Daemon:
     """The socket in front of a Pool."""
 
-    def __init__(self, pool: Pool, node_id: str) -> None:
-        self._pool, self._node_id = pool, node_id
+    def __init__(self, pool: Pool, node_id: str, snapshots: Snapshots) -> None:
+        self._pool, self._node_id, self._snapshots = pool, node_id, snapshots
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
@@ -74,8 +76,13 @@ class Daemon:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requests: set[asyncio.Task[None]] = set()
+        claims: set[str] = set()
         try:
             while (frame := await receive(reader)) is not None:
+                if frame.header.get("op") == "claim":
+                    claims.add(str(frame.header.get("claim")))
+                elif frame.header.get("op") == "settle":
+                    claims.discard(str(frame.header.get("claim")))
                 request = asyncio.create_task(self._answer(frame, writer))
                 requests.add(request)
                 request.add_done_callback(requests.discard)
@@ -83,17 +90,18 @@ class Daemon:
             for request in requests:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
+            for claim in claims:
+                self._snapshots.settle(claim, Outcome.GIVEN_UP)
 
     async def _answer(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
         reply: dict[str, Any]
         try:
-            reply = {"ok": True, **await self._perform(frame.header)}
+            with boundary(SandboxError, FailureCode.SANDBOX_START, "sandboxd"):
+                reply = {"ok": True, **await self._perform(frame.header)}
         except RolloutError as error:
             reply = {"ok": False, "code": error.code.value, "error": error.message}
         except ProrlError as error:
             reply = {"ok": False, "code": FailureCode.SANDBOX_START.value, "error": str(error)}
-        except (KeyError, TypeError, ValueError) as error:
-            reply = {"ok": False, "code": FailureCode.STAGE_ERROR.value, "error": f"bad request: {error!r}"}
         writer.write(encode({"id": frame.header.get("id"), **reply}))
         await writer.drain()
 
@@ -112,8 +120,13 @@ class Daemon:
             case "fate":
                 code, message = await pool.fate(SandboxRef(sandbox_id=str(ask["sandbox_id"])))
                 return {"code": code.value, "message": message}
+            case "claim":
+                path, what = await self._snapshots.claim(str(ask["claim"]), str(ask["key"]))
+                return {"path": path, "what": what}
+            case "settle":
+                self._snapshots.settle(str(ask["claim"]), Outcome(ask["outcome"]))
             case "status":
-                return {"status": pool.status()}
+                return {"status": {**pool.status(), "snapshot_bytes": self._snapshots.num_bytes}}
             case "hello":
                 return {"node_id": self._node_id}
             case other:
@@ -137,15 +150,20 @@ async def serve(options: argparse.Namespace) -> None:
     check_socket_path(options.socket)
     root = Path(options.root)
     root.mkdir(mode=0o711, parents=True, exist_ok=True)
-    lock = _lock(root)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     kind = await _kind(options.kind)
-    settings = Settings(max_sandboxes=options.max_sandboxes, parallel_starts=options.parallel_starts, warm=options.warm)
+    if options.image and not KINDS[kind].images:
+        capable = " or ".join(each for each, traits in KINDS.items() if traits.images)
+        raise ConfigError(f"image {options.image!r}: sandbox kind {kind} runs none", capable)
+    limits = {"max_sandboxes": options.max_sandboxes, "parallel_starts": options.parallel_starts, "warm": options.warm}
+    settings = Settings(**limits, images=options.images, image=options.image)
     pool = Pool(kind, root, options.node_id, settings)
     await pool.open()
-    daemon = Daemon(pool, options.node_id)
+    snapshots = Snapshots(root / SUPPORT / "snapshots", options.snapshot_bytes)
+    snapshots.open()
+    daemon = Daemon(pool, options.node_id, snapshots)
     try:
         await daemon.listen(options.socket)
         print("ready", flush=True)
@@ -154,23 +172,12 @@ async def serve(options: argparse.Namespace) -> None:
         await daemon.close()
         await pool.close()
         Path(options.socket).unlink(missing_ok=True)
-        os.close(lock)
 
 
 async def _kind(asked: str) -> str:
     from prorl.sandbox.probe import choose
 
     return await choose(asked)
-
-
-def _lock(root: Path) -> int:
-    fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise ConfigError(f"another sandboxd works in {root}", "a root of its own", "stop it or choose another root") from None
-    return fd
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -184,6 +191,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-sandboxes", type=int, default=DEFAULTS.max_sandboxes)
     parser.add_argument("--parallel-starts", type=int, default=DEFAULTS.parallel_starts)
     parser.add_argument("--warm", type=int, default=DEFAULTS.warm)
+    parser.add_argument("--images", default=DEFAULTS.images, help="folder of the image registry; default: in the user's cache folder")
+    parser.add_argument("--image", default=DEFAULTS.image, help="image of sandboxes whose task names none")
+    parser.add_argument("--snapshot-bytes", type=int, default=DEFAULTS.snapshot_bytes, help="of prepared workspaces kept for siblings")
     return parser.parse_args(argv)
 
 

@@ -13,12 +13,15 @@ restarted. A request that was written is never written again: when the connectio
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Any
 
 from prorl.errors import SandboxError
+from prorl.protocols import Sandbox
 from prorl.sandbox.client import ConnectedSandbox, Fate, connected
+from prorl.sandbox.prepared import prepared
 from prorl.sandbox.wire import WireError, encode, receive
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -56,6 +59,10 @@ class UnixSandboxHost:
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Have one warm for a later `start` with the same arguments. Raises SandboxError."""
         await self._ask({"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, REQUEST_S)
+
+    async def prepare(self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
+        """Prepare a fresh sandbox, once a node for equal keys; see `prorl.sandbox.prepared`."""
+        return await prepared(self._ask, sandbox, key, work)
 
     async def stop(self, ref: SandboxRef) -> None:
         """End it and remove every trace; idempotent."""

@@ -1,6 +1,7 @@
 """Ends and removes what a dead sandboxd left: by sandbox id and process start time, never by a process's name.
 
-While a sandbox lives, `<root>/live/<id>` says what it consists of. Whoever opens the root next reads these notes.
+While a sandbox lives, `<root>/live/<id>` says what it consists of. The next sandboxd in this root reads these notes (`sweep`), and so
+does any other sandboxd of this user that opens: the root of a run that is never resumed has nobody else (`sweep_orphans`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prorl.sandbox import cgroups
+from prorl.sandbox.paths import SocketFolder, orphans
 from prorl.sandbox.trees import remove_tree
+from prorl.sandbox.uids import Uids, kill_uid
 
 GONE_S = 5.0
+REMOVALS, REMOVE_AGAIN_S = 5, 1.0
+FOLDERS = ("live", "work", "trash")
+SUPPORT = "support"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +52,22 @@ def write_note(root: Path, note: Note) -> None:
     """Remember a sandbox (atomically: a reader never sees half a note)."""
     target = root / "live" / note.sandbox_id
     temporary = target.with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(note)))
-    temporary.rename(target)
+    try:
+        temporary.write_text(json.dumps(asdict(note)))
+        temporary.rename(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _read_note(path: Path) -> Note | None:
+    """A note, or None for what a machine's crash has left of one; then nothing of the sandbox lives."""
+    try:
+        fields = json.loads(path.read_text())
+        return Note(**{**fields, "cgroups": tuple(fields["cgroups"])})
+    except (ValueError, TypeError, KeyError):
+        path.unlink()
+        return None
 
 
 def drop_note(root: Path, sandbox_id: str) -> None:
@@ -54,39 +75,86 @@ def drop_note(root: Path, sandbox_id: str) -> None:
     (root / "live" / sandbox_id).unlink(missing_ok=True)
 
 
-async def sweep(root: Path) -> int:
-    """End and remove everything that is noted in `root`; returns how many sandboxes that were."""
-    count = 0
-    for path in sorted((root / "live").iterdir()):
-        if path.suffix == ".tmp":
-            path.unlink(missing_ok=True)
-            continue
-        fields = json.loads(path.read_text())
-        note = Note(**{**fields, "cgroups": tuple(fields["cgroups"])})
-        await end_processes(note)
+async def sweep(root: Path, uids: Uids) -> int:
+    """End everything that is noted in `root` and move its folders to the trash; returns how many sandboxes that were."""
+    notes = [note for path in sorted((root / "live").iterdir()) if (note := _read_note(path)) is not None]
+    for note in notes:
+        await end_launcher(note)
+        with uids.strangers(note.uid) as nobody_elses:
+            if nobody_elses:
+                await end_uid(note)
         remove_remains(note, root / "trash")
-        await remove_groups(note.cgroups)
+        await cgroups.remove(note.cgroups)
         drop_note(root, note.sandbox_id)
-        count += 1
-    for path in (root / "trash").iterdir():
-        await asyncio.to_thread(empty_trash, root / "trash", path.name)
+    for path in (root / "work").iterdir():  # made, but not yet noted
+        path.rename(root / "trash" / path.name)
+    return len(notes)
+
+
+async def sweep_orphans(mine: SocketFolder, uids: Uids) -> int:
+    """Clear up after every sandboxd of this user that is dead; returns how many those were."""
+    count = 0
+    for folder in orphans(mine):
+        try:
+            if folder.root is not None and all((folder.root / name).is_dir() for name in FOLDERS):
+                await sweep(folder.root, uids)
+                await asyncio.to_thread(remove_root, folder.root)
+            await cgroups.remove_parents(folder.name)
+            folder.remove()
+            count += 1
+        except OSError:
+            pass  # not now: whoever opens next tries again
+        finally:
+            folder.release()
     return count
 
 
-async def end_processes(note: Note) -> None:
-    """TERM, then KILL to the launcher if it is still the same process; then whatever has the sandbox's own uid."""
+async def remove_later(path: Path) -> None:
+    """Remove something that was moved to the trash, however long that takes; tried again when descriptors or the like are short."""
+    for _ in range(REMOVALS):
+        try:
+            await asyncio.to_thread(remove_tree, str(path))
+            return
+        except OSError:
+            await asyncio.sleep(REMOVE_AGAIN_S)
+
+
+def remove_root(root: Path) -> None:
+    """Everything in a dead daemon's root that is ours, and the root itself when nothing else is in it. Blocking."""
+    for path in (root / "trash").iterdir():
+        remove_tree(str(path))
+    remove_folders(root)
+    _rmdir(root)
+
+
+def remove_folders(root: Path) -> None:
+    """The folders that every daemon makes in its root; what is not empty stays."""
+    remove_tree(str(root / SUPPORT))
+    for name in FOLDERS:
+        _rmdir(root / name)
+
+
+def _rmdir(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # not empty: shared with something that we do not know
+
+
+async def end_launcher(note: Note) -> None:
+    """TERM, then KILL to the launcher if it is still the same process."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if note.pid and start_ticks(note.pid) == note.start_ticks:
             _kill(note.pid, number)
             await _gone(note.pid, note.start_ticks)
-    if note.uid >= 0:
-        for _ in range(100):
-            left = [pid for pid in _pids() if _uid_of(pid) == note.uid and start_ticks(pid) >= note.start_ticks]
-            if not left:
-                return
-            for pid in left:
-                _kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.02)
+
+
+async def end_uid(note: Note) -> None:
+    """Kill whatever has the sandbox's own uid until nothing has."""
+    for _ in range(int(GONE_S / 0.02)):
+        if note.uid < 0 or not kill_uid(note.uid):
+            return
+        await asyncio.sleep(0.02)
 
 
 def remove_remains(note: Note, trash: Path) -> None:
@@ -101,42 +169,12 @@ def remove_remains(note: Note, trash: Path) -> None:
             pass
 
 
-async def remove_groups(folders: tuple[str, ...]) -> None:
-    """Remove control groups; one is busy until the last of its processes is reaped, which may be a moment after a SIGKILL."""
-    for folder in folders:
-        for _ in range(int(GONE_S / 0.01)):
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                break
-            except OSError:
-                await asyncio.sleep(0.01)
-            else:
-                break
-
-
-def empty_trash(trash: Path, sandbox_id: str) -> None:
-    """Remove one folder for good. Blocking."""
-    remove_tree(str(trash / sandbox_id))
-
-
 async def _gone(pid: int, ticks: int) -> None:
     """Until the process has ended; checked each 5 ms, since it is nobody's child here."""
     for _ in range(int(GONE_S / 0.005)):
         if start_ticks(pid) != ticks:
             return
         await asyncio.sleep(0.005)
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def _uid_of(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return -1
 
 
 def _kill(pid: int, number: int) -> None:

@@ -44,6 +44,11 @@ MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 AT_FDCWD: Final = -100
 SYS_OPEN_TREE: Final = 428
 SYS_MOVE_MOUNT: Final = 429
+SYS_MOUNT_SETATTR: Final = 442
+MOUNT_ATTR_RDONLY: Final = 1
+MOUNT_ATTR_NOSUID: Final = 2
+MOUNT_ATTR_NODEV: Final = 4
+MOUNT_ATTR_IDMAP: Final = 0x100000
 SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 155)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,9 +83,9 @@ def pivot_root(new: str, old: str) -> None:
     _check(_libc.syscall(SYS_PIVOT_ROOT, os.fsencode(new), os.fsencode(old)), f"pivot_root {new}")
 
 
-def prctl(option: int, value: int = 0) -> None:
+def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
     """prctl(2)."""
-    _check(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+    _check(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
 def die_with_parent(signal_number: int) -> None:
@@ -104,10 +109,26 @@ def clone_tree(path: str) -> int:
     return _check(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}")
 
 
+def change_tree(fd: int, attributes: int, user_namespace: int = 0) -> None:
+    """mount_setattr(2) on what `clone_tree` made; with MOUNT_ATTR_IDMAP owners are as that namespace maps them (Linux 5.12)."""
+    words = struct.pack("QQQQ", attributes, 0, 0, user_namespace)
+    result = _libc.syscall(SYS_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH | AT_RECURSIVE, words, ctypes.c_size_t(len(words)))
+    _check(result, f"mount_setattr {attributes:#x}")
+
+
 def attach_tree(fd: int, target: str) -> None:
     """Attach what `clone_tree` made."""
     result = _libc.syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
     _check(result, f"move_mount to {target}")
+
+
+def sync_file_system(path: str) -> None:
+    """syncfs(2): everything of the file system that holds `path` is on disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(_libc.syncfs(fd), f"syncfs {path}")
+    finally:
+        os.close(fd)
 
 
 def loopback_up() -> None:

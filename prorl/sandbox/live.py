@@ -28,6 +28,8 @@ class Live:
         """Why we are ending it, when it is we who do."""
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         """The launcher's end."""
+        self.fate: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        """Who is to blame, known before all is cleared up."""
         self.ended = asyncio.Event()
         """Nothing is left on the host."""
         self.wall: asyncio.TimerHandle | None = None

@@ -13,22 +13,27 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
-from prorl.sandbox import janitor
+from prorl.sandbox import cgroups, janitor
 from prorl.sandbox.cgroups import Cgroups
 from prorl.sandbox.client import Fate
+from prorl.sandbox.image_cache import ImageCache
+from prorl.sandbox.images import default_root
 from prorl.sandbox.janitor import Note
 from prorl.sandbox.kinds.apptainer import make_support
 from prorl.sandbox.launch import Launch
 from prorl.sandbox.live import Live, fate_of_exit
-from prorl.sandbox.paths import check_socket_path, short_folder
+from prorl.sandbox.paths import check_socket_path, claim
 from prorl.sandbox.settings import KINDS, Settings
 from prorl.sandbox.trees import remove_tree
 from prorl.sandbox.uids import Uids
+from prorl.sandbox.user_tools import UserTools
+from prorl.sandbox.watchdog import Watchdog
 from prorl.sandbox.zygote_client import Exit, ZygoteClient
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -37,9 +42,12 @@ BUNDLE = "prorl.tools.bundle"
 START_S = 30.0
 STOP_S = 3.0
 BACKLOG = 16
+MAX_WORDS = 4096
 CLEAN_S = 5.0
 """How long the end waits for big folders to be removed; the next daemon in this root removes the rest."""
-FOLDERS = ("live", "work", "trash")
+NEVER_STARTED = Exit(status=0, cpu_s=0.0)
+BAD_TOOL = "bad tool: "
+"""How a tool server says that a user's tool cannot be made."""
 
 
 class Maker:
@@ -50,7 +58,9 @@ class Maker:
         self._traits = KINDS[kind]
         self._settings = settings
         self._on_end = on_end
-        self._support = root / "support"
+        self._support = root / janitor.SUPPORT
+        self._user_tools = UserTools(self._support)
+        self._images = ImageCache(Path(settings.images) if settings.images else default_root(), self._traits.sif)
         self._gate = asyncio.Semaphore(settings.parallel_starts)
         self._room = asyncio.Semaphore(settings.max_sandboxes)
         self._cleaners: set[asyncio.Task[None]] = set()
@@ -60,19 +70,33 @@ class Maker:
         self._cpu_s = 0.0
 
     async def open(self) -> None:
-        """Sweep what an earlier daemon left in this root, claim uids, start the zygote."""
-        for folder in (self._root, *(self._root / name for name in FOLDERS)):
+        """Claim root and uids, sweep what earlier daemons left, start the zygote. Raises ConfigError."""
+        self._sockets = await claim(self._root)
+        self._uids = Uids()
+        for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        await janitor.sweep(self._root)
+        await janitor.sweep(self._root, self._uids)
+        await cgroups.remove_parents(self._sockets.name)
+        for path in (self._root / "trash").iterdir():
+            self._in_background(janitor.remove_later(path))
+        self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
         if self._traits.zipapp:
             self._support.mkdir(mode=0o755, exist_ok=True)
             importlib.import_module(BUNDLE).write(self._support / "server.pyz")
         if self._kind == "apptainer":
             make_support(str(self._support))
-        self._sockets = short_folder(self._root)
-        self._uids = Uids()
         self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
+        self._watchdog = Watchdog(
+            self.lives,
+            self._over,
+            memory="memory" not in self._cgroups.enforced,
+            folder=None if self._traits.sized else self._root / "work",
+        )
+        self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
+
+    def _over(self, live: Live, what: str) -> None:
+        self._in_background(self.end(live, FailureCode.SANDBOX_BROKEN, what))
 
     def _start_zygote(self) -> None:
         self._zygote = ZygoteClient((self._kind,), self._on_started, self._on_exit, self._on_zygote_lost)
@@ -91,6 +115,8 @@ class Maker:
             "ended": self._ended,
             "cpu_s": self._cpu_s,
             "cgroups": list(self._cgroups.enforced),
+            "watchdog": list(self._watchdog.watches),
+            "watchdog_cpu_s": self._watchdog.cpu_s,
             "zygote_pid": self._zygote.pid,
             "sandboxes": [
                 {"id": live.ref.sandbox_id, "owner": live.owner, "purpose": live.purpose, "pid": live.pid} for live in self.lives.values()
@@ -99,11 +125,12 @@ class Maker:
 
     async def make(self, spec: SandboxSpec) -> Live:
         """Start one and wait until its tool server serves. Raises SandboxError."""
-        self._check_image(spec.image)
+        image = await self._locate(spec)
+        self._user_tools.path_for(spec.tools)
         await self._room.acquire()
         try:
             async with self._gate:
-                return await self._make(spec)
+                return await self._make(spec, image)
         except OSError as cause:
             self._room.release()
             raise SandboxError(FailureCode.SANDBOX_START, f"{self._kind}: {cause}") from cause
@@ -111,83 +138,116 @@ class Maker:
             self._room.release()
             raise
 
-    def _check_image(self, image: str) -> None:
+    async def _locate(self, spec: SandboxSpec) -> str:
+        image = spec.image or self._settings.image
         if image and not self._traits.images:
             capable = " or ".join(kind for kind, traits in KINDS.items() if traits.images)
             raise SandboxError(FailureCode.BAD_TASK, f"image {image!r}: kind {self._kind} runs none; use {capable}")
-        if image and not os.path.exists(image):
-            raise SandboxError(FailureCode.BAD_TASK, f"image {image!r} does not exist on this node")
+        if (spec.overlay_bytes or spec.fakeroot) and not (image and self._traits.overlays):
+            capable = " or ".join(kind for kind, traits in KINDS.items() if traits.overlays)
+            given = f"overlay_bytes or fakeroot with kind {self._kind} and {f'image {image!r}' if image else 'no image'}"
+            raise SandboxError(FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image")
+        return await self._images.locate(image) if image else ""
 
-    async def _make(self, spec: SandboxSpec) -> Live:
+    async def _make(self, spec: SandboxSpec, image: str) -> Live:
         sandbox_id = secrets.token_hex(8)
-        path = str(self._sockets / sandbox_id)
+        path = str(self._sockets.path / sandbox_id)
         check_socket_path(path)
-        note, launch = self._prepare(sandbox_id, path, spec)
+        note, launch = self._prepare(sandbox_id, path, spec, image)
         live = Live(SandboxRef(self._node_id, sandbox_id, path), spec, note)
         self.lives[sandbox_id] = live
-        janitor.write_note(self._root, note)
+        try:
+            janitor.write_note(self._root, note)
+            status_fd = self._launch(launch, path)
+        except BaseException:
+            live.exited.set_result(NEVER_STARTED)
+            await self._clean(live, NEVER_STARTED, orphaned=False)
+            raise
+        try:
+            text = await self._first_words(status_fd)
+        except BaseException:
+            self._abandon(live)
+            raise
+        finally:
+            os.close(status_fd)
+        if text != "ok":
+            code = FailureCode.BAD_TASK if text.startswith(BAD_TOOL) else FailureCode.SANDBOX_START
+            await self.end(live, code, text)
+            raise SandboxError(code, f"{self._kind}: {text or 'the launcher died'}")
+        live.ready = True
+        return live
+
+    def _launch(self, launch: Launch, path: str) -> int:
+        """Ask the zygote; returns what the launcher's first words are read from. After an error nothing was asked."""
         status_read, status_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(path)
                 listener.listen(BACKLOG)
                 self._zygote.launch(launch, listener, status_write)
-            os.close(status_write)
-            status_write = -1
-            text = await self._first_words(status_read)
         except BaseException:
-            self._abandon(live)
+            os.close(status_read)
             raise
         finally:
-            os.close(status_read)
-            if status_write >= 0:
-                os.close(status_write)
-        if text != "ok":
-            await self.end(live, FailureCode.SANDBOX_START, text)
-            raise SandboxError(FailureCode.SANDBOX_START, f"{self._kind}: {text or 'the launcher died'}")
-        live.ready = True
-        return live
+            os.close(status_write)
+        return status_read
 
-    def _prepare(self, sandbox_id: str, path: str, spec: SandboxSpec) -> tuple[Note, Launch]:
-        uid = self._uids.take()
-        folder = ""
-        if self._traits.folder:
-            folder = str(self._root / "work" / sandbox_id)
-            os.mkdir(folder, 0o700)
-            if uid >= 0:
-                os.chown(folder, uid, uid)
-        cgroups = self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes)
-        note = Note(sandbox_id=sandbox_id, pid=0, start_ticks=0, uid=uid, socket=path, folder=folder, cgroups=cgroups)
+    def _prepare(self, sandbox_id: str, path: str, spec: SandboxSpec, image: str) -> tuple[Note, Launch]:
+        with ExitStack() as undo:
+            uid = self._uids.take()
+            undo.callback(self._uids.give, uid)
+            folder = str(self._root / "work" / sandbox_id) if self._traits.folder else ""
+            if folder:
+                os.mkdir(folder, 0o700)
+                undo.callback(remove_tree, folder)
+                if uid >= 0:
+                    os.chown(folder, uid, uid)
+            groups = self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
+            undo.pop_all()
+        note = Note(sandbox_id=sandbox_id, pid=0, start_ticks=0, uid=uid, socket=path, folder=folder, cgroups=groups)
         launch = Launch(
             sandbox_id=sandbox_id,
             kind=self._kind,
             uid=uid,
-            image=spec.image,
+            image=image,
             tools=spec.tools,
             memory_bytes=spec.memory_bytes,
             processes=spec.processes,
             file_bytes=spec.file_bytes,
             tmp_bytes=spec.tmp_bytes,
             workspace_bytes=spec.workspace_bytes,
+            overlay_bytes=spec.overlay_bytes,
+            fakeroot=spec.fakeroot,
             folder=folder,
             server=str(self._support / "server.pyz"),
-            cgroups=cgroups,
+            cgroups=groups,
+            user_tools=self._user_tools.path_for(spec.tools),
         )
         return note, launch
 
     async def _first_words(self, fd: int) -> str:
-        """What the launcher or the tool server says on the status pipe: `ok`, an error, or nothing when it dies."""
+        """What the launcher or the tool server says on the status pipe: `ok`, or all that it said before its end."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(fd, readable.set)
+        words = b""
         try:
             async with asyncio.timeout(START_S):
-                await readable.wait()
-            return os.read(fd, 4096).decode("utf-8", "replace").removeprefix("error: ").strip()
+                while not words.endswith(b"ok\n") and len(words) < MAX_WORDS:  # foreign launchers complain in pieces
+                    await readable.wait()
+                    readable.clear()
+                    try:
+                        data = os.read(fd, MAX_WORDS)
+                    except BlockingIOError:  # set for what the last read took already
+                        continue
+                    if not data:
+                        break
+                    words += data
         except TimeoutError:
-            return f"not ready after {START_S:g} s"
+            words = words or f"not ready after {START_S:g} s".encode()
         finally:
             loop.remove_reader(fd)
+        return "ok" if words.endswith(b"ok\n") else words.decode("utf-8", "replace").removeprefix("error: ").strip()
 
     # ---- ending
 
@@ -233,12 +293,14 @@ class Maker:
 
     async def _clean(self, live: Live, exit_: Exit, orphaned: bool) -> None:
         fate = live.ending or fate_of_exit(exit_, self._traits, Cgroups.out_of_memory(live.note.cgroups))
+        live.fate.set_result(fate)
         if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest
-            await janitor.end_processes(live.note)
+            await janitor.end_launcher(live.note)
+            await janitor.end_uid(live.note)
         janitor.remove_remains(live.note, self._root / "trash")
-        await janitor.remove_groups(live.note.cgroups)
+        await cgroups.remove(live.note.cgroups)
         if live.note.folder:
-            self._in_background(asyncio.to_thread(janitor.empty_trash, self._root / "trash", live.ref.sandbox_id))
+            self._in_background(janitor.remove_later(self._root / "trash" / live.ref.sandbox_id))
         janitor.drop_note(self._root, live.ref.sandbox_id)
         del self.lives[live.ref.sandbox_id]
         self._uids.give(live.note.uid)
@@ -256,16 +318,15 @@ class Maker:
     async def close(self) -> None:
         """End every sandbox, then the zygote; idempotent."""
         self._closing = True
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
         lives = list(self.lives.values())
         await asyncio.gather(*(self.end(live, FailureCode.SANDBOX_LOST, "sandboxd stopped") for live in lives))
+        await self._images.close()
         if self._cleaners:
             await asyncio.wait(self._cleaners, timeout=CLEAN_S)
         self._zygote.close()
         self._uids.close()
         self._cgroups.close()
-        remove_tree(str(self._support))
-        for folder in (self._sockets, *(self._root / name for name in FOLDERS)):
-            try:
-                folder.rmdir()
-            except OSError:
-                pass  # not empty: the root is shared with something that we do not know
+        janitor.remove_folders(self._root)
+        self._sockets.remove()

@@ -1,29 +1,138 @@
 """Where sockets live: a short folder named by a hash, 0700 and ours, whatever the length of the run's own path.
 
 A Unix socket's path may have 107 bytes; Slurm and Lustre paths pass that easily.
+
+    /tmp/prorl-<uid>/<hash of root>/owner     which root this is; locked (flock) as long as its sandboxd lives
+    /tmp/prorl-<uid>/<hash of root>/<id>      one socket per sandbox
+
+The kernel frees the lock with the process, so whoever can take it knows that its owner is dead (`orphans`), wherever the root was and
+whether or not it is still there. Not promised: a lock between machines or containers that share a root but not /tmp.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import hashlib
 import os
-import re
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from prorl.errors import ConfigError
 from prorl.sandbox.wire import MAX_SOCKET_PATH
 
-SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+OWNER = "owner"
+SWEEPING = b"sweeping "
+RETRY_S = 0.02
+RETRIES = 10
+"""Who has just taken a lock says a moment later what for."""
+UNLOCKED_S = 86400.0
+"""A folder without a lock was made this instant, or by a version of old that takes none: it is left alone for a day."""
 
 
-def short_folder(root: Path) -> Path:
-    """`/tmp/prorl-<uid>/<hash of root>`, made 0700 and checked to be ours. Raises ConfigError."""
-    digest = hashlib.blake2b(str(root.resolve()).encode(), digest_size=8).hexdigest()
-    base = Path("/tmp") / f"prorl-{os.getuid()}"
-    for folder in (base, base / digest):
-        own_folder(folder)
-    return base / digest
+class SocketFolder:
+    """One root's folder, held from `claim` (by its owner) or `orphans` (by who sweeps it) to `remove` or `release`."""
+
+    def __init__(self, path: Path, root: Path | None, lock: int) -> None:
+        self.path, self._lock = path, lock
+        self.root = root
+        """None when its owner died before it could say."""
+
+    @property
+    def name(self) -> str:
+        """Short and unique on this machine: other things of the same sandboxd are named by it."""
+        return self.path.name
+
+    def remove(self) -> None:
+        """Remove it with all sockets, then free it; idempotent."""
+        if self._lock < 0:
+            return
+        for entry in self.path.iterdir():
+            if entry.name != OWNER:
+                entry.unlink(missing_ok=True)
+        (self.path / OWNER).unlink(missing_ok=True)
+        try:
+            self.path.rmdir()
+        except OSError:
+            pass  # its next owner was quicker: the folder is theirs now
+        self.release()
+
+    def release(self) -> None:
+        """Free it and leave everything where it is; idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def base_folder() -> Path:
+    """Where the folders of all roots of this user are."""
+    return Path("/tmp") / f"prorl-{os.getuid()}"
+
+
+async def claim(root: Path) -> SocketFolder:
+    """This root's folder, made 0700 and checked to be ours. Raises ConfigError, also when another sandboxd has it."""
+    root = root.resolve()
+    path = base_folder() / hashlib.blake2b(str(root).encode(), digest_size=8).hexdigest()
+    own_folder(path.parent)
+    tries = 0
+    while True:
+        lock = _try_lock(path)
+        if lock >= 0:
+            _write(lock, os.fsencode(root))
+            return SocketFolder(path, root, lock)
+        tries = 0 if _being_swept(path) else tries + 1
+        if tries > RETRIES:
+            raise ConfigError(f"another sandboxd works in {root}", "a root of its own", "stop it or choose another root")
+        await asyncio.sleep(RETRY_S)
+
+
+def orphans(mine: SocketFolder) -> Iterator[SocketFolder]:
+    """Folders whose sandboxd has died, each locked against its next owner until it is removed or released."""
+    for path in sorted(mine.path.parent.iterdir()):
+        lock = _try_lock(path) if path != mine.path and _may_be_locked(path) else -1
+        if lock >= 0:
+            root = os.pread(lock, 8192, 0).removeprefix(SWEEPING)
+            _write(lock, SWEEPING + root)
+            yield SocketFolder(path, Path(os.fsdecode(root)) if root else None, lock)
+
+
+def _try_lock(path: Path) -> int:
+    """The lock of a folder, or -1 when somebody has it or has just removed it."""
+    try:
+        own_folder(path)
+        lock = os.open(path / OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:
+        return -1
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink:
+            return lock
+    except BlockingIOError:
+        pass
+    os.close(lock)
+    return -1
+
+
+def _may_be_locked(path: Path) -> bool:
+    try:
+        return (path / OWNER).exists() or time.time() - path.stat().st_mtime > UNLOCKED_S
+    except FileNotFoundError:
+        return False
+
+
+def _being_swept(path: Path) -> bool:
+    """Whether who holds this folder will soon leave it: a sibling that sweeps it, or its owner at the very end."""
+    try:
+        return (path / OWNER).read_bytes().startswith(SWEEPING)
+    except FileNotFoundError:
+        return True
+
+
+def _write(lock: int, content: bytes) -> None:
+    os.pwrite(lock, content, 0)
+    os.ftruncate(lock, len(content))
 
 
 def own_folder(folder: Path) -> None:

@@ -23,6 +23,8 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec
 MAX_FATES = 4096
 MAX_WARM_SPECS = 4
 FATE_S = 2.0
+REFILL_S = 0.05
+"""How long after a start the next warm one is begun: making it takes a core, which the first commands of the one just lent need."""
 
 
 class Booking(NamedTuple):
@@ -58,7 +60,7 @@ class Pool:
             live = await self._maker.make(spec)
         live.owner, live.purpose = owner, purpose
         live.wall = asyncio.get_running_loop().call_later(spec.wall_s, self._out_of_time, live)
-        self._refill(spec)
+        self._refill_soon(spec)
         return live.ref
 
     def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
@@ -89,7 +91,7 @@ class Pool:
         if live is not None:
             try:
                 async with asyncio.timeout(FATE_S):
-                    await live.ended.wait()
+                    return await asyncio.shield(live.fate)
             except TimeoutError:
                 return Fate(FailureCode.SANDBOX_BROKEN, "the tool server hung up")
         return self._fates.get(ref.sandbox_id, Fate(FailureCode.SANDBOX_LOST, "the sandbox is not known here"))
@@ -117,7 +119,7 @@ class Pool:
     async def _make_for(self, owner: str, purpose: str, spec: SandboxSpec) -> Live:
         live = self._take_warm(spec) or await self._maker.make(spec)
         live.owner, live.purpose = owner, purpose
-        self._refill(spec)
+        self._refill_soon(spec)
         return live
 
     def _take_warm(self, spec: SandboxSpec) -> Live | None:
@@ -127,6 +129,9 @@ class Pool:
             if not live.exited.done() and live.ending is None:
                 return live
         return None
+
+    def _refill_soon(self, spec: SandboxSpec) -> None:
+        asyncio.get_running_loop().call_later(REFILL_S, self._refill, spec)
 
     def _refill(self, spec: SandboxSpec) -> None:
         if self._settings.warm == 0 or self._closing:

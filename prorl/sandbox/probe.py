@@ -7,17 +7,27 @@ strongest that works and never `local`.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prorl.errors import ConfigError, SandboxError
-from prorl.sandbox.cgroups import Cgroups
 from prorl.sandbox.client import connected
 from prorl.sandbox.pool import Pool
 from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
 from prorl.types import SandboxSpec
 
 PROBE_S = 10.0
+CPU_IF_ASKED = "CPU time, where asked"
+ADDED = {
+    ("cgroups", "memory"): "memory of all processes together, by the kernel",
+    ("cgroups", "pids"): "processes, by the kernel",
+    ("cgroups", "cpu"): CPU_IF_ASKED,
+    ("watchdog", "memory"): "memory of all processes together, by a watchdog",
+    ("watchdog", "workspace"): "size of the workspace, by a watchdog",
+}
+"""What a control group or, in its absence, the watchdog adds to the limits of a kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +51,13 @@ async def probe_one(kind: str) -> Probe:
         missing = traits.missing()
         if missing:
             raise ConfigError(missing)
-        await _try(kind)
+        status = await _try(kind)
     except (SandboxError, ConfigError, OSError) as error:
         return Probe(kind=kind, works=False, reason=str(error), fix=traits.fix, enforces=(), cannot=())
     enforces, cannot = traits.enforces, traits.cannot
-    groups = Cgroups.usable()
-    for controller, what in (("memory", "memory of all processes together"), ("pids", "processes, by the kernel")):
-        if controller in groups:
-            enforces = (*enforces, what)
-        elif controller == "memory":
-            cannot = (*cannot, what)
+    enforces = (*enforces, *(what for (by, name), what in ADDED.items() if name in status[by]))
+    if CPU_IF_ASKED in enforces:
+        cannot = tuple(what for what in cannot if what != "CPU share")
     return Probe(kind=kind, works=True, reason="ran a command as an ordinary user", fix="", enforces=enforces, cannot=cannot)
 
 
@@ -81,7 +88,8 @@ async def choose(kind: str = "auto") -> str:
     )
 
 
-async def _try(kind: str) -> None:
+async def _try(kind: str) -> Mapping[str, Any]:
+    """Run it; what sandboxd says of itself."""
     with tempfile.TemporaryDirectory(prefix="prorl-probe-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)
         pool = Pool(kind, Path(folder), "probe", Settings(warm=0))
@@ -90,7 +98,9 @@ async def _try(kind: str) -> None:
             ref = await pool.start("probe", "run", SandboxSpec(tools=("bash",)))
             async with connected(ref, pool.fate) as sandbox:
                 found = await sandbox.exec(["id", "-u"], PROBE_S)
+            status = pool.status()
         finally:
             await pool.close()
     if found.exit_code != 0 or found.output.strip() in ("", "0"):
         raise ConfigError(f"`id -u` inside gave {found.output.strip()!r} with exit code {found.exit_code}", "an ordinary uid")
+    return status

@@ -1,7 +1,8 @@
 """A seccomp filter that takes away system calls no tool of an agent needs: a list of what is denied, everything else passes.
 
 It is a second wall behind the namespaces: what it denies has been the way through the first one before (CVE lists of bpf, io_uring,
-userfaultfd, keyctl; TIOCSTI). `clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read.
+userfaultfd, keyctl; TIOCSTI). Sockets are those of `FAMILIES`: a network namespace does not hold AF_VSOCK, which reaches from a virtual
+machine into its host. `clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read.
 Format: linux/filter.h, linux/seccomp.h.
 """
 
@@ -12,7 +13,9 @@ import errno
 import platform
 import struct
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from prorl.sandbox import linux
 
 DENIED = {
     # name: (x86_64, aarch64)
@@ -53,6 +56,9 @@ DENIED = {
 CLONE = (56, 220)
 CLONE3 = (435, 435)
 IOCTL = (16, 29)
+SOCKET = (41, 198)
+FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NAMESPACE_FLAGS = 0x7E020000
 """Every CLONE_NEW* flag that clone(2) takes."""
@@ -89,6 +95,9 @@ def program(machine: str) -> list[Step]:
     steps += [Step(EQUAL, CLONE3[column], 0, 1), Step(RETURN, ERRNO | errno.ENOSYS)]
     for numbers in DENIED.values():
         steps += [Step(EQUAL, numbers[column], 0, 1), refuse]
+    steps += [Step(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3), Step(LOAD, ARG0)]
+    steps += [Step(EQUAL, family, len(FAMILIES) - place, 0) for place, family in enumerate(FAMILIES)]
+    steps += [Step(RETURN, ERRNO | errno.EAFNOSUPPORT), Step(RETURN, ALLOW)]
     steps += [
         Step(EQUAL, CLONE[column], 0, 4),
         Step(LOAD, ARG0),
@@ -115,15 +124,19 @@ def bytecode(machine: str | None = None) -> bytes:
     return b"".join(struct.pack("=HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps)
 
 
-def install() -> None:
-    """Apply the filter to this process for good; it needs no_new_privs. Raises OSError."""
+@cache
+def loaded() -> tuple[Any, ...]:
+    """The filter in memory as the kernel takes it (`struct sock_fprog`, last), and what that points to; empty without a filter."""
     code = bytecode()
     if not code:
-        return
-    buffer = ctypes.create_string_buffer(code, len(code))
-    header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
-    holder = ctypes.create_string_buffer(header, len(header))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), holder, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, "prctl PR_SET_SECCOMP")
+        return ()
+    instructions = ctypes.create_string_buffer(code, len(code))
+    header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(instructions))
+    return instructions, ctypes.create_string_buffer(header, len(header))
+
+
+def install() -> None:
+    """Apply the filter to this process for good; it needs no_new_privs. Raises OSError."""
+    buffers = loaded()
+    if buffers:
+        linux.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffers[-1]))

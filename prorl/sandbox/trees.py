@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 
 def remove_tree(path: str) -> None:
-    """Remove a folder and all below it; one that is not there is no error.
+    """Remove a folder and all below it, or a file; one that is not there is no error.
 
     Deep folders are moved up to the top before they are emptied, so a chain of 100,000 costs no recursion and no long path.
     """
     try:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        os.unlink(path)
         return
     try:
         serial = 0

@@ -1,14 +1,18 @@
 """Uids of their own for sandboxes, where we are root: otherwise one agent's `kill -9 -1` would hit its neighbours.
 
-Each sandboxd claims a block of uids by binding an abstract socket, which the kernel frees with the process. The range is one that
-no distribution, systemd or subuid allocation uses (systemd's UIDS-GIDS list: 1879048192 to 2147483647 is unused).
+Each sandboxd claims a block of uids by binding an abstract socket, which the kernel frees with the process. Whoever has a block may end
+every process in it that is not his own; nobody else may. The range is one that no distribution, systemd or subuid allocation uses
+(systemd's UIDS-GIDS list: 1879048192 to 2147483647 is unused).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from prorl.errors import UnavailableError
 
@@ -22,35 +26,52 @@ class Uids:
 
     def __init__(self) -> None:
         self._lock: socket.socket | None = None
+        self._block = -1
         self._free: deque[int] = deque()
         if os.getuid() == 0:
             self._claim()
 
     def _claim(self) -> None:
         for block in range(BLOCKS):
-            lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                lock.bind(f"\0prorl-uids-{block}")
-            except OSError:
-                lock.close()
+            lock = _try_lock(block)
+            if lock is None:
                 continue
-            self._lock = lock
+            self._lock, self._block = lock, block
             first = FIRST_UID + block * BLOCK
-            in_use = _living_uids()
+            # What a daemon left that died together with all its guards: end it, and leave its uid alone until it is gone.
+            in_use = {uid for uid in living_uids().values() if first <= uid < first + BLOCK}
+            for uid in in_use:
+                kill_uid(uid)
             self._free.extend(uid for uid in range(first, first + BLOCK) if uid not in in_use)
             return
         raise UnavailableError(f"all {BLOCKS} blocks of sandbox uids are in use on this machine")
 
     def take(self) -> int:
-        """The uid that was free for longest, or -1 without root."""
+        """The uid that was free for longest, or -1 without root. Raises UnavailableError."""
         if self._lock is None:
             return -1
+        if not self._free:
+            raise UnavailableError(f"all {BLOCK} uids of this sandboxd are in use")
         return self._free.popleft()
 
     def give(self, uid: int) -> None:
         """Give one back after its last process has ended."""
         if uid >= 0:
             self._free.append(uid)
+
+    @contextmanager
+    def strangers(self, uid: int) -> Iterator[bool]:
+        """Whether all that a uid has is a dead daemon's, and stays so for this block of code.
+
+        Not so when a living daemon has it by now, we included: it ended what was there when it claimed its block.
+        """
+        block = (uid - FIRST_UID) // BLOCK
+        lock = _try_lock(block) if uid >= 0 and block != self._block else None
+        try:
+            yield lock is not None
+        finally:
+            if lock is not None:
+                lock.close()
 
     def close(self) -> None:
         """Free the block; idempotent."""
@@ -59,13 +80,34 @@ class Uids:
             self._lock = None
 
 
-def _living_uids() -> set[int]:
-    """Uids that some process has now: left by a daemon that died together with all its guards."""
-    uids = set()
+def _try_lock(block: int) -> socket.socket | None:
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        lock.bind(f"\0prorl-uids-{block}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def kill_uid(uid: int) -> bool:
+    """SIGKILL to whatever has this uid now; whether there was anything."""
+    found = [pid for pid, owner in living_uids().items() if owner == uid]
+    for pid in found:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    return bool(found)
+
+
+def living_uids() -> dict[int, int]:
+    """The uid of every process."""
+    uids = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                uids.add(os.stat(f"/proc/{name}").st_uid)
+                uids[int(name)] = os.stat(f"/proc/{name}").st_uid
             except OSError:
                 continue
     return uids

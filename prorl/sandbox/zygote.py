@@ -2,7 +2,8 @@
 
 A bare Python start costs more CPU than all namespaces together, so it is paid once. sandboxd talks to it over a SOCK_SEQPACKET
 pair: `launch` with two descriptors (listening socket, status pipe), `kill`; back come `started` and `exited`. The zygote alone
-reaps launchers, so a pid that it signals cannot have been reused. It dies with sandboxd's main thread, launchers die with it.
+reaps launchers, so a pid that it signals cannot have been reused; what a killed launcher leaves behind, it ends. It dies with
+sandboxd's main thread, launchers die with it.
 
 Not promised: to outlive a full control socket; sandboxd reads it in its event loop.
 """
@@ -19,6 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 from prorl.sandbox import linux, seccomp
@@ -91,6 +93,8 @@ class Zygote:
             os.close(self._wake_write)
             self._control.close()
             linux.die_with_parent(signal.SIGKILL)
+            if launch.user_tools:
+                launch = replace(launch, user_tools_fd=os.open(launch.user_tools, os.O_RDONLY))
             if os.getppid() == parent:
                 self._launchers[launch.kind](launch, listener_fd, status_fd, self._serve)
         os._exit(EXIT_CRASHED)
@@ -102,12 +106,22 @@ class Zygote:
             except ChildProcessError:
                 return
             if pid == 0:
+                self._end_orphans()
                 return
             for sandbox_id, known in list(self._pids.items()):
                 if known == pid:
                     del self._pids[sandbox_id]
                     cpu_s = usage.ru_utime + usage.ru_stime
                     self._tell({"exited": sandbox_id, "status": status, "cpu_s": cpu_s})
+
+    def _end_orphans(self) -> None:
+        """Kill what a killed guardian of `local` has left; it came to us (subreaper), and nobody else could tell whose it is.
+
+        Its children come to us in turn, each with a signal that brings us here again.
+        """
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            for pid in {int(word) for word in file.read().split()} - set(self._pids.values()):
+                os.kill(pid, signal.SIGKILL)  # our child until we reap it
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._control.sendall(json.dumps(message).encode())
@@ -120,18 +134,22 @@ def main() -> None:
     if os.getppid() != int(parent):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is sandboxd's to judge
-    serve: Serve = importlib.import_module(module).serve
-    launchers = {kind: importlib.import_module(f"prorl.sandbox.kinds.{kind}").launch for kind in kinds}
+    server = importlib.import_module(module)
+    server.preload()
+    serve: Serve = server.serve
+    modules = {kind: importlib.import_module(f"prorl.sandbox.kinds.{kind}") for kind in kinds}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
-    for known in (seccomp.bytecode, interpreter_roots, interpreter, package_folders):
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    prepares = [module.prepare for module in modules.values() if hasattr(module, "prepare")]
+    for known in (seccomp.loaded, interpreter_roots, interpreter, package_folders, *prepares):
         known()  # computed once here, inherited by every launcher
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all children share
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
-    Zygote(control, serve, launchers).run()
+    Zygote(control, serve, {kind: module.launch for kind, module in modules.items()}).run()
 
 
 if __name__ == "__main__":

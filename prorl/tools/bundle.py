@@ -1,4 +1,4 @@
-"""Packs the tool server into one zipapp: standard library plus ptyprocess, for any Python >= 3.8 in any image."""
+"""Packs the tool server into one zipapp: standard library only, for any Python >= 3.8 in any image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def build() -> bytes:
     """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON` (`prorl/tools/server/main.py` says what CONFIG_JSON holds)."""
     members = {"__main__.py": ENTRY, "prorl/__init__.py": b"", "prorl/tools/__init__.py": b""}
     members.update(_sources("prorl.tools.server", "prorl/tools/server"))
-    members.update(_sources("ptyprocess", "ptyprocess"))
     members.update({name + "c": _compiled(name, source) for name, source in members.items() if source})
     out = io.BytesIO()  # stored, not deflated: unpacking costs a start more than reading
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,18 @@ KINDS = ("pyns", "local", "bwrap", pytest.param("apptainer", marks=pytest.mark.a
 
 
 @cache
-def why_not(kind: str) -> str:
-    """Why a kind cannot be tested here; empty when it can."""
+def _reason(kind: str) -> str:
     with ThreadPoolExecutor(1) as pool:  # a loop of its own, also when a test's loop is running
         found = pool.submit(asyncio.run, probe_one(kind)).result()
     return "" if found.works else f"{kind}: {found.reason}"
+
+
+def why_not(kind: str) -> str:
+    """Why a kind cannot be tested here, empty when it can; a failure where PRORL_REQUIRE names the kind (CI must not skip quietly)."""
+    reason = _reason(kind)
+    if reason and kind in os.environ.get("PRORL_REQUIRE", "").split(","):
+        pytest.fail(f"PRORL_REQUIRE asks for a kind that does not work here: {reason}", pytrace=False)
+    return reason
 
 
 class Sandboxd:
@@ -36,12 +43,12 @@ class Sandboxd:
         self.process, self.root, self.host = process, root, host
 
 
-async def start_daemon(kind: str, folder: Path, *options: str) -> Sandboxd:
-    """Spawn sandboxd and wait for its `ready`."""
+async def start_daemon(kind: str, folder: Path, *options: str, prefix: Sequence[str] = ()) -> Sandboxd:
+    """Spawn sandboxd and wait for its `ready`; `prefix` stands before Python's command line."""
     socket_path = str(folder / "sd")
     argv = ["-m", "prorl.sandbox.daemon", "--socket", socket_path, "--root", str(folder / "root"), "--kind", kind]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *argv, "--parent-pid", str(os.getpid()), "--warm", "0", *options, stdout=asyncio.subprocess.PIPE
+        *prefix, sys.executable, *argv, "--parent-pid", str(os.getpid()), "--warm", "0", *options, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"

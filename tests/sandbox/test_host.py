@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,14 @@ async def test_start_call_stop(sandboxd: Sandboxd) -> None:
     await host.stop(ref)
     assert not os.path.exists(ref.socket_path)
     assert (await host.status())["live"] == 0
+
+
+async def test_a_request_that_sandboxd_cannot_carry_out_is_answered(sandboxd: Sandboxd) -> None:
+    """Whatever went wrong inside: who asks must never wait for its time-out."""
+    for ask in ({"op": "start", "owner": "run/1/1"}, {"op": "juggle"}, {"op": "reserve", "owner": "a", "purpose": "run", "spec": 3}):
+        with pytest.raises(SandboxError, match="sandboxd: ") as refused:
+            await sandboxd.host._ask(ask, 5.0)
+        assert refused.value.code is FailureCode.SANDBOX_START
 
 
 async def test_python3_is_on_the_path_and_whole(sandboxd: Sandboxd) -> None:
@@ -154,21 +163,21 @@ async def test_a_cancelled_call_ends_its_command(sandboxd: Sandboxd) -> None:
     assert done.output == "begun\n"
 
 
-async def test_a_snapshot_prepares_a_sibling(sandboxd: Sandboxd) -> None:
-    host = sandboxd.host
+async def test_a_snapshot_prepares_a_sibling(sandboxd: Sandboxd, tmp_path: Path) -> None:
+    host, path = sandboxd.host, str(tmp_path / "snapshot")
     first = await host.start("run/1/1", "run", SPEC)
     async with host.connect(first) as sandbox:
         setup = "mkdir -p a/b; echo hi > a/b/f; ln -s b a/link; head -c 3M /dev/urandom > big; "
         setup += "printf '#!/bin/sh\\necho ran\\n' > run; chmod 755 run"
         await sandbox.exec(["bash", "-c", setup], 10.0)
-        snapshot = await sandbox.snapshot()
+        assert await sandbox.snapshot(path, 64 << 20) > 3 << 20
         digest = (await sandbox.exec(["sha256sum", "big"], 10.0)).output
-        with pytest.raises(SandboxError):
-            await sandbox.snapshot(max_bytes=1 << 20)
+        assert await sandbox.snapshot(str(tmp_path / "small"), 1 << 20) == 0
     second = await host.start("run/2/1", "run", SPEC)
     async with host.connect(second) as sandbox:
-        await sandbox.restore(snapshot)
+        await sandbox.restore(path)
         assert (await sandbox.exec(["bash", "-c", "cat a/link/f; ./run"], 10.0)).output == "hi\nran\n"
         assert (await sandbox.exec(["sha256sum", "big"], 10.0)).output == digest
+        (tmp_path / "junk").write_bytes(b"no archive")
         with pytest.raises(SandboxError):
-            await sandbox.restore(b"no archive")
+            await sandbox.restore(str(tmp_path / "junk"))

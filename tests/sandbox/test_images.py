@@ -1,80 +1,238 @@
-"""Images for the kinds that run them: a folder and a .sif, made here without any registry."""
+"""Images in sandboxes: by name, as a folder, as a .sif that is unpacked once a node; made here without any registry."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from prorl.errors import SandboxError
-from prorl.sandbox.kinds.apptainer import make_support, program
+from prorl.errors import ConflictError, SandboxError
+from prorl.sandbox.image_cache import ImageCache
+from prorl.sandbox.image_child import make_image
+from prorl.sandbox.images import Registry
+from prorl.sandbox.kinds.apptainer import program
 from prorl.types import FailureCode, SandboxSpec
-from tests.sandbox.conftest import end, start_daemon, why_not
+from tests.sandbox import small_image
+from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
+
+KINDS = ("bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
 
 
-def make_image(folder: Path) -> Path:
-    """A small root file system: bash and its libraries from this machine, and a file that only the image has."""
-    make_support(str(folder / "support"))
-    image = folder / "image"
-    shutil.copytree(folder / "support" / "skeleton", image, symlinks=True)
-    (image / "etc" / "image-name").write_text("mine\n")
-    for name in ("bash", "cat", "ls", "id"):
-        path = shutil.which(name)
-        assert path is not None
-        libraries = [word for word in subprocess.check_output(["ldd", path], text=True).split() if word.startswith("/")]
-        for source in (os.path.realpath(path), *libraries):
-            target = image / ("usr" + source.removeprefix("/usr") if not source.startswith("/usr") else source[1:])
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
-    for library in Path("/usr/lib").glob(f"{os.uname().machine}-linux-gnu/lib[cmz].so*"):
-        shutil.copy(library, image / str(library)[1:])
-    return image
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that other users may pass through."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
-@pytest.mark.parametrize("form", ["folder", "sif"])
-@pytest.mark.apptainer
-async def test_apptainer_runs_it(folder: Path, form: str) -> None:
+@pytest.fixture(scope="module")
+def image(place: Path) -> Path:
+    return small_image.make_image(place)
+
+
+@pytest.fixture(scope="module")
+def sif(image: Path) -> Path:
     if why_not("apptainer"):
         pytest.skip(why_not("apptainer"))
-    image = make_image(folder)
-    if form == "sif":
-        if not os.access("/dev/fuse", os.W_OK):
-            pytest.skip("/dev/fuse is missing: .sif images cannot be mounted")
-        environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "APPTAINER_CONFIGDIR": str(folder / "state")}
-        argv = [program(), "-s", "build", str(folder / "image.sif"), str(image)]
-        subprocess.run(argv, check=True, env=environment, capture_output=True)
-        image = folder / "image.sif"
-    daemon = await start_daemon("apptainer", folder)
+    path = image.parent / "image.sif"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(image.parent), "APPTAINER_CONFIGDIR": str(image.parent / "state")}
+    subprocess.run([program(), "-s", "build", str(path), str(image)], check=True, env=environment, capture_output=True)
+    return path
+
+
+async def ask(daemon: Sandboxd, spec: SandboxSpec, command: str, owner: str = "run/1/1") -> tuple[int | None, str]:
+    """Run one command in a sandbox of its own."""
+    ref = await daemon.host.start(owner, "run", spec)
+    async with daemon.host.connect(ref) as sandbox:
+        done = await sandbox.call("bash", {"command": command}, 20.0)
+    await daemon.host.stop(ref)
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_folder_without_python(folder: Path, image: Path, kind: str) -> None:
+    if why_not(kind):
+        pytest.skip(why_not(kind))
+    daemon = await start_daemon(kind, folder)
     ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(image)))
     async with daemon.host.connect(ref) as sandbox:
-        done = await sandbox.call("bash", {"command": "cat /etc/image-name; ls /usr/share/doc 2>/dev/null | wc -l; touch /etc/x"}, 10.0)
+        done = await sandbox.call("bash", {"command": "cat /etc/image-name; touch /etc/x"}, 10.0)
         assert done.output.startswith("mine\n")
         assert done.exit_code != 0, "the image is read-only"
         assert (await sandbox.call("python", {"code": "6 * 7"}, 10.0)).output == "42\n"
     await end(daemon)
 
 
-async def test_bwrap_runs_a_folder(folder: Path) -> None:
-    if why_not("bwrap"):
-        pytest.skip(why_not("bwrap"))
-    image = make_image(folder)
-    daemon = await start_daemon("bwrap", folder)
-    ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(image)))
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_name_of_the_registry(folder: Path, image: Path, kind: str) -> None:
+    if why_not(kind):
+        pytest.skip(why_not(kind))
+    registry = Registry(folder / "images")
+    await make_image(registry.root, {"do": "build", "name": "mine", "source": str(image)}, 60.0)
+    daemon = await start_daemon(kind, folder, "--images", str(registry.root), "--image", "mine")
+    assert await ask(daemon, SandboxSpec(), "cat /etc/image-name") == (0, "mine\n")
+    with pytest.raises(SandboxError, match=r"no image 'other' .* there are: mine") as caught:
+        await daemon.host.start("run/2/1", "run", SandboxSpec(image="other"))
+    assert caught.value.code is FailureCode.BAD_TASK
+    with pytest.raises(ConflictError, match="in use"):
+        registry.forget("mine")
+    await end(daemon)
+    registry.forget("mine")
+
+
+# ---- .sif
+
+
+def counting(folder: Path, before: str = "") -> dict[str, str]:
+    """A PATH on which `singularity` is the real one, and each call of it is counted."""
+    (folder / "bin").mkdir()
+    script = folder / "bin" / "singularity"
+    script.write_text(f'#!/bin/bash\nif [ "$1" = build ]; then echo x >> {folder}/calls; {before}\nfi\nexec {program()} "$@"\n')
+    script.chmod(0o755)
+    (folder / "calls").touch()
+    (folder / "calls").chmod(0o666)
+    return {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+
+@pytest.mark.apptainer
+async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", counting(folder)["PATH"])
+    caches = [ImageCache(folder / "images", runs_sif=False) for _ in range(2)]
+    found = await asyncio.gather(*(cache.locate(str(sif)) for cache in caches for _ in range(16)))
+    assert len(set(found)) == 1
+    assert Path(found[0], "etc", "image-name").read_text() == "mine\n"
+    assert (folder / "calls").read_text() == "x\n"
+    for cache in caches:
+        await cache.close()
+
+
+@pytest.mark.apptainer
+async def test_a_sif_that_changed_is_unpacked_again(folder: Path, sif: Path, place: Path) -> None:
+    path = folder / "image.sif"
+    shutil.copy(sif, path)
+    cache = ImageCache(folder / "images", runs_sif=False)
+    first = await cache.locate(str(path))
+    assert await cache.locate(str(path)) == first
+    path.write_bytes(sif.read_bytes() + b"\0")
+    assert await cache.locate(str(path)) != first
+    await cache.close()
+
+
+@pytest.mark.apptainer
+async def test_sigkill_of_sandboxd_while_it_unpacks(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = f"63.{os.getpid()}"
+    with monkeypatch.context() as slow:
+        slow.setenv("PATH", counting(folder, f"sleep {mark}")["PATH"])
+        daemon = await start_daemon("apptainer", folder, "--images", str(folder / "images"))
+        starting = asyncio.create_task(daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif))))
+        while not (folder / "calls").read_text():
+            await asyncio.sleep(0.02)
+        daemon.process.send_signal(signal.SIGKILL)
+        with pytest.raises(SandboxError):
+            await starting
+        await daemon.process.wait()
+        await daemon.host.close()
+    async with asyncio.timeout(20.0):
+        while any(mark.encode() in read(path) for path in Path("/proc").glob("[0-9]*/cmdline")):
+            await asyncio.sleep(0.02)
+    assert Registry(folder / "images").list() == []
+    daemon = await start_daemon("apptainer", folder, "--images", str(folder / "images"))
+    assert await ask(daemon, SandboxSpec(image=str(sif)), "cat /etc/image-name") == (0, "mine\n")
+    await end(daemon)
+    assert list((folder / "images" / "work").iterdir()) == []
+
+
+def read(path: Path) -> bytes:
+    """A file of /proc, or nothing when its process has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.apptainer
+async def test_a_sif_that_cannot_be_unpacked_runs_as_it_is_and_leaves_no_helper(folder: Path, sif: Path) -> None:
+    if not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("/dev/fuse is missing: .sif images cannot be mounted")
+    daemon = await start_daemon("apptainer", folder, "--images", "/proc/no/such/place")
+    ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif)))
     async with daemon.host.connect(ref) as sandbox:
         assert (await sandbox.call("bash", {"command": "cat /etc/image-name"}, 10.0)).output == "mine\n"
+    assert helpers(sif), "it is mounted by FUSE"
+    (sandbox_pid,) = (entry["pid"] for entry in (await daemon.host.status())["sandboxes"])
+    os.kill(sandbox_pid, signal.SIGKILL)  # the launcher: the worst that can happen to it
+    await daemon.host.stop(ref)
+    assert not helpers(sif)
     await end(daemon)
 
 
-@pytest.mark.parametrize(("kind", "image"), [("pyns", "/tmp"), ("bwrap", "/no/such/image")])
-async def test_an_image_that_cannot_be_run_is_the_tasks_fault(folder: Path, kind: str, image: str) -> None:
-    if why_not(kind):
-        pytest.skip(why_not(kind))
-    daemon = await start_daemon(kind, folder)
-    with pytest.raises(SandboxError) as caught:
-        await daemon.host.start("run/1/1", "run", SandboxSpec(image=image))
+def helpers(sif: Path) -> list[str]:
+    """FUSE processes that serve an image."""
+    found = [read(path).decode("utf-8", "replace") for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [line for line in found if "squashfuse" in line]
+
+
+# ---- bad ones
+
+
+async def test_a_bad_image_is_the_tasks_fault(folder: Path, image: Path) -> None:
+    cache = ImageCache(folder / "images", runs_sif=True)
+    (folder / "empty").mkdir()
+    (folder / "text.sif").write_text("hello")
+    for name, message in (
+        ("nothing", "no image 'nothing' in"),
+        ("relative/path", "expected a name of this node's registry or an absolute path"),
+        ("/no/such/image", "No such file or directory"),
+        (f"{folder}/empty", "it has no bash"),
+        (f"{folder}/text.sif", "neither a folder nor a SIF file"),
+    ):
+        with pytest.raises(SandboxError, match=message) as caught:
+            await cache.locate(name)
+        assert caught.value.code is FailureCode.BAD_TASK
+    await cache.close()
+
+
+@pytest.mark.apptainer
+async def test_a_broken_sif_is_the_tasks_fault_and_is_tried_once(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", counting(folder)["PATH"])
+    path = folder / "cut.sif"
+    path.write_bytes(sif.read_bytes()[:200_000])
+    cache = ImageCache(folder / "images", runs_sif=True)
+    for _ in range(3):
+        with pytest.raises(SandboxError, match="Apptainer made nothing: FATAL") as caught:
+            await cache.locate(str(path))
+        assert caught.value.code is FailureCode.BAD_TASK
+    assert (folder / "calls").read_text() == "x\n"
+    await cache.close()
+
+
+@pytest.mark.apptainer
+async def test_a_full_disk_is_not_the_tasks_fault(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", counting(folder, "echo 'FATAL: write: no space left on device' >&2; exit 255")["PATH"])
+    for runs_sif in (True, False):
+        cache = ImageCache(folder / "images", runs_sif)
+        if runs_sif:
+            assert await cache.locate(str(sif)) == str(sif)
+        else:
+            with pytest.raises(SandboxError, match="no space left") as caught:
+                await cache.locate(str(sif))
+            assert caught.value.code is FailureCode.SANDBOX_START
+        await cache.close()
+
+
+async def test_a_kind_without_images_says_which_has_them(folder: Path) -> None:
+    if why_not("pyns"):
+        pytest.skip(why_not("pyns"))
+    daemon = await start_daemon("pyns", folder)
+    with pytest.raises(SandboxError, match="kind pyns runs none; use apptainer or bwrap") as caught:
+        await daemon.host.start("run/1/1", "run", SandboxSpec(image="/tmp"))
     assert caught.value.code is FailureCode.BAD_TASK
-    assert image in caught.value.message
     await end(daemon)

@@ -29,6 +29,9 @@ class Step(NamedTuple):
 
 ANY = re.compile("")
 RESTARTED = re.compile(r"\[the shell ended and was started again in ")
+UNREAD_THEN_B = re.compile(r"^\[the shell (ended|could not read the command) and was started again in .*\]\nb\n$")
+STATUS_OF_OPEN = {"echo $(": 1, 'echo "$(': 1, "a=(1 2": 1}
+"""bash gives 2 for the other constructs that have no end."""
 
 
 def has(text: str) -> re.Pattern[str]:
@@ -122,7 +125,7 @@ SITUATIONS: dict[str, list[Step]] = {
     ],
     "nohup outlives the call": [
         Step("nohup sleep 5 >/dev/null 2>&1 & disown", ANY, 0),
-        Step("pgrep -cx sleep; pkill -x sleep", "1\n", 0),
+        Step("pgrep -u $UID -cx sleep; pkill -u $UID -x sleep", "1\n", 0),
     ],
     "daemon holds the tty": [Step("setsid sleep 1 & exit", ANY, 0), Step("echo ok", "ok\n", 0)],
     "coprocess": [Step("coproc cat; echo x >&${COPROC[1]}; read -u ${COPROC[0]} l; echo got $l; kill %1", has("got x"), 0)],
@@ -152,12 +155,92 @@ SITUATIONS: dict[str, list[Step]] = {
     "echo switched on by a program": [Step("stty echo", "", 0), Step("echo a", "a\n", 0)],
     "raw mode left behind": [Step("stty raw; echo a", "a\n", 0), Step("echo b", "b\n", 0)],
     "nested shell": [Step("bash -c 'echo sub; exit 6'", "sub\n", 6), quick("bash --norc", ANY), Step("echo ok", "ok\n", 0)],
+    # ---- what the protocol itself stands on, taken away
+    "our input closed": [Step("exec 198<&-; echo a", "a\n", 0), Step("echo b", UNREAD_THEN_B, 0), Step("echo c", "c\n", 0)],
+    "our input replaced": [Step("exec 198</dev/null; echo a", "a\n", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "our output closed": [Step("exec 199>&-; echo a", "a\n", 0), Step("echo b", "b\n", 0), Step("exit 3", RESTARTED, 3)],
+    "all outputs and inputs closed": [Step("exec 0<&- 1>&- 2>&-", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "read-only prompt": [Step("readonly PS1; x=1", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "read-only command": [Step("readonly __prorl_c", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "read and eval are functions": [
+        Step("read() { echo no; }; eval() { echo no; }", "", 0),
+        Step("echo a", "a\n", 0),
+        Step("unset -f read eval", "", 0),
+    ],
+    "eval is an alias": [Step("alias eval='echo no'; alias read=false", "", 0), Step("echo a", "a\n", 0), Step("unalias -a", "", 0)],
+    "builtins switched off": [Step("enable -n printf read", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "field separator changed": [Step("IFS=/; x=a/b; echo $x", "a b\n", 0), Step("echo $x", "a b\n", 0), Step("unset IFS", "", 0)],
+    "trace shows only the command": [
+        Step("set -x; echo a", "++ echo a\na\n", 0),
+        Step("echo b", "+ builtin eval 'echo b'\n++ echo b\nb\n", 0),
+        Step("set +x", ANY, 0),
+        Step("echo c", "c\n", 0),
+    ],
+    "verbose shows only the command": [Step("set -v; echo a", "a\n", 0), Step("set +v; echo b", "set +v; echo b\nb\n", 0)],
+    "debug trap that prints": [
+        Step("trap 'echo \"> $BASH_COMMAND\"' DEBUG; echo a", "> echo a\na\n", 0),
+        Step("trap - DEBUG", "> trap - DEBUG\n", 0),
+        Step("echo b", "b\n", 0),
+    ],
+    "our variables are not listed": [Step("declare -p __prorl_n; echo a", "a\n", 0)],
+    "every construct left open": [
+        step
+        for text in (
+            "while true; do echo a",
+            "((1+",
+            "echo 'a\\",
+            "echo $(",
+            'echo "$(',
+            "case x in",
+            "f() {",
+            "a=(1 2",
+            "[[ x ==",
+            "echo ${x",
+        )
+        for step in (Step(text, re.compile("syntax error|unexpected|conditional"), STATUS_OF_OPEN.get(text, 2)), Step("echo ok", "ok\n", 0))
+    ],
+    # ---- things that agents do
+    "bad option then good": [Step("set -u; echo $nothing_there", has("unbound variable"), 1), Step("set +u; echo b", "b\n", 0)],
+    "no file matches": [Step("shopt -s failglob; ls /tmp/*none*", has("no match"), 1), Step("shopt -u failglob; echo b", "b\n", 0)],
+    "signals that end a shell": [
+        Step("kill -HUP $$; echo k", RESTARTED, 129),
+        Step("kill -PIPE $$", RESTARTED, 141),
+        Step("echo b", "b\n", 0),
+    ],
+    "size of the terminal": [Step("stty size; tput cols", "50 200\n200\n", 0)],
+    "carriage returns in the command": [Step("echo a\r\necho b\r", "a\r\nb\r\n", 0)],
+    "backslash at the end": [Step("echo a \\", "a \\\n", 0), Step("echo b", "b\n", 0)],
+    "full-screen editor": [quick("vi x", has("\x1b[")), Step("echo ok", "ok\n", 0), Step("stty -a | grep -c -- -echo", ANY, 0)],
+    "editor left by its keys": [Step(Keep("vi x"), has("\x1b["), 124, 1.0), Step(Input("\x1b:q!\n"), ANY, 0), Step("echo b", "b\n", 0)],
+    "password asked for": [Step(Keep("read -s p; echo got $p"), "", 124, 0.3), Step(Input("x y\n"), "got x y\n", 0)],
+    "job stopped and continued": [
+        Step(Keep("sleep 30"), "", 124, 0.2),
+        Step(Input("\x1a"), has("Stopped"), 148),
+        quick("fg", has("sleep 30")),
+        Step("jobs", "", 0),
+    ],
+    "program asks for input": [quick("python3 -c 'input()'", has("KeyboardInterrupt"), 1.0), Step("echo ok", "ok\n", 0)],
+    "output to a file for good": [
+        Step("exec >log 2>&1; echo hidden", "", 0),
+        Step("echo more", "", 0),
+        Step("exec >/dev/tty 2>&1; cat log", "hidden\nmore\n", 0),
+    ],
+    "size limit of the shell": [Step("ulimit -t 1; while :; do :; done", RESTARTED, 137), Step("echo ok", "ok\n", 0)],
+    "shell without memory": [
+        Step("ulimit -v 60000; x=$(head -c 100000000 /dev/zero | tr '\\0' x)", has("cannot allocate"), 2),
+        Step("echo ok", "ok\n", 0),
+    ],
     # ---- bytes
     "binary": [Step(r"printf 'a\0b\xff\xfe'", "a\0b\ufffd\ufffd", 0)],
     "escapes": [Step(r"printf '\x1b[31mred\x1b[0m\r\n'", "\x1b[31mred\x1b[0m\r\n", 0)],
     "200 MB": [Step("yes | head -c 200000000", re.compile(r"^(y\n){16384}\n\[\.\.\. \d+ bytes left out \.\.\.\]\n(y\n){16384}$"), 0, 60.0)],
     "just over the cap": [Step("head -c 70000 /dev/zero | tr '\\0' x", has("\n[... 4464 bytes left out ...]\n"), 0)],
     "bad bytes in a loop": [Step("for i in $(seq 200); do printf '\\xe2\\x82'; done | wc -c", "400\n", 0)],
+    # ---- what a program inherits
+    "descriptors of a program": [Step("ls /proc/self/fd | sort -n | xargs", "0 1 2 3 198 199\n", 0)],
+    "ends of its own session": [Step("ps -o sid= -p $$ | tr -d ' ' | grep -cx $$", "1\n", 0)],
+    "first to go without memory": [Step("cat /proc/self/oom_score_adj", "1000\n", 0)],
+    "the server's memory is out of reach": [Step("cat /proc/$PPID/mem", has("Permission denied"), 1)],
     # ---- abuse that must stay a result
     "all processes killed": [Step("kill -9 -1; true", ANY, 0), Step("echo ok", "ok\n", 0)],
     "time in a subshell": [Step("time sleep 0", re.compile(r"\nreal\t0m0"), 0)],

@@ -25,7 +25,7 @@ def test_equal_sources_give_equal_bytes_and_nothing_but_the_standard_library() -
     data = bundle.build()
     assert data == bundle.build()
     assert len(data) < 600_000
-    allowed = {*sys.stdlib_module_names, "prorl", "ptyprocess", "IPython", "traitlets", "jupyter_client", "zmq", "__builtin__"}
+    allowed = {*sys.stdlib_module_names, "prorl", "IPython", "traitlets", "jupyter_client", "zmq", "__builtin__"}
     for name in zipfile.ZipFile(io.BytesIO(data)).namelist():
         if name.endswith(".pyc"):
             continue
@@ -37,10 +37,20 @@ def test_equal_sources_give_equal_bytes_and_nothing_but_the_standard_library() -
             assert {module.partition(".")[0] for module in names} <= allowed, name
 
 
+def test_the_server_imports_nothing_dear(tmp_path: Path) -> None:
+    """Each of these costs a cold start milliseconds; json, re, signal and socket all build enums."""
+    bundle.write(tmp_path / "server.pyz")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'server.pyz')!r}); import prorl.tools.server.main; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    dear = {"collections", "ctypes", "enum", "functools", "json", "re", "signal", "socket", "tempfile", "typing"}
+    assert not dear & set(found.stdout.split())
+
+
 def pythons() -> list[str]:
-    """This one, the system's, and an old one beside ours (pyenv and its like keep versions in one folder)."""
-    old = map(str, Path(sys.base_prefix).parent.glob("3.8*/bin/python3.8"))
-    return sorted({sys.executable, *old, *filter(None, [shutil.which("/usr/bin/python3")])})
+    """This one, the system's, and those beside ours (pyenv and its like keep versions in one folder)."""
+    beside = (path for path in Path(sys.base_prefix).parent.glob("3.*/bin/python3.*") if path.suffix[1:].isdigit())
+    known = {str(path) for path in beside if (3, int(path.suffix[1:])) >= OLDEST}
+    return sorted({sys.executable, *known, *filter(None, [shutil.which("/usr/bin/python3")])})
 
 
 @pytest.mark.parametrize("python", pythons(), ids=lambda path: "-".join(Path(path).parts[-3:]))

@@ -38,7 +38,7 @@ def test_the_server_reads_what_the_host_writes_in_any_pieces(messages: list[tupl
     for start in range(0, len(data), step):
         buffer.feed(data[start : start + step])
         while (frame := buffer.next()) is not None:
-            found.append(tuple(frame))
+            found.append((frame.header, frame.body))
     assert found == messages
 
 

@@ -5,8 +5,10 @@ server is the container's only child and pid 1 (`--no-init`). One foreground `ex
 that outlives whoever started it, costs 0.3 s to start and 1.7 s to stop, and has a name that others can take.
 
 Images: a folder (fastest: kernel overlay), a .sif (FUSE, ends with the pid namespace), or none: a skeleton with the host's /usr.
-Sized by apptainer.conf's `sessiondir max size`: /tmp and /dev/shm. Not bounded: the workspace on disk, except per file. A virtual
-environment below /tmp is not shown (no IPython inside then).
+Workspace, /tmp, /dev/shm and an overlay over the image are tmpfs of our own, sized; Apptainer only binds them.
+
+Without an image a virtual environment below /tmp is not shown (no IPython inside then). With `fakeroot`, /dev is bounded by the memory
+control group only, and the root inside has an ordinary container engine's capabilities over files, none over the machine.
 """
 
 from __future__ import annotations
@@ -14,17 +16,29 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import subprocess
 from typing import NoReturn
 
 from prorl.sandbox import seccomp
-from prorl.sandbox.kinds import wrapped
+from prorl.sandbox.image_tree import has_mount_points
+from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.common import limits_of
-from prorl.sandbox.launch import SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots
+from prorl.sandbox.kinds.image_view import SUPPORT
+from prorl.sandbox.kinds.rootfs import SHM_BYTES
+from prorl.sandbox.kinds.wrapped import Mount
+from prorl.sandbox.launch import SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots, server_command
 from prorl.sandbox.zygote import Serve
 
-SUPPORT = "/opt/prorl"
-CONFIG = "/etc/apptainer/apptainer.conf"
 FLAGS = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--no-init", "--net", "--network", "none", "--no-mount", "sys")
+FAKEROOT = ("--fakeroot", "--no-privs", "--add-caps", "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_FSETID,CAP_SETGID,CAP_SETUID")
+NO_WRAPPER = "--ignore-fakeroot-command"
+"""Apptainer would put the program `fakeroot` around the tool server, which then were not pid 1 and could be killed."""
+FOLDERS = ("workspace", "scratch", "shm", "overlay", "state")
+IMAGE_SUPPORT = "image"
+"""Beside the skeleton: what an image gets at /opt/prorl."""
+CONFIG, FLAT_CONFIG = "apptainer.conf", "flat.conf"
+LEAN = {"binary path": "/nowhere", "config resolv_conf": "no"}
+FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
 
 
 def program() -> str:
@@ -32,64 +46,132 @@ def program() -> str:
     return shutil.which("apptainer") or shutil.which("singularity") or ""
 
 
+prepare = image_view.prepare
+"""What the zygote computes once for all launchers."""
+
+
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the guard of one sandbox."""
-    pid = wrapped.enter(launch, _passwd(launch))
+    pid = wrapped.enter(launch, _mounts(launch))
     foreign = wrapped.Foreign([], {}) if pid else _command(launch, listener_fd, status_fd)
-    wrapped.run(launch, listener_fd, status_fd, pid, foreign, limits=False)
+    wrapped.run(launch, listener_fd, status_fd, pid, foreign, limits=False, reaper=True)
 
 
-def _passwd(launch: Launch) -> list[tuple[str, str]]:
+def _mounts(launch: Launch) -> list[Mount]:
+    home, uid = launch.folder, launch.uid if launch.uid >= 0 else os.getuid()
+    for name in FOLDERS:
+        os.mkdir(f"{home}/{name}", 0o755)
+    mounts = [
+        Mount.sized(f"{home}/workspace", launch.workspace_bytes, uid),
+        Mount.sized(f"{home}/scratch", launch.tmp_bytes, uid, num_files="64k"),
+        Mount.sized(f"{home}/shm", SHM_BYTES, uid, "1777", "4k"),
+    ]
+    if launch.overlay_bytes:
+        mounts.append(Mount.sized(f"{home}/overlay", launch.overlay_bytes, uid))
+    if launch.uid >= 0:
+        os.chown(f"{home}/state", uid, uid)
+    if launch.fakeroot:  # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
+        mounts += [Mount(path, os.devnull) for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path)]
+    return mounts + _passwd(launch, uid)
+
+
+def _passwd(launch: Launch, uid: int) -> list[Mount]:
     """Apptainer wants its user to have an account; a uid from our block has one in this mount namespace only."""
-    uid = launch.uid if launch.uid >= 0 else os.getuid()
     try:
         pwd.getpwuid(uid)
     except KeyError:
         path = f"{launch.folder}.passwd"
         with open("/etc/passwd") as known, open(path, "w") as file:
             file.write(f"{known.read().rstrip()}\nprorl{uid}:x:{uid}:{uid}::{launch.folder}:/bin/sh\n")
-        return [(path, "/etc/passwd")]
+        return [Mount("/etc/passwd", path)]
     return []
 
 
 def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreign:
     home, support = launch.folder, os.path.dirname(launch.server)
-    for name in ("workspace", "state"):
-        os.mkdir(f"{home}/{name}", 0o755)
-    config = f"{home}/apptainer.conf"
-    _write_config(config, launch.tmp_bytes)
-    binds = [f"{home}/workspace:{WORKSPACE}", f"{support}:{SUPPORT}:ro"]
-    binds += [f"{root}:{root}:ro" for root in interpreter_roots() if not root.startswith("/tmp/")]  # its own /tmp takes no binds
-    image = launch.image or f"{support}/skeleton"
-    if not launch.image:
-        binds.append("/usr:/usr:ro")
-    argv = [program(), "-s", "--config", config, "exec", *FLAGS, "--hostname", "sandbox", "--cwd", WORKSPACE]
+    binds = [f"{home}/workspace:{WORKSPACE}", f"{home}/shm:/dev/shm"]
+    server = server_command(f"{SUPPORT}/server.pyz")
+    if launch.image:
+        binds += [f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *(f"{host}:{shown}:ro" for host, shown in image_view.parts())]
+        server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
+    else:
+        binds += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
+        binds += [f"{root}:{root}:ro" for root in interpreter_roots() if not root.startswith("/tmp/")]  # its own /tmp takes no binds
+    argv = [
+        program(),
+        "-s",
+        *_config(launch, support),
+        "exec",
+        *FLAGS,
+        "--hostname",
+        "sandbox",
+        "--cwd",
+        WORKSPACE,
+        "--workdir",
+        f"{home}/scratch",
+    ]
+    argv += [*((*FAKEROOT, NO_WRAPPER) if launch.fakeroot else ()), *(("--overlay", f"{home}/overlay") if launch.overlay_bytes else ())]
     for bind in binds:
         argv += ["--bind", bind]
-    argv += [image, interpreter(), *wrapped.python_flags(), f"{SUPPORT}/server.pyz"]
-    extra = {"limits": limits_of(launch), "seccomp": seccomp.bytecode().hex()}
-    argv.append(wrapped.argument(launch, listener_fd, status_fd, extra))
+    extra = {"limits": limits_of(launch), "seccomp": seccomp.bytecode().hex(), "with_image": bool(launch.image)}
+    argv += [launch.image or f"{support}/skeleton", *server, wrapped.argument(launch, listener_fd, status_fd, extra)]
     outer = dict(wrapped.PLAIN_ENV, HOME=home, APPTAINER_CONFIGDIR=f"{home}/state", APPTAINER_CACHEDIR=f"{home}/state")
     return wrapped.Foreign(argv, outer)
 
 
-def _write_config(path: str, tmp_bytes: int) -> None:
-    """The site's configuration with our size for temporary file systems."""
-    with open(CONFIG) as file:
-        lines = [line for line in file if not line.startswith("sessiondir max size")]
-    with open(path, "w") as file:
-        file.writelines([*lines, f"\nsessiondir max size = {max(1, tmp_bytes >> 20)}\n"])
+def _config(launch: Launch, support: str) -> list[str]:
+    """A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs that ours does not look for."""
+    if launch.image and not os.path.isdir(launch.image):
+        return []
+    flat = not launch.overlay_bytes and not launch.fakeroot and (not launch.image or has_mount_points(launch.image))
+    path = f"{support}/{FLAT_CONFIG if flat else CONFIG}"
+    return ["--config", path] if os.path.exists(path) else []
 
 
 def make_support(folder: str) -> None:
-    """What every sandbox of this kind gets read-only: our interpreter's names, and a skeleton for those without an image."""
+    """What every sandbox of this kind gets read-only at /opt/prorl: with an image, and without one, where a skeleton takes its place."""
     os.makedirs(f"{folder}/bin", exist_ok=True)
     for name in ("python", "python3"):
         if not os.path.lexists(f"{folder}/bin/{name}"):
             os.symlink(interpreter(), f"{folder}/bin/{name}")
-    skeleton = f"{folder}/skeleton"
-    if os.path.isdir(skeleton):
+    if not os.path.isdir(f"{folder}/{IMAGE_SUPPORT}"):
+        _make_image_support(f"{folder}/{IMAGE_SUPPORT}", f"{folder}/server.pyz")
+    if not os.path.exists(f"{folder}/{CONFIG}") and program():
+        write_configs(folder)
+    if not os.path.isdir(f"{folder}/skeleton"):
+        _make_skeleton(f"{folder}/skeleton")
+
+
+def write_configs(folder: str) -> None:
+    """The site's configuration for images that are folders: no FUSE programs, which would be tried three times in each start.
+
+    An Apptainer that runs setuid, or a Singularity, keeps its own.
+    """
+    said = subprocess.run([program(), "buildcfg"], capture_output=True, text=True, check=False).stdout
+    built = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    site = built.get("APPTAINER_CONF_FILE", "")
+    if built.get("APPTAINER_SUID_INSTALL") != "0" or not os.access(site, os.R_OK):
         return
+    with open(site) as file:
+        lines = file.readlines()
+    for name, settings in ((CONFIG, LEAN), (FLAT_CONFIG, FLAT)):
+        kept = [line for line in lines if not line.startswith(tuple(settings))]
+        with open(f"{folder}/{name}", "w") as file:
+            file.writelines([*kept, "\n", *(f"{key} = {value}\n" for key, value in settings.items())])
+
+
+def _make_image_support(folder: str, server: str) -> None:
+    os.makedirs(f"{folder}/bin")
+    for _, shown in image_view.parts():
+        os.mkdir(folder + shown.removeprefix(SUPPORT))
+    for name in ("python", "python3"):
+        with open(f"{folder}/bin/{name}", "w", opener=lambda path, flags: os.open(path, flags, 0o755)) as file:
+            file.write(image_view.python_script())
+    if os.path.exists(server):
+        os.link(server, f"{folder}/server.pyz")
+
+
+def _make_skeleton(skeleton: str) -> None:
     for name in ("usr", "etc", "tmp", "var/tmp", "proc", "sys", "dev", "root", "home", "opt/prorl", "workspace", "run"):
         os.makedirs(f"{skeleton}/{name}")
     for root in interpreter_roots():
@@ -101,6 +183,6 @@ def make_support(folder: str) -> None:
     if os.path.exists("/etc/ld.so.cache"):
         shutil.copy("/etc/ld.so.cache", f"{skeleton}/etc/ld.so.cache")
     texts = {"passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n", "group": f"user:x:{SANDBOX_UID}:\n"}
-    for name, text in {**texts, "hosts": "127.0.0.1 localhost sandbox\n", "resolv.conf": "", "localtime": ""}.items():
+    for name, text in {**texts, "hosts": "127.0.0.1 localhost sandbox\n", "localtime": "", "hostname": ""}.items():
         with open(f"{skeleton}/etc/{name}", "w") as file:
             file.write(text)

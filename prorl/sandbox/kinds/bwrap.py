@@ -11,21 +11,43 @@ import shutil
 from typing import NoReturn
 
 from prorl.sandbox import seccomp
-from prorl.sandbox.kinds import wrapped
+from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.rootfs import ETC_FILES, ETC_FOLDERS, GROUP, HOSTS, LINKS, NSSWITCH, PASSWD, SHM_BYTES
-from prorl.sandbox.launch import BIN, SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots
+from prorl.sandbox.kinds.wrapped import Mount
+from prorl.sandbox.launch import BIN, SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots, server_command
 from prorl.sandbox.zygote import Serve
 
 SERVER = "/opt/prorl/server.pyz"
 NAMESPACES = ["user", "pid", "ipc", "uts", "net"]
 
 
+prepare = image_view.prepare
+"""What the zygote computes once for all launchers."""
+
+
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the guard of one sandbox."""
     program = os.open(launch.server, os.O_RDONLY)
-    pid = wrapped.enter(launch)
+    pid = wrapped.enter(launch, _mounts(launch))
     foreign = wrapped.Foreign([], {}) if pid else _command(launch, listener_fd, status_fd, program)
     wrapped.run(launch, listener_fd, status_fd, pid, foreign)
+
+
+def _mounts(launch: Launch) -> list[Mount]:
+    """What can be written, each bounded in bytes and files, which bwrap's own tmpfs is not. Each sandbox mounts over the same folders."""
+    uid = launch.uid if launch.uid >= 0 else os.getuid()
+    for name in ("workspace", "tmp", "vartmp", "shm"):
+        os.makedirs(_place(launch, name), exist_ok=True)
+    return [
+        Mount.sized(_place(launch, "workspace"), launch.workspace_bytes, uid),
+        Mount.sized(_place(launch, "tmp"), launch.tmp_bytes, uid, "1777", "64k"),
+        *([Mount.sized(_place(launch, "vartmp"), launch.tmp_bytes, uid, "1777", "64k")] if launch.image else []),
+        Mount.sized(_place(launch, "shm"), SHM_BYTES, uid, "1777", "4k"),
+    ]
+
+
+def _place(launch: Launch, name: str) -> str:
+    return f"{os.path.dirname(launch.server)}/{name}"
 
 
 def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> wrapped.Foreign:
@@ -33,13 +55,18 @@ def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> 
     argv = [shutil.which("bwrap") or "bwrap", *(f"--unshare-{name}" for name in NAMESPACES), "--unshare-cgroup-try"]
     argv += ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID), "--hostname", "sandbox", "--die-with-parent", "--as-pid-1"]
     argv += ["--cap-drop", "ALL", "--disable-userns", "--clearenv", *_seccomp()]
-    argv += _system(launch.image)
-    argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    argv += ["--size", str(launch.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"]
-    argv += ["--size", str(launch.workspace_bytes), "--tmpfs", WORKSPACE]
-    argv += _interpreter()
-    argv += ["--ro-bind-data", str(program), SERVER]
-    argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", interpreter(), *wrapped.python_flags(), SERVER]
+    argv += _image(launch.image) if launch.image else _system()
+    argv += ["--proc", "/proc", "--dev", "/dev", "--bind", _place(launch, "shm"), "/dev/shm", "--remount-ro", "/dev"]
+    argv += ["--bind", _place(launch, "tmp"), "/tmp"]
+    if launch.image and os.path.isdir(f"{launch.image}/var/tmp"):
+        argv += ["--bind", _place(launch, "vartmp"), "/var/tmp"]
+    argv += ["--bind", _place(launch, "workspace"), WORKSPACE]
+    argv += _interpreter_beside() if launch.image else _interpreter()
+    argv += ["--perms", "0644", "--file", str(program), SERVER]
+    server = server_command(SERVER)
+    if launch.image:
+        server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
+    argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", *server]
     argv += [wrapped.argument(launch, listener_fd, status_fd)]
     return wrapped.Foreign(argv, wrapped.PLAIN_ENV)
 
@@ -49,23 +76,44 @@ def _seccomp() -> list[str]:
     return ["--seccomp", str(_data(code))] if code else []
 
 
-def _system(image: str) -> list[str]:
-    """The image (a folder), or the host's /usr, read-only; then a small /etc."""
+def _system() -> list[str]:
+    """The host's /usr, read-only; then a small /etc."""
+    argv = ["--ro-bind", "/usr", "/usr"]
+    for name in LINKS:
+        argv += _shown(f"/{name}", f"/{name}")
+    for name in (*ETC_FOLDERS, *ETC_FILES):
+        argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
+        argv += _file(text, f"/etc/{name}")
+    return [*argv, "--dir", "/var", "--symlink", "../tmp", "/var/tmp", "--dir", "/run", "--dir", "/home"]
+
+
+def _image(image: str) -> list[str]:
+    """What the image (a folder) holds, piece by piece, so that ours find a place beside it: bwrap makes no folder in a read-only one."""
     argv: list[str] = []
-    if image:
-        argv += ["--ro-bind", image, "/", "--tmpfs", "/opt/prorl"]
-    else:
-        argv += ["--ro-bind", "/usr", "/usr"]
-        for name in LINKS:
-            if os.path.islink(f"/{name}"):
-                argv += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
-            elif os.path.isdir(f"/{name}"):
-                argv += ["--ro-bind", f"/{name}", f"/{name}"]
-        for name in (*ETC_FOLDERS, *ETC_FILES):
-            argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
-            argv += ["--ro-bind-data", str(_data(text.encode())), f"/etc/{name}"]
-        argv += ["--dir", "/var", "--symlink", "../tmp", "/var/tmp", "--dir", "/run", "--dir", "/home"]
+    for name in sorted(os.listdir(image)):
+        if name == "opt" and not os.path.islink(f"{image}/opt"):
+            for inner in sorted(set(os.listdir(f"{image}/opt")) - {os.path.basename(image_view.SUPPORT)}):
+                argv += _shown(f"{image}/opt/{inner}", f"/opt/{inner}")
+        elif f"/{name}" not in (WORKSPACE, "/tmp", "/proc", "/dev", "/sys"):
+            argv += _shown(f"{image}/{name}", f"/{name}")
+    return argv
+
+
+def _shown(source: str, target: str) -> list[str]:
+    """A folder or file read-only, a link as it is, nothing else."""
+    if os.path.islink(source):
+        return ["--symlink", os.readlink(source), target]
+    return ["--ro-bind", source, target] if os.path.exists(source) else []
+
+
+def _interpreter_beside() -> list[str]:
+    """Our Python below /opt/prorl with the host's own libraries, whatever the image has."""
+    argv: list[str] = []
+    for host, shown in image_view.parts():
+        argv += ["--ro-bind", host, shown]
+    for name in ("python", "python3"):
+        argv += _file(image_view.python_script(), f"{BIN}/{name}", "0755")
     return argv
 
 
@@ -77,6 +125,11 @@ def _interpreter() -> list[str]:
     for name in ("python", "python3"):
         argv += ["--symlink", interpreter(), f"{BIN}/{name}"]
     return argv
+
+
+def _file(text: str, path: str, mode: str = "0644") -> list[str]:
+    """A file in the root's own tmpfs, which is read-only at the end: two mounts less than binding one."""
+    return ["--perms", mode, "--file", str(_data(text.encode())), path]
 
 
 def _data(content: bytes) -> int:

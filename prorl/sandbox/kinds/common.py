@@ -11,17 +11,26 @@ from prorl.sandbox import linux
 from prorl.sandbox.launch import Launch
 
 MAX_OPEN_FILES = 1024
+OOM_FIRST = "1000"
+OTHER_PROCESSES = 4096
+"""Room for all that a user runs besides: without a uid or a user namespace of its own, a sandbox's limit counts everything of its user."""
 
 
 def join_cgroups(launch: Launch) -> None:
-    """Everything that this process starts from now on is counted and limited together."""
+    """Everything that this process, which has one thread, starts from now on is counted and limited together.
+
+    Version 1 has a file for threads too, and a thread may move itself at once; moving a process waits 10 ms for an RCU grace period.
+    """
     for folder in launch.cgroups:
-        with open(f"{folder}/cgroup.procs", "w") as file:
+        threads = f"{folder}/tasks"
+        with open(threads if os.path.exists(threads) else f"{folder}/cgroup.procs", "w") as file:
             file.write("0")
 
 
 def drop_to(uid: int) -> None:
-    """Become an ordinary user for good. Raises PermissionError when that would leave us uid 0."""
+    """Become an ordinary user for good, whose processes go first when the machine's memory runs out. PermissionError for uid 0."""
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(OOM_FIRST)  # before: what a privileged process wrote, an ordinary one cannot lower
     if uid >= 0:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -34,8 +43,9 @@ def drop_to(uid: int) -> None:
 
 def limits_of(launch: Launch) -> dict[str, int]:
     """rlimits of everything inside, by name."""
+    shares_uid = launch.kind == "local" and launch.uid < 0
     return {
-        "RLIMIT_NPROC": launch.processes,
+        "RLIMIT_NPROC": launch.processes + (OTHER_PROCESSES if shares_uid else 0),
         "RLIMIT_AS": launch.memory_bytes,
         "RLIMIT_FSIZE": launch.file_bytes,
         "RLIMIT_NOFILE": MAX_OPEN_FILES,

@@ -1,9 +1,10 @@
-"""Makes our Python reachable for another uid where it lies in a private home: the home is hidden behind an empty tmpfs that holds
-only the interpreter. In a mount namespace of its own, as root."""
+"""Makes our Python and the image reachable for another uid where they lie in a private home: the home is hidden behind an empty tmpfs
+that holds only them. In a mount namespace of its own, as root."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from prorl.sandbox import linux
 from prorl.sandbox.launch import interpreter_roots
@@ -14,19 +15,33 @@ def needed() -> bool:
     return any(_closed_ancestor(path) for path in interpreter_roots())
 
 
-def show_interpreter() -> None:
-    """In the caller's private mount namespace: cover closed homes, put the interpreter back at its own path."""
+def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
+    """In the caller's private mount namespace: cover closed homes, put the interpreter and `others` back at their own paths.
+
+    `others`: paths with a clone of their mount each; those outside closed homes are covered by their clone.
+    """
     hidden: dict[str, list[tuple[str, int]]] = {}
-    for path in interpreter_roots():
-        closed = _closed_ancestor(path)
+    for path, fd in (*((path, -1) for path in interpreter_roots()), *others):
+        closed = _closed_ancestor(os.path.dirname(path))
         if closed is not None:
-            hidden.setdefault(closed, []).append((path, linux.clone_tree(path)))
+            hidden.setdefault(closed, []).append((path, linux.clone_tree(path) if fd < 0 else fd))
+        elif fd >= 0:
+            _attach(path, fd)
     for closed, trees in hidden.items():
         linux.mount("tmpfs", closed, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=755")
         for path, fd in trees:
-            os.makedirs(path, exist_ok=True)
-            linux.attach_tree(fd, path)
-            os.close(fd)
+            _attach(path, fd)
+
+
+def _attach(path: str, fd: int) -> None:
+    if not os.path.lexists(path):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if os.path.isdir(f"/proc/self/fd/{fd}"):
+            os.mkdir(path)
+        else:
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
+    linux.attach_tree(fd, path)
+    os.close(fd)
 
 
 def _closed_ancestor(path: str) -> str | None:

@@ -1,8 +1,8 @@
 """local: a plain process tree with an ordinary uid of its own, rlimits and a session of its own. It isolates little.
 
 Contained: the host's other users' private files (by uid, where we are root), process count, file size, memory per process; every
-process of the sandbox ends with it. Not contained: network, host's readable files, /tmp, other processes' names, total memory,
-disk. Without root it has not even a uid of its own. Never chosen by itself.
+process of the sandbox ends with it. Not contained: network, host's readable files, /tmp, other processes' names. Total memory and
+the workspace on disk are the control group's and the watchdog's. Without root it has not even a uid of its own. Never chosen by itself.
 
 The guardian stays outside (root where we are root, no agent's byte reaches it) and is the reaper of all orphans inside, so that
 ending the sandbox is: kill everything of the uid, reap until nothing is left.
@@ -95,10 +95,11 @@ def _end_all(uid: int) -> None:
         else:
             _kill_descendants(os.getpid())
         try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # all at once: the dead of a fork storm would make each round longer than the one before
         except ChildProcessError:
             return
+        signal.sigtimedwait({signal.SIGCHLD}, 0.02)
 
 
 def _kill_uid(uid: int) -> None:

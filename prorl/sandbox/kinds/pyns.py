@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from prorl.sandbox import linux, seccomp
 from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
-from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources
+from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
 from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, SANDBOX_UID, WORKSPACE, Forked, Launch, server_config
 from prorl.sandbox.zygote import Serve
 
@@ -34,6 +34,11 @@ NAMESPACES = (
     | linux.CLONE_NEWUTS
     | linux.CLONE_NEWCGROUP
 )
+
+
+def prepare() -> None:
+    """In the zygote."""
+    steps()
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -112,5 +117,8 @@ def _write(path: str, text: str) -> None:
 
 
 def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read().strip()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 64).decode().strip()
+    finally:
+        os.close(fd)

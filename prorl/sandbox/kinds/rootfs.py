@@ -2,12 +2,17 @@
 
 Host folders come in read-only: /usr, a few files of /etc, and the Python that the tool server runs in, at its own path. Such a
 folder may lie where the sandbox's uid cannot go (a home of mode 0700); it is opened before privileges are dropped.
+
+What is equal in all sandboxes is a list of calls that is made once, by the zygote: deciding costs a launcher more than doing, for each
+page of Python that it touches is first copied.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 from prorl.sandbox import linux
 from prorl.sandbox.launch import BIN, WORKSPACE, Launch, interpreter, interpreter_roots
@@ -33,6 +38,13 @@ SHM_BYTES = 64 << 20
 SAFE = linux.MS_NOSUID | linux.MS_NODEV
 
 
+class Step(NamedTuple):
+    """One call of building the root."""
+
+    call: Callable[..., object]
+    arguments: tuple[Any, ...]
+
+
 class Source(NamedTuple):
     """A host folder to be shown inside at `target`."""
 
@@ -55,22 +67,14 @@ def open_sources(launch: Launch) -> list[Source]:
 
 def build_root(launch: Launch, sources: list[Source]) -> None:
     """Mount everything and make it this process's root; the working directory becomes the workspace."""
-    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-    linux.mount("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")
-    for name in ("usr", "etc", "proc", "dev", "tmp", "var", "run", "home", "root", WORKSPACE[1:], "old"):
-        os.mkdir(f"{ROOT}/{name}")
-    os.symlink("../tmp", f"{ROOT}/var/tmp")
-    _system()
-    _etc()
-    _devices()
-    linux.mount("proc", f"{ROOT}/proc", "proc", SAFE | linux.MS_NOEXEC)
+    for step in steps():
+        step.call(*step.arguments)
     linux.mount("tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777")
     size = f"size={launch.workspace_bytes},nr_inodes=256k,mode=755"
     linux.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
     # After what could cover them: a virtual environment may lie below /tmp.
     for source in sources:
         _show(source)
-    _own_python()
     os.chdir(ROOT)
     linux.pivot_root(".", "old")
     linux.umount_detach("/old")
@@ -79,26 +83,43 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
     os.chdir(WORKSPACE)
 
 
-def _read_only(target: str) -> None:
+@cache
+def steps() -> tuple[Step, ...]:
+    """All that does not depend on the sandbox."""
+    names = ("usr", "etc", "proc", "dev", "tmp", "var", "run", "home", "root", WORKSPACE[1:], "old", "opt", "opt/prorl", BIN[1:])
+    return (
+        Step(linux.mount, (None, "/", None, linux.MS_REC | linux.MS_PRIVATE)),
+        Step(linux.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
+        *(Step(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
+        *(Step(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}")) for name in ("python", "python3")),
+        Step(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
+        *_system(),
+        *_etc(),
+        *_devices(),
+        Step(linux.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | linux.MS_NOEXEC)),
+    )
+
+
+def _read_only(source: str, target: str) -> Step:
     # A flag that the host's mount has locked must be repeated, or the remount is refused.
-    noexec = linux.MS_NOEXEC if os.statvfs(target).f_flag & os.ST_NOEXEC else 0
-    linux.mount(None, target, None, linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | SAFE | noexec)
+    noexec = linux.MS_NOEXEC if os.statvfs(source).f_flag & os.ST_NOEXEC else 0
+    flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | SAFE | noexec
+    return Step(linux.mount, (None, target, None, flags))
 
 
-def _bind(source: str, target: str) -> None:
-    linux.mount(source, target, None, linux.MS_BIND | linux.MS_REC)
-    _read_only(target)
+def _bind(source: str, target: str) -> list[Step]:
+    return [Step(linux.mount, (source, target, None, linux.MS_BIND | linux.MS_REC)), _read_only(source, target)]
 
 
-def _system() -> None:
-    _bind("/usr", f"{ROOT}/usr")
+def _system() -> list[Step]:
+    found = _bind("/usr", f"{ROOT}/usr")
     for name in LINKS:
         path = f"/{name}"
         if os.path.islink(path):
-            os.symlink(os.readlink(path), f"{ROOT}/{name}")
+            found.append(Step(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
         elif os.path.isdir(path):
-            os.mkdir(f"{ROOT}/{name}")
-            _bind(path, f"{ROOT}/{name}")
+            found += [Step(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
+    return found
 
 
 def _show(source: Source) -> None:
@@ -109,42 +130,39 @@ def _show(source: Source) -> None:
     else:
         linux.mount(f"/proc/self/fd/{source.fd}", target, None, linux.MS_BIND | linux.MS_REC)
     os.close(source.fd)
-    _read_only(target)
+    step = _read_only(target, target)
+    step.call(*step.arguments)
 
 
-def _own_python() -> None:
-    os.makedirs(ROOT + BIN)
-    for name in ("python", "python3"):
-        os.symlink(interpreter(), f"{ROOT}{BIN}/{name}")
-
-
-def _etc() -> None:
+def _etc() -> list[Step]:
+    found = []
     for name in ETC_FOLDERS:
         if os.path.isdir(f"/etc/{name}"):
-            os.mkdir(f"{ROOT}/etc/{name}")
-            _bind(f"/etc/{name}", f"{ROOT}/etc/{name}")
+            found += [Step(os.mkdir, (f"{ROOT}/etc/{name}",)), *_bind(f"/etc/{name}", f"{ROOT}/etc/{name}")]
     for name in ETC_FILES:
         if os.path.isfile(f"/etc/{name}"):
-            _file(f"etc/{name}")
-            _bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}")
+            found += [Step(_file, (f"{ROOT}/etc/{name}",)), *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}")]
     for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
-        _file(f"etc/{name}", text)
+        found.append(Step(_file, (f"{ROOT}/etc/{name}", text.encode())))
+    return found
 
 
-def _file(name: str, text: str = "") -> None:
-    with open(f"{ROOT}/{name}", "w") as file:
-        file.write(text)
+def _file(path: str, content: bytes = b"") -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if content:
+        os.write(fd, content)
+    os.close(fd)
 
 
-def _devices() -> None:
-    linux.mount("tmpfs", f"{ROOT}/dev", "tmpfs", linux.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
+def _devices() -> list[Step]:
+    dev = f"{ROOT}/dev"
+    found = [Step(linux.mount, ("tmpfs", dev, "tmpfs", linux.MS_NOSUID, "size=64k,nr_inodes=64,mode=755"))]
     for name in DEVICES:
-        _file(f"dev/{name}")
-        linux.mount(f"/dev/{name}", f"{ROOT}/dev/{name}", None, linux.MS_BIND)
-    for name, target in DEVICE_LINKS.items():
-        os.symlink(target, f"{ROOT}/dev/{name}")
-    for name in ("pts", "shm"):
-        os.mkdir(f"{ROOT}/dev/{name}")
-    linux.mount("devpts", f"{ROOT}/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
-    linux.mount("tmpfs", f"{ROOT}/dev/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777")
-    linux.mount(None, f"{ROOT}/dev", None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_BIND)
+        found += [Step(_file, (f"{dev}/{name}",)), Step(linux.mount, (f"/dev/{name}", f"{dev}/{name}", None, linux.MS_BIND))]
+    found += [Step(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
+    found += [Step(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
+    flags, options = linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
+    found.append(Step(linux.mount, ("devpts", f"{dev}/pts", "devpts", flags, options)))
+    found.append(Step(linux.mount, ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777")))
+    found.append(Step(linux.mount, (None, dev, None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_BIND)))
+    return found

@@ -1,10 +1,13 @@
 """Running a foreign launcher (bwrap, apptainer) so that its end takes everything along: a pid namespace of our own around it.
 
     guard (launcher)  new mount and pid namespace -> fork
-    `- pid 1          ordinary uid, reaps -> exec of the foreign launcher in a child
+    `- pid 1          ordinary uid -> exec of the foreign launcher, which ends with its container; or, as `reaper`, in a child
 
-Killing pid 1 kills the foreign launcher, its FUSE helpers and every daemon inside, and the guard's `waitpid` returns after the last
-of them. As root the namespaces need no user namespace; otherwise one with our own uid mapped to itself, which needs nesting.
+Killing pid 1 kills its FUSE helpers and every daemon inside, and the guard's `waitpid` returns after the last of them. As root the
+namespaces need no user namespace; otherwise one with our own uid mapped to itself, which needs nesting.
+
+A launcher that enters a user namespace loses the death signal that ties pid 1 to the guard (the kernel clears it with every change of
+credentials): bwrap sets it again (`--die-with-parent`), Apptainer does not, so pid 1 is then a process of ours that keeps it.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ import json
 import os
 import select
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from prorl.sandbox import linux
+from prorl.sandbox.kinds import image_view
 from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
 from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, WORKSPACE, Forked, Launch, server_config
@@ -33,8 +36,22 @@ class Foreign(NamedTuple):
     env: dict[str, str]
 
 
-def enter(launch: Launch, hide: Sequence[tuple[str, str]] = ()) -> int:
-    """Become the guard's half of the namespaces: private mounts, our interpreter reachable, `hide`: files to mount over others.
+class Mount(NamedTuple):
+    """Something to mount in the sandbox's own mount namespace: a file over another, or a tmpfs."""
+
+    target: str
+    source: str = "tmpfs"
+    kind: str | None = None
+    data: str | None = None
+
+    @staticmethod
+    def sized(target: str, num_bytes: int, uid: int, mode: str = "755", num_files: str = "256k") -> Mount:
+        """A tmpfs of at most so many bytes and files that belongs to a uid."""
+        return Mount(target, "tmpfs", "tmpfs", f"size={num_bytes},nr_inodes={num_files},uid={uid},gid={uid},mode={mode}")
+
+
+def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
+    """Become the guard's half of the namespaces: private mounts, our interpreter and the image reachable, then `mounts`.
 
     Returns the pid of this sandbox's pid 1 in the parent, 0 in pid 1 itself (an ordinary user by then).
     """
@@ -42,14 +59,16 @@ def enter(launch: Launch, hide: Sequence[tuple[str, str]] = ()) -> int:
     parent = os.getppid()
     uid, gid = os.getuid(), os.getgid()
     root = launch.uid >= 0
+    image = [(launch.image, image_view.clone(launch))] if root and launch.image else []
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID | (0 if root else linux.CLONE_NEWUSER))
     if not root:
         _map_to_itself(uid, gid)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     if root:
-        show_interpreter()
-    for source, target in hide:
-        linux.mount(source, target, None, linux.MS_BIND)
+        show_interpreter(image)
+    for mount in mounts:
+        flags = linux.MS_NOSUID | linux.MS_NODEV if mount.kind else linux.MS_BIND
+        linux.mount(mount.source, mount.target, mount.kind, flags, mount.data)
     linux.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -69,45 +88,46 @@ def enter(launch: Launch, hide: Sequence[tuple[str, str]] = ()) -> int:
     return 0
 
 
-def run(launch: Launch, listener_fd: int, status_fd: int, pid: int, foreign: Foreign, limits: bool = True) -> NoReturn:
+def run(
+    launch: Launch, listener_fd: int, status_fd: int, pid: int, foreign: Foreign, *, limits: bool = True, reaper: bool = False
+) -> NoReturn:
     """After `enter`: guard pid 1, or be it and run the foreign launcher with the two descriptors open.
 
-    Without `limits` the tool server sets its own: Apptainer's threads and address space do not fit in an agent's.
+    Without `limits` the tool server sets its own: Apptainer's threads and address space do not fit in an agent's. With `reaper`
+    pid 1 stays ours and ends with the foreign launcher.
     """
     if pid:
         os.close(listener_fd)
         os.close(status_fd)
         guard(pid)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
-    main = os.fork()
-    if main == 0:
-        with Forked(status_fd):
-            os.setsid()
-            if limits:
-                set_limits(launch)
-            for fd in (listener_fd, status_fd):
+    main = os.fork() if reaper else 0
+    if main:
+        os.close(listener_fd)
+        os.close(status_fd)
+        _reap_until(main)
+    with Forked(status_fd):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        os.setsid()
+        if limits:
+            set_limits(launch)
+        for fd in (listener_fd, status_fd, launch.user_tools_fd):
+            if fd >= 0:
                 os.set_inheritable(fd, True)
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, 0)
-            os.dup2(null, 1)
-            os.dup2(status_fd, 2)  # the foreign launcher's complaints become the error of the start
-            os.chdir("/")
-            os.execve(foreign.argv[0], foreign.argv, foreign.env)
-        os._exit(EXIT_CRASHED)
-    os.close(listener_fd)
-    os.close(status_fd)
-    _reap_until(main)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.dup2(status_fd, 2)  # the foreign launcher's complaints become the error of the start
+        os.chdir("/")
+        os.execve(foreign.argv[0], foreign.argv, foreign.env)
+    os._exit(EXIT_CRASHED)
 
 
 def argument(launch: Launch, listener_fd: int, status_fd: int, extra: Mapping[str, object] | None = None) -> str:
     """The tool server's command-line argument."""
-    config = server_config(launch, WORKSPACE, f"{BIN}:{BASE_PATH}", refuse_uid=-1, alone=True)
+    config = server_config(launch, WORKSPACE, f"{BASE_PATH}:{BIN}" if launch.image else f"{BIN}:{BASE_PATH}", refuse_uid=-1, alone=True)
+    if launch.image:
+        config["python"], config["packages"] = f"{BIN}/python3", [image_view.inside(path) for path in config["packages"]]
     return json.dumps({**config, "listener": listener_fd, "status": status_fd, **(extra or {})})
-
-
-def python_flags() -> list[str]:
-    """Isolated, no site: the tool server starts in about 12 ms."""
-    return ["-I", "-S", "-E", "-B"] if sys.version_info >= (3, 8) else []
 
 
 def _reap_until(main: int) -> NoReturn:

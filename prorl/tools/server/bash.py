@@ -1,10 +1,13 @@
-r"""bash by ptyprocess: one persistent interactive shell under a pty, without readline, sleeps or polling.
+r"""bash under a pty: one persistent interactive shell, without readline, sleeps or polling.
+
+The pty is ours as ptyprocess would make it, except for its fork: a forked Python costs more CPU than all namespaces of a sandbox, and
+importing ptyprocess as much as a bare Python's start.
 
 The text of a command never crosses the tty (a typed line is cut at 4095 bytes, silently): it lies in a memfd that the shell
 inherits, and the server types one short fixed line which reads and evaluates it. The end is in band, because a pty is flushed
 asynchronously and a separate status channel would overtake the last bytes of output:
 
-    \x1e NONCE <sequence> \x1f <exit code> \x1f NONCE \x1e
+    marker (`marker.py`): \x1e NONCE <sequence> \x1f <exit code> \x1f NONCE \x1e
 
 It is printed on a duplicate of the tty from element 1 of PROMPT_COMMAND (an agent's own `PROMPT_COMMAND=...` replaces element
 0) and, should that be lost, from PS1. The sequence number tells a late marker from the one waited for.
@@ -16,39 +19,34 @@ is continued. Late output of background jobs belongs to the next command. Not pr
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import re
-import signal
+import struct
 import termios
 import time
-from functools import partial
-from typing import Any, NamedTuple
 
-from ptyprocess import PtyProcess
-
-from prorl.tools.server.children import MakeRoom, descendants, prepare, session
+from prorl.tools.server import typed
+from prorl.tools.server.children import MakeRoom, descendants, session, spawn
 from prorl.tools.server.events import Events
+from prorl.tools.server.light import TYPE_CHECKING, signal
+from prorl.tools.server.marker import Marker
 from prorl.tools.server.output import Capped
 
-MARK_BYTES = 80
-"""Longest marker. Short and without a newline, so that it is one write, which no background job can split."""
+if TYPE_CHECKING:
+    from typing import Any
+
+SIZE = (50, 200)
+"""Of the terminal: rows, columns."""
 INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
 START_S = 10.0
-COMMAND_FD, TTY_FD = 198, 199
-"""Numbers inside the shell, high enough to leave the agent `exec 3<file`. Its programs inherit both: closing them around the
-`eval` would make bash save them at 10 and 11, which the agent may want."""
-REARM = "PS1=$__prorl_p;PROMPT_COMMAND[__prorl_i]=$__prorl_e;__prorl_s(){ return $1;}"
-"""Before each command: what an earlier one did to the prompt is undone."""
-RESTORE = "case $- in *e*);;*)__prorl_s $__prorl_r;esac"
-"""Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone)."""
 EXIT_TIMEOUT = 124
 
 
-class Ended(NamedTuple):
+class Ended:
     """How a wait ended: `exit_code` None = the deadline came first."""
 
-    exit_code: int | None
-    died: bool = False
+    def __init__(self, exit_code: int | None, died: bool = False) -> None:
+        self.exit_code, self.died = exit_code, died
 
 
 class BashDied(Exception):
@@ -61,61 +59,62 @@ class Bash:
     def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom) -> None:
         self._events, self._env, self._home, self._cap, self._room = events, env, cwd, output_bytes, room
         self._cwd = cwd
-        self._process: Any = None
+        self._pid = 0
+        """0 = there is no shell."""
+        self._listens = False
         self._pending = b""
         self._sequence = 0
         self._unread = False
-        """Whether the last shell ended without reading the command it was sent."""
+        """Whether the shell ended or came back to its prompt without having read the command."""
         self._busy = False
         """A command that was left running by `on_timeout: keep`."""
 
-    def start(self) -> None:
-        """Start the shell if it does not run. Raises BashDied."""
-        if self._process is not None:
+    def begin(self) -> None:
+        """Start the shell if there is none; `start` waits until it listens. Raises BashDied."""
+        if self._pid:
             return
-        self._nonce = os.urandom(8).hex().encode()
-        self._end = re.compile(b"\x1e" + self._nonce + rb"(\d*)\x1f(\d+)\x1f" + self._nonce + b"\x1e")
+        self._marker = Marker()
         self._memory = os.memfd_create("command", 0)
         os.set_inheritable(self._memory, True)
-        env = dict(self._env, HISTFILE="/dev/null")
-        argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
-        cwd = self._cwd if os.path.isdir(self._cwd) else self._home
-        spawn = partial(PtyProcess.spawn, argv, env=env, cwd=cwd, echo=False, dimensions=(50, 200), preexec_fn=prepare)
+        self._fd, terminal = os.openpty()
         try:
-            self._process = self._room(lambda: spawn(pass_fds=(self._memory,)))
+            fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", *SIZE, 0, 0))
+            self._attributes = self._sane_attributes()
+            self._pid = self._room(lambda: self._spawn(os.ttyname(terminal)))
         except OSError as cause:
+            os.close(self._fd)
             os.close(self._memory)
             raise BashDied(f"cannot start bash: {cause}") from cause
-        os.set_inheritable(self._memory, False)
-        self._pid: int = self._process.pid
-        self._fd: int = self._process.fd
+        finally:
+            os.close(terminal)
         self._events.watch(self._pid)
-        os.set_inheritable(self._fd, False)  # forkpty leaves the master open for every later child
+        os.set_inheritable(self._memory, False)
         os.set_blocking(self._fd, False)
-        self._attributes = self._sane_attributes()
         self._busy = False
         self._pending = b""
-        self._handshake()
+        self._type(typed.introduction(self._next(), self._memory), typed.setup(self._marker, self._memory).encode())
 
-    def _handshake(self) -> None:
-        nonce, fd = self._nonce.decode(), self._memory
-        mark = rf"\036{nonce}${{__prorl_n}}\037%s\037{nonce}\036"
-        prompt = rf"\036{nonce}${{__prorl_n}}\037$?\037{nonce}\036"
-        emit = f'builtin printf "{mark}" "$?" >&{TTY_FD} 2>/dev/null;PS1=$__prorl_p;PS2='
-        text = (
-            f"exec {COMMAND_FD}<&{fd} {fd}<&- {TTY_FD}>&1;set +H +o history;unset HISTFILE;"
-            f"__prorl_p='{prompt}';__prorl_e='{emit}';__prorl_i=0;PS2=;"
-            "((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501))&&PROMPT_COMMAND=('')&&__prorl_i=1;" + REARM
-        )
-        # The first command is the set-up itself, read by the same kind of line as all later ones.
-        self._type(f'__prorl_n={self._next()};IFS= read -rd "" -u {fd} __c;eval "$__c"\n', text.encode())
+    def _spawn(self, terminal: str) -> int:
+        # The leader of a session that opens a terminal makes it its own.
+        actions = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+        cwd = self._cwd if os.path.isdir(self._cwd) else self._home
+        argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+        return spawn(argv, actions, dict(self._env, HISTFILE="/dev/null"), cwd)
+
+    def start(self) -> None:
+        """Have a shell that listens. Raises BashDied."""
+        self.begin()
+        if self._listens:
+            return
         ended = self._collect(Capped(0), time.monotonic() + START_S)
         if ended.exit_code is None or ended.died:
             self._discard()
             raise BashDied("bash did not answer")
+        self._listens = True
 
     def _next(self) -> int:
-        self._sequence += 1
+        """Numbers of commands are even; the odd one before says that the shell could not read it."""
+        self._sequence += 2
         return self._sequence
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
@@ -128,29 +127,34 @@ class Bash:
         data = command.encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError("the command holds a NUL byte; bash cannot read it")
-        if self._busy and self._end_command(Capped(0)).died:
-            self._discard()
-        self._events.reap()
-        if self._process is not None and self._events.status(self._pid) is not None:
-            self._discard()  # it ended between two commands, as after `exec </dev/null`
-        self.start()
-        termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
-        self._send(data)
         output = Capped(self._cap)
-        result = self._finish(until, arguments, output)
-        if self._process is None and self._unread:
-            # The shell ended instead of reading the command (its stdin was closed before): nothing has run yet.
-            self.start()
-            self._send(data)
-            result = self._finish(until, arguments, output)
+        if self._busy and self._end_command(Capped(0)).died:
+            self._replace(output, b"ended")
+        self._events.reap()
+        if self._pid and self._events.status(self._pid) is not None:
+            self._replace(output, b"ended")  # between two commands, as after `exec </dev/null`
+        result = self._execute(data, until, arguments, output)
+        if self._unread and time.monotonic() < until:
+            # It has lost its stdin or our descriptor, or its prompt is read-only: nothing of the command has run yet.
+            output.clear()
+            self._replace(output, b"could not read the command")
+            result = self._execute(data, until, arguments, output)
         return result
 
-    def _send(self, data: bytes) -> None:
-        read = f'IFS= read -rd "" -u {COMMAND_FD} __c'
-        self._type(f'__prorl_r=$?;__prorl_n={self._next()};{REARM};{read};{RESTORE};eval "$__c"\n', data)
+    def _execute(self, data: bytes, until: float, arguments: dict[str, Any], output: Capped) -> dict[str, Any]:
+        self.start()
+        termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
+        self._unread = False
+        self._type(typed.evaluation(self._next()), data)
+        return self._finish(until, arguments, output)
+
+    def _replace(self, output: Capped, why: bytes) -> None:
+        """Give up this shell; the next `start` makes one in the last directory, and the agent is told so."""
+        self._discard()
+        output.feed(b"[the shell %s and was started again in %s]\n" % (why, self._cwd.encode()))
 
     def _feed_running(self, data: bytes, until: float, arguments: dict[str, Any]) -> dict[str, Any]:
-        if not self._busy or self._process is None:
+        if not self._busy or not self._pid:
             raise ValueError("no program is running; send `command`")
         self._write(data)
         return self._finish(until, arguments, Capped(self._cap))
@@ -169,10 +173,11 @@ class Bash:
             self._abandon()
             raise
         self._busy = False
+        output.drop_lines(typed.OURS, self._marker.nonce)  # `set -x`, `set -v`, a DEBUG trap and `declare` show what is ours
         exit_code = ended.exit_code or 0
         if ended.died:
-            self._discard()
-            output.feed(b"\n[the shell ended and was started again in %s]\n" % self._cwd.encode())
+            output.feed(b"\n")
+            self._replace(output, b"ended")
         return {"output": output, "exit_code": EXIT_TIMEOUT if timed_out else exit_code, "timed_out": timed_out}
 
     def _abandon(self) -> None:
@@ -257,19 +262,16 @@ class Bash:
     def _scan(self, output: Capped) -> Ended | None:
         """Move what cannot be part of a marker to the output; report this command's marker."""
         while True:
-            match = self._end.search(self._pending)
-            if match is None:
+            found = self._marker.find(self._pending)
+            if found is None:
                 break
-            output.feed(self._pending[: match.start()])
-            self._pending = self._pending[match.end() :]
-            # No number: the command has unset our variables, so the marker can only be its own.
-            if int(match.group(1) or self._sequence) == self._sequence:
+            output.feed(self._pending[: found.start])
+            self._pending = self._pending[found.end :]
+            if found.sequence in (None, self._sequence, self._sequence - 1):
                 self._cwd = self._where()
-                return Ended(int(match.group(2)))
-        start = self._pending.rfind(b"\x1e", -MARK_BYTES)
-        if start >= 0 and not self._may_be_marker(self._pending[start:]):
-            start = -1
-        cut = len(self._pending) if start < 0 else start
+                self._unread = found.sequence == self._sequence - 1
+                return Ended(found.exit_code)
+        cut = self._marker.unfinished(self._pending)
         output.feed(self._pending[:cut])
         self._pending = self._pending[cut:]
         return None
@@ -281,10 +283,6 @@ class Bash:
         except OSError:
             return self._cwd
 
-    def _may_be_marker(self, data: bytes) -> bool:
-        prefix = b"\x1e" + self._nonce
-        return prefix.startswith(data) or (data.startswith(prefix) and len(data) < MARK_BYTES)
-
     def _take_pending(self) -> bytes:
         data, self._pending = self._pending, b""
         return data
@@ -294,7 +292,7 @@ class Bash:
     def _end_command(self, output: Capped) -> Ended:
         """INT, TERM, KILL for what runs in the shell; if the shell still does not answer, it dies too."""
         self._busy = False
-        if self._process is None:
+        if not self._pid:
             return Ended(EXIT_TIMEOUT)
         # With ISIG set, Ctrl-C is a signal and empties the input queue; `stty -isig` would make it a character.
         termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
@@ -310,7 +308,7 @@ class Bash:
             return ended
         for pid in session(self._pid):
             _kill(pid, signal.SIGKILL)
-        return self._collect(output, time.monotonic() + KILL_S)._replace(died=True)
+        return Ended(self._collect(output, time.monotonic() + KILL_S).exit_code, died=True)
 
     def _foreground(self) -> list[int]:
         """The tty's foreground group and the descendants in it; background jobs are not part of the command."""
@@ -323,18 +321,18 @@ class Bash:
         return [pid for pid in descendants(self._pid) if _group_of(pid) == group]
 
     def _discard(self) -> None:
-        if self._process is None:
+        if not self._pid:
             return
         # bash gives jobs groups of their own, so each descendant is signalled, then the shell.
         for pid in [*descendants(self._pid), self._pid]:
             _kill(pid, signal.SIGKILL)
         self._unread = os.lseek(self._memory, 0, os.SEEK_CUR) == 0
-        self._process.fileobj.close()
-        self._process.closed = True  # else ptyprocess sleeps 0.1 s a step in its destructor
+        os.close(self._fd)
         os.close(self._memory)
         self._events.reap()
         self._events.forget(self._pid)
-        self._process = None
+        self._pid = 0
+        self._listens = False
         self._pending = b""
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
+
+from prorl.tools.server.light import signal
 
 GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 PEER_GONE = GONE | getattr(select, "POLLRDHUP", 0x2000)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from typing import Any, NamedTuple
 
 from prorl.tools.server.children import MakeRoom, signal_group, spawn
 from prorl.tools.server.events import Events
+from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.output import Capped
+
+if TYPE_CHECKING:
+    from typing import Any
 
 EXIT_TIMEOUT = 124
 LINGER_S = 0.2
@@ -17,31 +19,36 @@ LINGER_S = 0.2
 KILL_S = 1.0
 
 
-class Place(NamedTuple):
+class Place:
     """Where programs run."""
 
-    events: Events
-    room: MakeRoom
-    env: dict[str, str]
-    cwd: str
-    output_bytes: int
+    def __init__(self, events: Events, room: MakeRoom, env: dict[str, str], cwd: str, output_bytes: int) -> None:
+        self.events, self.room, self.env, self.cwd, self.output_bytes = events, room, env, cwd, output_bytes
 
 
 def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[str, Any]:
     """Exit code 124 at the deadline, 126/127 when the program cannot be run, 128 + n when signal n ended it."""
+    source = _stdin_of(stdin)
+    try:
+        return execute_from(place, argv, source, until)
+    finally:
+        os.close(source)
+
+
+def execute_from(place: Place, argv: list[str], source: int, until: float) -> dict[str, Any]:
+    """The same with a descriptor as stdin, which stays the caller's."""
     events = place.events
     output = Capped(place.output_bytes)
-    source = _stdin_of(stdin)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = place.room(lambda: spawn(argv, source, write, place.env, place.cwd))
+        actions = [(os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))]
+        pid = place.room(lambda: spawn(argv, actions, place.env, place.cwd))
     except OSError as error:
         os.close(read)
         output.feed((f"{argv[0]}: {error.strerror}\n").encode("utf-8", "replace"))
         return {"output": output, "exit_code": 127 if isinstance(error, FileNotFoundError) else 126, "timed_out": False}
     finally:
         os.close(write)
-        os.close(source)
     events.watch(pid)
     try:
         exit_code = _wait(events, pid, read, output, until)

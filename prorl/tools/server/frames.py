@@ -7,20 +7,22 @@ Both ends refuse a frame over `FRAME_LIMIT` bytes. The host's half of this forma
 
 from __future__ import annotations
 
-import json
-import socket
 import struct
-from typing import Any, NamedTuple
+
+from prorl.tools.server.light import TYPE_CHECKING, dumps, loads, socket
+
+if TYPE_CHECKING:
+    from typing import Any
 
 LENGTHS = struct.Struct(">II")
 FRAME_LIMIT = 4 << 20
 
 
-class Frame(NamedTuple):
+class Frame:
     """One message."""
 
-    header: dict[str, Any]
-    body: bytes
+    def __init__(self, header: dict[str, Any], body: bytes) -> None:
+        self.header, self.body = header, body
 
 
 class BadFrame(Exception):
@@ -49,7 +51,7 @@ class FrameBuffer:
             return None
         middle = LENGTHS.size + header_bytes
         try:
-            header = json.loads(bytes(self._data[LENGTHS.size : middle]))
+            header = loads(self._data[LENGTHS.size : middle].decode())
         except ValueError as cause:
             raise BadFrame(f"header is not JSON: {cause}") from cause
         if not isinstance(header, dict):
@@ -61,7 +63,7 @@ class FrameBuffer:
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     """One frame as bytes."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = dumps(header).encode()
     return LENGTHS.pack(len(text), len(body)) + text + body
 
 

@@ -14,27 +14,27 @@ The listening socket was made outside, so its file is out of the agent's reach. 
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
 
-from prorl.tools.server import beneath
-from prorl.tools.server.archive import Archive
+from prorl.tools.server import BadTool
 from prorl.tools.server.bash import Bash, BashDied
 from prorl.tools.server.children import MakeRoom, restrict, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
-from prorl.tools.server.execute import Place, execute
-from prorl.tools.server.files import Files
 from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
-from prorl.tools.server.ipython import IPython
-from prorl.tools.server.python import Python
+from prorl.tools.server.light import TYPE_CHECKING, accept, loads, signal, socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Tool = Callable[[dict[str, Any], float], dict[str, Any]]
 
 OUTPUT_BYTES = 64 << 10
 MAX_CLIENTS = 16
+OURS = {"bash", "python", "files", "ipython", "jupyter"}
+DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
 
 
@@ -50,31 +50,47 @@ class Server:
         self._env: dict[str, str] = dict(config["env"])
         self._refuse_uid: int = config.get("refuse_uid", -1)
         self._output_bytes: int = config.get("output_bytes", OUTPUT_BYTES)
-        self._archive = Archive(self._workspace)
+        self._archive: Any = None
         self._room = MakeRoom(self._events, config.get("alone", False))
         self._bash = Bash(self._events, self._env, self._workspace, self._output_bytes, self._room)
-        self._tools = self._make_tools(config.get("tools", ["bash", "python", "files"]), config)
+        self._config = config
+        self._names = sorted(config.get("tools", DEFAULT))
+        self._tools: dict[str, Tool] = {"bash": self._bash.run}
+        self._tools.update({name: self._make_user_tool(name) for name in self._names if name not in OURS})
 
-    def _make_tools(self, names: list[str], config: dict[str, Any]) -> dict[str, Callable[..., dict[str, Any]]]:
-        python = Python(self._events, self._env, self._workspace, self._output_bytes, self._room)
-        known: dict[str, Callable[..., dict[str, Any]]] = {
-            "bash": self._bash.run,
-            "python": python.run,
-            "files": Files(self._workspace, self._output_bytes).run,
-        }
-        for kind in ("ipython", "jupyter"):
-            if kind in names:
-                place = (self._events, self._env, self._workspace, self._output_bytes, self._room)
-                known[kind] = IPython(kind, config["python"], config["packages"], *place).run
-        return {name: known[name] for name in names if name in known}
+    def _make(self, name: str) -> Tool:
+        """A tool is imported and made with its first call: most sandboxes use one or two."""
+        place = (self._events, self._env, self._workspace, self._output_bytes, self._room)
+        if name == "files":
+            from prorl.tools.server.files import Files
+
+            return Files(self._workspace, self._output_bytes).run
+        if name == "python":
+            from prorl.tools.server.python import Python
+
+            return Python(*place).run
+        from prorl.tools.server.ipython import IPython
+
+        return IPython(name, self._config["python"], self._config["packages"], *place).run
+
+    def _make_user_tool(self, name: str) -> Tool:
+        """Made at once, so that one that cannot be made fails the start of the sandbox. Raises BadTool."""
+        if "user_tools" not in self._config:
+            raise BadTool(f"no tool {name!r} in this sandbox")
+        from prorl.tools.server.user_tool import UserTool
+
+        place = (self._events, self._env, self._workspace, self._output_bytes, self._room)
+        tool = UserTool(name, self._config["user_tools"], self._config["packages"], *place)
+        tool.start()
+        return tool.run
+
+    def begin(self) -> None:
+        """Let the shell start while the first client is still on its way."""
+        self._shell(self._bash.begin)
 
     def run(self) -> None:
-        """Serve until killed. The shell starts while the first client is still on its way."""
-        if "bash" in self._tools:
-            try:
-                self._bash.start()
-            except BashDied:
-                pass  # told to whoever calls bash
+        """Serve until killed."""
+        self._shell(self._bash.start)
         while True:
             for fd in self._events.wait([self._listener.fileno(), *self._clients], None, peers=True):
                 if fd == self._listener.fileno():
@@ -82,9 +98,16 @@ class Server:
                 else:
                     self._receive(fd)
 
+    def _shell(self, step: Callable[[], None]) -> None:
+        if "bash" in self._names:
+            try:
+                step()
+            except BashDied:
+                pass  # told to whoever calls bash
+
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = accept(self._listener)
         except OSError:
             return
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
@@ -112,10 +135,10 @@ class Server:
             connection.close()
 
     def _answer(self, connection: socket.socket, frame: Frame) -> None:
-        header, body = frame
+        header = frame.header
         self._events.client = connection.fileno()
         try:
-            reply, content = self._perform(header, body)
+            reply, content = self._perform(header, frame.body)
         except (OSError, ValueError, KeyError, TypeError, EOFError, BashDied) as error:
             missing = isinstance(error, FileNotFoundError)
             reply, content = {"ok": False, "error": f"{type(error).__name__}: {error}", "missing": missing}, b""
@@ -130,30 +153,44 @@ class Server:
             return self._timed(self._tool(header), header)
         if op == "exec":
             return self._timed(self._program(header, body), header)
+        if op in ("put", "get"):
+            return self._file(op, header, body)
+        if op in ("pack", "pack_read", "unpack"):
+            return self._snapshot(op, header, body)
+        if op == "hello":
+            return {"ok": True, "workspace": self._workspace, "tools": self._names}, b""
+        raise ValueError(f"unknown op {op!r}")
+
+    def _file(self, op: str, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        from prorl.tools.server import beneath
+
         if op == "put":
             beneath.put(self._workspace, header["path"], body, header["mode"], header["offset"])
             return {"ok": True}, b""
-        if op == "get":
-            limit = min(int(header["max_bytes"]), FRAME_LIMIT // 2)
-            size, content = beneath.get(self._workspace, header["path"], header["offset"], limit)
-            return {"ok": True, "size": size}, content
+        limit = min(int(header["max_bytes"]), FRAME_LIMIT // 2)
+        size, content = beneath.get(self._workspace, header["path"], header["offset"], limit)
+        return {"ok": True, "size": size}, content
+
+    def _snapshot(self, op: str, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        if self._archive is None:
+            from prorl.tools.server.archive import Archive
+
+            self._archive = Archive(self._events, self._room, self._env, self._workspace, self._output_bytes)
         if op == "pack":
             return {"ok": True, "size": self._archive.pack(header["max_bytes"])}, b""
         if op == "pack_read":
             return {"ok": True}, self._archive.read(header["offset"], min(int(header["max_bytes"]), FRAME_LIMIT // 2))
-        if op == "unpack":
-            self._archive.unpack(body, header["offset"], header["last"])
-            return {"ok": True}, b""
-        if op == "hello":
-            return {"ok": True, "workspace": self._workspace, "tools": sorted(self._tools)}, b""
-        raise ValueError(f"unknown op {op!r}")
+        self._archive.unpack(body, header["offset"], header["last"])
+        return {"ok": True}, b""
 
     def _tool(self, header: dict[str, Any]) -> Callable[[float], dict[str, Any]]:
-        name, arguments = header.get("tool"), header.get("arguments")
-        if name not in self._tools:
-            raise ValueError("no tool {!r} in this sandbox; there are {}".format(name, ", ".join(sorted(self._tools))))
+        name, arguments = str(header.get("tool")), header.get("arguments")
+        if name not in self._names:
+            raise ValueError("no tool {!r} in this sandbox; there are {}".format(name, ", ".join(self._names)))
         if not isinstance(arguments, dict):
             raise ValueError("`arguments` must be an object")
+        if name not in self._tools:
+            self._tools[name] = self._make(name)
         tool = self._tools[name]
         return lambda until: tool(arguments, until)
 
@@ -161,6 +198,8 @@ class Server:
         argv = header.get("argv")
         if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("`argv` must be a list of strings")
+        from prorl.tools.server.execute import Place, execute
+
         place = Place(self._events, self._room, self._env, self._workspace, self._output_bytes)
         return lambda until: execute(place, argv, stdin, until)
 
@@ -182,20 +221,51 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.chdir(config["workspace"])
     restrict(config.get("limits", {}), bytes.fromhex(config.get("seccomp", "")))
-    set_dumpable(0)
-    listener = socket.socket(fileno=listener_fd)
-    listener.set_inheritable(False)
-    server = Server(listener, config)
+    keep_descriptors()
+    if "user_tools" in config:
+        from prorl.tools.server.user_tool import out_of_the_way
+
+        config["user_tools"] = out_of_the_way(config["user_tools"])
+    try:
+        server = Server(socket.socket(fileno=listener_fd), config)
+    except BadTool as error:
+        os.write(status_fd, f"bad tool: {error}".encode("utf-8", "replace")[:4000])
+        os._exit(1)
+    server.begin()
     os.write(status_fd, b"ok\n")
     os.close(status_fd)
+    set_dumpable(0)  # before the first call, thus before any code of the agent's
     server.run()
+
+
+def keep_descriptors() -> None:
+    """Whatever this process was started with, no program that it starts inherits it."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
+        except OSError:
+            pass  # the one that listed them
+
+
+def preload() -> None:
+    """Import all that is imported when it is needed: for a process that forks servers, whose roots hold none of our files."""
+    from prorl.tools.server import archive, beneath, execute, files, ipython, python, user_tool  # noqa: F401
+
+
+def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
+    """The environment that an image asks for (its %environment), ours over it, its PATH before ours."""
+    runtime = ("APPTAINER", "SINGULARITY", "LD_", "PROMPT_COMMAND", "PS1", "_")
+    asked = {name: value for name, value in image.items() if not name.startswith(runtime)}
+    path = dict.fromkeys((image.get("PATH", "") + ":" + env["PATH"]).split(":"))
+    return {**asked, **env, "PATH": ":".join(filter(None, path))}
 
 
 def main() -> None:
     """`python3 server.pyz '{"listener": 3, "status": 4, ...}'`."""
-    import json
-
-    config = json.loads(sys.argv[1])
+    config = loads(sys.argv[1])
+    if config.pop("with_image", False):
+        config["env"] = with_image(config["env"], os.environ)
     serve(config.pop("listener"), config.pop("status"), config)
 
 

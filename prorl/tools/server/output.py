@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 
 class Capped:
-    """Collects bytes. Memory never exceeds `limit` plus one chunk, whatever is fed.
+    """Collects bytes. Memory never exceeds one and a half times `limit` plus one chunk, whatever is fed.
 
     >>> out = Capped(8)
     >>> out.feed(b"0123456789abcdef"); out.truncated
@@ -18,8 +16,7 @@ class Capped:
     def __init__(self, limit: int) -> None:
         self._half = limit // 2
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        self._tail = bytearray()
         self.total = 0
 
     @property
@@ -34,16 +31,28 @@ class Capped:
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        if not data or not self._half:
-            return
-        self._tail.append(data[-self._half :])
-        self._tail_bytes += len(self._tail[-1])
-        while self._tail_bytes - len(self._tail[0]) >= self._half:
-            self._tail_bytes -= len(self._tail.popleft())
+        self._tail += data
+        # Not at each chunk: moving the tail costs as much as it is long.
+        if len(self._tail) > 2 * self._half:
+            del self._tail[: len(self._tail) - self._half]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._head.clear()
+        self._tail.clear()
+        self.total = 0
+
+    def drop_lines(self, *words: bytes) -> None:
+        """Forget every line that holds one of these words."""
+        for part in (self._head, self._tail):
+            if any(word in part for word in words):
+                kept = b"\n".join(line for line in part.split(b"\n") if not any(word in line for word in words))
+                self.total -= len(part) - len(kept)
+                part[:] = kept
 
     def value(self) -> bytes:
         """What is kept, with a mark where bytes are missing."""
-        tail = b"".join(self._tail)[-self._half :] if self._half else b""
+        tail = bytes(self._tail[-self._half :]) if self._half else b""
         left_out = self.total - len(self._head) - len(tail)
         if left_out == 0:
             return bytes(self._head) + tail

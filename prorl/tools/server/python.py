@@ -9,6 +9,7 @@ At the deadline: SIGINT (KeyboardInterrupt, state kept), then KILL for the child
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import socket
 import sys
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 from prorl.tools.server.children import Forked, MakeRoom, prepare, signal_group
@@ -28,6 +30,8 @@ EXIT_TIMEOUT = 124
 
 class Python:
     """One interpreter; started with its first cell, replaced when it died."""
+
+    noun = "interpreter"
 
     def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom) -> None:
         self._events, self._env, self._cwd, self._cap, self._room = events, env, cwd, output_bytes, room
@@ -51,17 +55,21 @@ class Python:
 
     def _become(self, control: socket.socket, output: int) -> None:
         """What the forked child does; never returns."""
-        _become_interpreter(control, output, self._env, self._cwd)
+        _interpret(become_child(control, output, self._env, self._cwd), self._cwd)
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
         """Execute `{code}`."""
         code = arguments.get("code")
         if not isinstance(code, str):
             raise ValueError("python needs `code` (a string)")
+        return self._cell(code, until)
+
+    def _cell(self, payload: Any, until: float) -> dict[str, Any]:
+        """Have the child execute what it understands as a cell."""
         self.start()
         output = Capped(self._cap)
         try:
-            self._socket.sendall(json.dumps(code).encode() + b"\n")
+            self._socket.sendall(json.dumps(payload).encode() + b"\n")
         except OSError:
             pass  # the child has died; the wait below says so
         try:
@@ -120,7 +128,7 @@ class Python:
             self._events.wait([], until, peers=True)
         status = self._events.status(self._pid)
         self.stop()
-        output.feed(b"\n[the interpreter ended; the next cell starts a new one]\n")
+        output.feed(f"\n[the {self.noun} ended; the next call starts a new one]\n".encode())
         return status if status else 1
 
     def _interrupt(self, output: Capped) -> None:
@@ -130,7 +138,7 @@ class Python:
                 os.kill(self._pid, signal.SIGINT)
                 if self._wait(output, time.monotonic() + INTERRUPT_S) is None:
                     self.stop()
-                    output.feed(b"\n[the interpreter did not stop and was killed; its state is lost]\n")
+                    output.feed(f"\n[the {self.noun} did not stop and was killed; its state is lost]\n".encode())
         except ProcessLookupError:
             self.stop()
         finally:
@@ -153,7 +161,8 @@ class Python:
 # ---- the child
 
 
-def _become_interpreter(control: socket.socket, output: int, env: dict[str, str], cwd: str) -> None:
+def become_child(control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int = 3) -> socket.socket:
+    """In a forked child: a session of its own, outputs and `control` (descriptor 3) in place, every other descriptor but `keep` closed."""
     os.setsid()
     prepare()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -162,7 +171,8 @@ def _become_interpreter(control: socket.socket, output: int, env: dict[str, str]
     os.dup2(output, 1)
     os.dup2(output, 2)
     fd = os.dup2(control.detach(), 3, inheritable=False)
-    os.closerange(4, 1024)
+    os.closerange(4, keep)
+    os.closerange(keep + 1, 1024)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -171,19 +181,12 @@ def _become_interpreter(control: socket.socket, output: int, env: dict[str, str]
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
     sys.argv = [""]
-    sys.path.insert(0, cwd)
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
-    try:
-        _serve(socket.socket(fileno=fd), main.__dict__)
-    except KeyboardInterrupt:
-        pass
-    os._exit(0)
+    return socket.socket(fileno=fd)
 
 
-def _serve(control: socket.socket, names: dict[str, Any]) -> None:
+def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
+    """In the child: run each cell (JSON, one a line) and tell its exit code, until the server is gone."""
     lines = control.makefile("rb")
-    number = 0
     while True:
         try:
             line = lines.readline()
@@ -191,24 +194,40 @@ def _serve(control: socket.socket, names: dict[str, Any]) -> None:
             continue  # the interrupt came after the cell had ended
         if not line:
             return
-        number += 1
         try:
-            exit_code = _run_cell(json.loads(line), number, names)
+            exit_code = run(json.loads(line))
         except KeyboardInterrupt:
             exit_code = 130
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            pass
-        control.sendall(b"%d\n" % exit_code)
+        say(control, exit_code)
+
+
+def say(control: socket.socket, exit_code: int) -> None:
+    """A cell has ended; whatever it printed is out."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+    control.sendall(b"%d\n" % exit_code)
+
+
+def _interpret(control: socket.socket, cwd: str) -> None:
+    sys.path.insert(0, cwd)
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    numbers = itertools.count(1)
+    try:
+        serve_cells(control, lambda code: _run_cell(code, next(numbers), main.__dict__))
+    except KeyboardInterrupt:
+        pass
+    os._exit(0)
 
 
 class Cell:
-    """Holds the agent's code: whatever it raises is its output, and its exit code."""
+    """Holds the agent's code: whatever it raises is its output, and its exit code. `where`: how its files' names begin."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, where: str) -> None:
+        self._where = where
         self.exit_code = 0
 
     def __enter__(self) -> Cell:
@@ -221,7 +240,7 @@ class Cell:
             self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
             import traceback
 
-            while trace is not None and trace.tb_frame.f_code.co_filename != self._name:
+            while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(self._where):
                 trace = trace.tb_next  # our own frames are of no interest
             traceback.print_exception(type(error), error, trace)
         return True

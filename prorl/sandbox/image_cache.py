@@ -1,0 +1,114 @@
+"""Where a task's image lies on this node: a name, a folder or a .sif becomes the folder that launchers run. In sandboxd's loop.
+
+A .sif is unpacked by a child process, once a node however many ask (`images.py` has the lock); an answer, good or bad, is remembered
+until the file changes or sandboxd ends. An image that is used is held by a shared lock until sandboxd ends, so `prorl image rm` refuses.
+Where unpacking is impossible (spython, space, time), kinds that can run the .sif itself do; each start is slower then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from prorl.errors import NotFoundError, ProrlError, SandboxError, StorageError, UserError
+from prorl.sandbox.image_child import make_image
+from prorl.sandbox.image_tree import has_shell
+from prorl.sandbox.images import Image, Registry, is_name, is_sif
+from prorl.types import FailureCode
+
+log = logging.getLogger(__name__)
+
+UNPACK_S = 900.0
+
+
+class Sif(NamedTuple):
+    """What a .sif is known by."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class ImageCache:
+    """One node's images as one sandboxd uses them. `runs_sif`: whether its kind can run a .sif without unpacking it.
+
+    Not bounded: an open lock for each image that was used.
+    """
+
+    def __init__(self, root: Path, runs_sif: bool) -> None:
+        self._registry, self._runs_sif = Registry(root), runs_sif
+        self._unpacking: dict[Sif, asyncio.Task[Image]] = {}
+        self._held: set[str] = set()
+        self._locks = ExitStack()
+
+    async def locate(self, image: str) -> str:
+        """The folder (or .sif) to run. Raises SandboxError: `bad_task` when the task's image is at fault, `sandbox_start` otherwise."""
+        try:
+            if is_name(image):
+                return self._hold(self._registry.digest_of_name(image))
+            if not os.path.isabs(image):
+                raise UserError(f"image {image!r}", "a name of this node's registry or an absolute path")
+            if os.path.isdir(image):
+                if not has_shell(image):
+                    raise UserError(f"image {image!r} is no root file system: it has no bash", "bin/bash or usr/bin/bash in it")
+                return image
+            return await self._folder_of(self._sif(image))
+        except (UserError, NotFoundError) as error:
+            raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
+        except (ProrlError, OSError) as error:
+            raise SandboxError(FailureCode.SANDBOX_START, f"image {image!r}: {error}") from error
+
+    def _sif(self, path: str) -> Sif:
+        try:
+            about = os.stat(path)
+        except OSError as error:
+            raise UserError(f"image {path!r}: {error.strerror}", "a name, a folder or a .sif of this node") from None
+        if not is_sif(path):
+            raise UserError(f"image {path!r} is neither a folder nor a SIF file", "a name, a folder or a .sif of this node")
+        return Sif(os.path.realpath(path), about.st_size, about.st_mtime_ns, about.st_ino)
+
+    async def _folder_of(self, sif: Sif) -> str:
+        task = self._unpacking.get(sif)
+        if task is None:
+            job = {"do": "unpack", "source": sif.path}
+            task = self._unpacking[sif] = asyncio.create_task(make_image(self._registry.root, job, UNPACK_S))
+        try:
+            return self._hold((await asyncio.shield(task)).digest)  # one who gives up does not stop it for the others
+        except StorageError as error:
+            if not self._runs_sif:
+                raise
+            log.warning("%s runs as it is, which is slower, because it cannot be unpacked: %s", sif.path, error)
+            return sif.path
+        except NotFoundError:  # removed since it was unpacked
+            if self._unpacking.get(sif) is task:
+                del self._unpacking[sif]
+            return await self._folder_of(sif)
+
+    def _hold(self, digest: str) -> str:
+        """Keep others from removing it; its folder. Raises NotFoundError when they are at it."""
+        if digest not in self._held:
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(self._registry.lock(digest, fcntl.LOCK_SH | fcntl.LOCK_NB))
+                except BlockingIOError:
+                    raise NotFoundError(f"image {digest[:12]} is being removed") from None
+                if not self._registry.has(digest):
+                    raise NotFoundError(f"image {digest[:12]} was removed")
+                self._locks.push(stack.pop_all())
+            self._held.add(digest)
+        return str(self._registry.folder(digest))
+
+    async def close(self) -> None:
+        """Stop what is being unpacked, let the images go; idempotent."""
+        for task in self._unpacking.values():
+            task.cancel()
+        await asyncio.gather(*self._unpacking.values(), return_exceptions=True)
+        self._unpacking.clear()
+        self._locks.close()
+        self._held.clear()

@@ -1,0 +1,189 @@
+"""One image is made in one child process, and that process is the fence around every tool that makes it.
+
+spython has no time-out, no way to be stopped and shares its standard streams; mmdebstrap and Apptainer start dozens of processes. So the
+work (`image_maker.py`) runs in `python -m prorl.sandbox.image_child`: all that they start becomes this child's (subreaper), and the
+child kills all of it on SIGTERM, which it gets at the time-out, with cancellation, and when its parent dies in whatever way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from prorl.errors import ProrlError, StorageError, UserError
+from prorl.sandbox import linux
+from prorl.sandbox.images import Image, Registry
+
+TAIL_BYTES = 16 << 10
+END_S = 5.0
+FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
+"""What a tool says when the machine is at fault and not the image."""
+MARKS = ("FATAL ERROR", "FATAL", "ERROR", "E: ", "error:")
+PASSED_ON = ("PATH", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+"""All that a tool learns of the caller's environment: how to reach a package mirror."""
+
+
+async def make_image(root: Path, job: dict[str, str], timeout_s: float, show: Callable[[bytes], None] = lambda _: None) -> Image:
+    """Run one job of `image_maker` in a child; `show` gets what the tools print.
+
+    Raises UserError (the source is wrong), StorageError (this machine cannot do it: tools, space, time).
+    """
+    reply_read, reply_write = os.pipe()
+    argv = [sys.executable, "-m", "prorl.sandbox.image_child", str(os.getpid()), str(reply_write), str(root), json.dumps(job)]
+    env = {**{name: os.environ[name] for name in PASSED_ON if name in os.environ}, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    null, pipe, together = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv, env=env, pass_fds=(reply_write,), start_new_session=True, stdin=null, stdout=pipe, stderr=together
+        )
+    except BaseException:
+        os.close(reply_read)
+        raise
+    finally:
+        os.close(reply_write)
+    saying, reply = asyncio.create_task(_tail(child, show)), b""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reply = await _until_closed(reply_read)
+    except TimeoutError:
+        raise StorageError(f"{job['source']}: not made within {timeout_s:g} s") from None
+    finally:
+        if not reply:
+            await _end(child, reply_read)
+        await child.wait()
+        os.close(reply_read)
+        tail = (await saying).decode("utf-8", "replace")
+    return _answer(reply, tail, job["source"])
+
+
+@contextmanager
+def fence_of_the_fence() -> Iterator[None]:
+    """For a caller with no other work: should the child itself be killed, what it held becomes the caller's, and ends with the block."""
+    before = set(_children())
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        kill_children(keep=before)
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 0)
+
+
+async def _until_closed(fd: int) -> bytes:
+    """Everything that is written to a pipe; only the child holds its other end, so this is also the child's end."""
+    loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd), "rb"))
+    try:
+        return await reader.read()
+    finally:
+        transport.close()
+
+
+async def _tail(child: asyncio.subprocess.Process, show: Callable[[bytes], None]) -> bytes:
+    assert child.stdout is not None
+    tail = b""
+    while data := await child.stdout.read(4096):
+        show(data)
+        tail = (tail + data)[-TAIL_BYTES:]
+    return tail
+
+
+async def _end(child: asyncio.subprocess.Process, reply_read: int) -> None:
+    """TERM, so that it takes everything along; then KILL to all that is in its process group, for a child that was killed itself."""
+    try:
+        os.kill(child.pid, signal.SIGTERM)
+        async with asyncio.timeout(END_S):
+            await _until_closed(reply_read)
+    except (ProcessLookupError, TimeoutError):
+        pass
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _answer(reply: bytes, tail: str, source: str) -> Image:
+    if not reply:
+        raise StorageError(f"{source}: the process that made it was killed: {last_words(tail)}")
+    fields = json.loads(reply)
+    if "image" in fields:
+        return Image(**{**fields["image"], "names": tuple(fields["image"]["names"])})
+    message = fields["error"] if not fields["tool"] else f"{fields['error']}: {last_words(tail)}"
+    mistake = fields["mistake"] and not (fields["tool"] and FULL.search(tail))
+    raise UserError(message, fields["expected"], fields["mend"]) if mistake else StorageError(message)
+
+
+def last_words(text: str) -> str:
+    """The line of a tool's output that says why: the last of the gravest kind that there is, else the last of all.
+
+    >>> last_words("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
+    'FATAL: no such file'
+    """
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    for mark in MARKS:
+        if telling := [line for line in lines if mark in line]:
+            return telling[-1][:500]
+    return (lines or ["it said nothing"])[-1][:500]
+
+
+# ---- in the child
+
+
+def main() -> None:
+    """`python -m prorl.sandbox.image_child PARENT_PID REPLY_FD REGISTRY JOB_JSON`."""
+    from dataclasses import asdict
+
+    from prorl.sandbox.image_maker import ToolFailed, make
+
+    parent, reply_fd, root, job = sys.argv[1:]
+    _become_fence(int(parent))
+    os.set_inheritable(int(reply_fd), False)
+    reply: dict[str, object]
+    try:
+        reply = {"image": asdict(make(Registry(Path(root)), json.loads(job)))}
+    except UserError as error:
+        reply = {"error": error.given, "expected": error.expected, "mend": error.mend, "mistake": True, "tool": False}
+    except ToolFailed as error:
+        reply = {"error": str(error), "expected": "", "mend": "", "mistake": error.mistake, "tool": True}
+    except (ProrlError, OSError) as error:
+        reply = {"error": str(error), "expected": "", "mend": "", "mistake": False, "tool": False}
+    os.write(int(reply_fd), json.dumps(reply).encode())
+    kill_children()
+
+
+def _become_fence(parent: int) -> None:
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, _stop)
+    linux.die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    kill_children()
+    os._exit(1)
+
+
+def kill_children(keep: Container[int] = ()) -> None:
+    """End every descendant but those of `keep`: what is killed leaves its own children to us, until there are none."""
+    while others := [pid for pid in _children() if pid not in keep]:
+        for pid in others:
+            os.kill(pid, signal.SIGKILL)
+        for pid in others:
+            os.waitpid(pid, 0)
+
+
+def _children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""The images of one node: NAME -> digest -> a folder that is a root file system, shared read-only by every sandbox.
+
+    ROOT/names/NAME          the digest that a name stands for now
+    ROOT/images/DIGEST/      the folder; complete, because it came by rename
+    ROOT/images/DIGEST.json  what it was made from, its size
+    ROOT/hashes/KEY          digest of a .sif by (path, size, mtime, inode), so that a file is read once
+    ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being unpacked or removed
+    ROOT/work/TOKEN/         in the making; TOKEN.lock is held by its maker, so the next one knows what a dead maker left
+
+Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a .sif, or of a tree's names, modes, links
+and contents. Owned by one user. Not promised: a registry shared over a network file system.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
+from prorl.sandbox import linux
+from prorl.sandbox.image_tree import measure
+from prorl.sandbox.trees import remove_tree
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""A registry name; whatever has a slash is a path."""
+SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
+"""Sylabs' SIF format: a launch line of 32 bytes, then the magic."""
+FOLDERS = ("names", "images", "hashes", "locks", "work")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One image of the registry."""
+
+    digest: str
+    source: str
+    """What it was made from, for people."""
+    made_at: float
+    """Seconds since the epoch."""
+    bytes: int = 0
+    files: int = 0
+    path: str = field(default="", compare=False)
+    names: tuple[str, ...] = field(default=(), compare=False)
+
+
+def default_root() -> Path:
+    """Where images are unless the configuration says otherwise: the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "prorl" / "images"
+
+
+def is_name(image: str) -> bool:
+    """Whether a task's `image` is a name of the registry and no path."""
+    return NAME.fullmatch(image) is not None
+
+
+def is_sif(path: str) -> bool:
+    """Whether a file begins like a SIF image."""
+    with open(path, "rb") as file:
+        return file.read(SIF_MAGIC_AT + len(SIF_MAGIC)).endswith(SIF_MAGIC)
+
+
+class Registry:
+    """Everything on disk; each method is short except where it says so."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def open(self) -> None:
+        """Make the folders, remove what dead makers left. Raises StorageError."""
+        try:
+            for name in FOLDERS:
+                (self.root / name).mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise StorageError(f"image registry {self.root}: {error.strerror}") from error
+
+    # ---- looking
+
+    def digest_of_name(self, name: str) -> str:
+        """What a name stands for. Raises NotFoundError that lists what there is."""
+        try:
+            return (self.root / "names" / name).read_text()
+        except OSError:
+            known = ", ".join(self.names()) or "none yet; `prorl image build` makes one"
+            raise NotFoundError(f"no image {name!r} in {self.root}; there are: {known}") from None
+
+    def find(self, name: str) -> Image:
+        """The image that a name stands for. Raises NotFoundError."""
+        return self.image(self.digest_of_name(name))
+
+    def image(self, digest: str) -> Image:
+        """What is known of a digest. Raises NotFoundError when its folder is not complete."""
+        try:
+            about = Image(**json.loads((self.root / "images" / f"{digest}.json").read_text()))
+        except OSError:
+            raise NotFoundError(f"no image {digest} in {self.root}") from None
+        return replace(about, path=str(self.folder(digest)), names=tuple(self.names(digest)))
+
+    def folder(self, digest: str) -> Path:
+        """Where the tree of a digest is or will be."""
+        return self.root / "images" / digest
+
+    def names(self, digest: str = "") -> list[str]:
+        """All names, or those of one digest."""
+        folder = self.root / "names"
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [path.name for path in found if is_name(path.name) and (not digest or path.read_text() == digest)]
+
+    def list(self) -> list[Image]:
+        """Every image, named ones first."""
+        folder = self.root / "images"
+        digests = [path.stem for path in folder.glob("*.json")] if folder.is_dir() else []
+        return sorted((self.image(digest) for digest in digests), key=lambda image: (not image.names, image.names, image.digest))
+
+    def digest_of_file(self, path: str) -> str:
+        """sha256 of a .sif; reads the whole file unless it is known by path, size, mtime and inode."""
+        about = os.stat(path)
+        key = f"{os.path.realpath(path)}|{about.st_size}|{about.st_mtime_ns}|{about.st_ino}"
+        note = self.root / "hashes" / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        if note.exists():
+            return note.read_text()
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        _write(note, digest)
+        return digest
+
+    # ---- making and removing
+
+    @contextmanager
+    def workplace(self) -> Iterator[Path]:
+        """A folder to make an image in; whatever is still in it at the end is removed, by us or by whoever comes after our death."""
+        folder = self.root / "work" / secrets.token_hex(8)
+        with self._locked(folder.with_suffix(".new"), fcntl.LOCK_EX):
+            folder.with_suffix(".new").rename(folder.with_suffix(".lock"))  # seen by others only when it is locked
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                remove_tree(str(folder))
+                folder.with_suffix(".lock").unlink(missing_ok=True)
+
+    def has(self, digest: str) -> bool:
+        """Whether the image is there, complete."""
+        return self.folder(digest).with_suffix(".json").exists()
+
+    def keep(self, tree: Path, digest: str, source: str) -> Image:
+        """Take a finished tree under its digest: on disk first, then visible. Hold its lock; a tree that is there already stays."""
+        if not self.has(digest):
+            num_bytes, num_files = measure(str(tree))
+            about = Image(digest=digest, source=source, made_at=time.time(), bytes=num_bytes, files=num_files)
+            target = self.folder(digest)
+            if target.exists():  # the maker died between the two renames
+                target.rename(tree.with_name("stale"))
+            linux.sync_file_system(str(tree))
+            tree.rename(target)
+            fields = asdict(about)
+            _write(
+                target.with_suffix(".json"), json.dumps({name: fields[name] for name in ("digest", "source", "made_at", "bytes", "files")})
+            )
+        return self.image(digest)
+
+    def name(self, name: str, digest: str) -> Image:
+        """Let a name stand for a digest from now on; returns the image."""
+        if not is_name(name):
+            raise UserError(f"image name {name!r}", "letters, digits, `.`, `_`, `-`, at most 128, starting with a letter or digit")
+        _write(self.root / "names" / name, digest)
+        return self.image(digest)
+
+    def forget(self, name: str) -> Image:
+        """Take a name away, and its folder when no other name stands for it. Raises NotFoundError; ConflictError while it is used."""
+        image = self.find(name)
+        if image.names == (name,):
+            self.remove(image.digest)
+        (self.root / "names" / name).unlink()
+        return image
+
+    def remove(self, digest: str) -> None:
+        """Remove an image's folder. Raises ConflictError while a sandboxd uses it."""
+        try:
+            with self.lock(digest, fcntl.LOCK_EX | fcntl.LOCK_NB), self.workplace() as work:
+                self.folder(digest).with_suffix(".json").unlink(missing_ok=True)
+                if self.folder(digest).exists():
+                    self.folder(digest).rename(work / "tree")
+        except BlockingIOError:
+            raise ConflictError(
+                f"image {digest[:12]} is in use", "one that no service uses", "stop the service that runs it first"
+            ) from None
+
+    @contextmanager
+    def lock(self, digest: str, how: int) -> Iterator[int]:
+        """Hold an image: LOCK_SH while it is used, LOCK_EX while it is made or removed. Raises BlockingIOError with LOCK_NB."""
+        with self._locked(self.root / "locks" / digest, how) as fd:
+            yield fd
+
+    @contextmanager
+    def _locked(self, path: Path, how: int) -> Iterator[int]:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, how)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _sweep(self) -> None:
+        for lock in (self.root / "work").glob("*.lock"):
+            try:
+                with self._locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    remove_tree(str(lock.with_suffix("")))
+                    lock.unlink(missing_ok=True)
+            except BlockingIOError:
+                continue  # its maker lives
+
+
+def _write(path: Path, text: str) -> None:
+    """Atomically and for good: a reader sees all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)

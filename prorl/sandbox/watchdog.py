@@ -1,0 +1,170 @@
+"""Ends sandboxes that use more than their spec allows where the kernel does not hold them to it: memory of all processes together
+without a control group, the workspace on disk of a kind that does not size it.
+
+A sampler, not a wall: between two looks a sandbox can exceed its limit by what it gets in that time, and the end takes the whole
+sandbox, not one process. It looks once per `PERIOD_S`, less often when looking would cost more than `SHARE` of a core, but at least
+each `MAX_PERIOD_S`: a fork storm must not blind it.
+
+Memory is what its processes have resident, shared pages in equal parts (PSS), counted exactly only once their plain sum (RSS) is over
+the limit. tmpfs is bounded by its size instead; memory files and System V segments that nobody maps escape. Disk is the blocks of what
+can be seen in the workspace, an entry at least `ENTRY_BYTES`, so that inodes are bounded, too; a file that is deleted while open, or
+lies in a folder closed to us, or deeper than a path can say, escapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from prorl.sandbox.live import Live
+
+PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
+SHARE = 0.01
+SLICE = 64
+"""Processes looked at before the loop may go on with something else."""
+ENTRY_BYTES = 2048
+RESCAN_S = 30.0
+"""The workspaces are walked through when the disk lost a quarter of the smallest limit, or after this time."""
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Watchdog:
+    """Looks after `lives`, which its owner keeps; calls `over(live, what)` once for each that is to be ended."""
+
+    def __init__(self, lives: Mapping[str, Live], over: Callable[[Live, str], None], *, memory: bool, folder: Path | None) -> None:
+        self._lives, self._over = lives, over
+        self._memory = memory
+        self._folder = folder
+        """On whose disk the workspaces are, when these are to be watched."""
+        self._free_bytes, self._walked_at = 0, -RESCAN_S
+        self.cpu_s = 0.0
+
+    @property
+    def watches(self) -> tuple[str, ...]:
+        """What it looks at; empty when there is no need of it."""
+        return ("memory",) * self._memory + ("workspace",) * (self._folder is not None)
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        while self.watches:
+            before = self.cpu_s
+            await self.look()
+            await asyncio.sleep(min(max(PERIOD_S, (self.cpu_s - before) / SHARE), MAX_PERIOD_S))
+
+    async def look(self) -> None:
+        """Once at every sandbox that is not being ended."""
+        if self._memory and self._lives:
+            await self._look_at_memory()
+        if self._folder is not None and self._lives:
+            await self._look_at_disk(self._folder)
+
+    def _watched(self) -> list[Live]:
+        return [live for live in self._lives.values() if live.pid and live.ending is None and not live.exited.done()]
+
+    async def _look_at_memory(self) -> None:
+        table = await self._processes()
+        begin = time.thread_time()
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _) in table.items():
+            children.setdefault(parent, []).append(pid)
+        for live in self._watched():
+            pids = _below(live.pid, children)[1:]  # the launcher is ours
+            limit = live.spec.memory_bytes
+            if sum(table[pid][1] for pid in pids if pid in table) > limit and sum(map(pss_bytes, pids)) > limit:
+                self._over(live, f"its processes used more than its memory of {limit} bytes")
+        self.cpu_s += time.thread_time() - begin
+
+    async def _processes(self) -> dict[int, tuple[int, int]]:
+        """Parent and resident bytes of every process that we can see."""
+        table = {}
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+        for first in range(0, len(names), SLICE):
+            begin = time.thread_time()
+            for name in names[first : first + SLICE]:
+                found = _parent_and_rss(name)
+                if found is not None:
+                    table[int(name)] = found
+            self.cpu_s += time.thread_time() - begin
+            await asyncio.sleep(0)
+        return table
+
+    async def _look_at_disk(self, folder: Path) -> None:
+        lives = self._watched()
+        now, about = time.monotonic(), os.statvfs(folder)
+        free_bytes = about.f_bfree * about.f_frsize
+        step_bytes = min((live.spec.workspace_bytes for live in lives), default=0) // 4
+        if self._free_bytes - free_bytes < step_bytes and now - self._walked_at < RESCAN_S:
+            self._free_bytes = max(self._free_bytes, free_bytes)
+            return
+        self._free_bytes, self._walked_at = free_bytes, now
+        for live in lives:
+            limit = live.spec.workspace_bytes
+            used_bytes, cpu_s = await asyncio.to_thread(_timed_disk_bytes, live.note.folder, limit)
+            self.cpu_s += cpu_s
+            if used_bytes > limit and live.ending is None:
+                self._over(live, f"its workspace is larger than {limit} bytes")
+
+
+def _parent_and_rss(name: str) -> tuple[int, int] | None:
+    """Of one process, from proc_pid_stat(5) fields 4 and 24; None when it is gone."""
+    try:
+        fd = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fields = os.read(fd, 1024).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return int(fields[1]), int(fields[21]) * PAGE_BYTES
+
+
+def _below(root: int, children: Mapping[int, Iterable[int]]) -> list[int]:
+    found = [root]
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def pss_bytes(pid: int) -> int:
+    """Resident bytes of a process, shared pages divided by who shares them; its RSS where that is not ours to read."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
+    except OSError:
+        found = _parent_and_rss(str(pid))
+        return found[1] if found else 0
+
+
+def _timed_disk_bytes(folder: str, limit: int) -> tuple[int, float]:
+    begin = time.thread_time()
+    return disk_bytes(folder, limit), time.thread_time() - begin
+
+
+def disk_bytes(folder: str, limit: int) -> int:
+    """Blocks below a folder that an agent fills, no link followed; stops counting above `limit`. Blocking."""
+    total, pending = 0, [folder]
+    while pending and total <= limit:
+        try:
+            entries = os.scandir(pending.pop())
+        except OSError:
+            continue  # removed meanwhile, or closed to us
+        with entries:
+            for entry in entries:
+                total += max(ENTRY_BYTES, _block_bytes(entry))
+                if total > limit:
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+    return total
+
+
+def _block_bytes(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except OSError:
+        return 0

@@ -1,0 +1,48 @@
+r"""The fixed lines that are typed to bash. What a command says never crosses the tty; these read it from a descriptor and evaluate it.
+
+Written so that little of what an agent can do to its shell gets in the way: functions and aliases named like builtins, closed outputs,
+a prompt of its own, `set -e`, and the state in which bash's parser is after the error of an open quote (no reserved word may come first).
+"""
+
+from __future__ import annotations
+
+from prorl.tools.server.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prorl.tools.server.marker import Marker
+
+OURS = b"__prorl_"
+"""How all our names in the shell begin."""
+COMMAND_FD, TTY_FD = 198, 199
+"""Numbers inside the shell, high enough to leave the agent `exec 3<file`. Its programs inherit both: closing them around the
+`eval` would make bash save them at 10 and 11, which the agent may want."""
+REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;__prorl_s(){ return $1;}"
+"""Before each command: what an earlier one did to the prompt is undone."""
+RESTORE = "case $- in *e*);;*)__prorl_s $__prorl_r;esac"
+"""Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone)."""
+
+
+def introduction(sequence: int, fd: int) -> str:
+    """The first line to a new shell: have it evaluate `setup`, which it finds in descriptor `fd`."""
+    return f'__prorl_n={sequence};IFS= read -rd "" -u {fd} __prorl_c;eval "$__prorl_c"\n'
+
+
+def setup(marker: Marker, fd: int) -> str:
+    """Puts the descriptors into place and makes both prompts print the marker.
+
+    `2>&-` before `>&TTY_FD`: silent when that is closed, and three times as fast as opening /dev/null.
+    """
+    mark, prompt = marker.text("${__prorl_n}", "%s"), marker.text("${__prorl_n}", "$?")
+    emit = f'\\builtin printf "{mark}" "$?" 2>&- >&{TTY_FD};PS1=$__prorl_p'
+    return (
+        f"exec {COMMAND_FD}<&{fd} {fd}<&- {TTY_FD}>&1;set +H +o history;unset HISTFILE;"
+        f"__prorl_p='{prompt}';__prorl_e='{emit}';__prorl_i=0;"
+        "((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501))&&PROMPT_COMMAND=('')&&__prorl_i=1;" + REARM
+    )
+
+
+def evaluation(sequence: int) -> str:
+    """The line before each command. The marker says `sequence - 1` as long as the command has not been read, then `sequence`."""
+    read = f'IFS= \\builtin read -rd "" -u {COMMAND_FD} __prorl_c&&__prorl_n={sequence}||__prorl_c='
+    prepare = f"__prorl_r=$?;{{ __prorl_n={sequence - 1};{REARM};{read};{RESTORE};}} >&- 2>&-"
+    return f'{prepare};\\builtin eval "$__prorl_c"\n'

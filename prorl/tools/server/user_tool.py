@@ -1,0 +1,104 @@
+"""A user's tool: an object made in a process of its own, from a zip that the server was given as a descriptor.
+
+    <- {"city": "Oslo"}\\n     -> exit code\\n
+
+The same line protocol, interrupt and restart as `python.py`. The object is made when the process starts, which says 0 or 1 once; a tool
+that cannot be made raises BadTool before the server serves, so that it fails the sandbox's start and never a call of the agent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import socket
+import sys
+import time
+import zipimport
+from typing import Any, NoReturn
+
+from prorl.tools.server import BadTool
+from prorl.tools.server.children import MakeRoom
+from prorl.tools.server.events import Events
+from prorl.tools.server.output import Capped
+from prorl.tools.server.python import Cell, Python, become_child, say, serve_cells
+
+INDEX = "prorl-tools.json"
+LOAD_S = 25.0
+"""Imports of a big library on a busy machine; sandboxd waits 30 s for a start."""
+FIRST_FD = 100
+MAX_ERROR_BYTES = 3000
+
+
+def out_of_the_way(zip_fd: int) -> int:
+    """The zip's descriptor where no child puts its own into place, and closed to the programs that the agent runs."""
+    moved = fcntl.fcntl(zip_fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+    os.close(zip_fd)
+    return moved
+
+
+class UserTool(Python):
+    """One tool; its object is made again with the next call after its process has died."""
+
+    noun = "tool"
+
+    def __init__(
+        self, name: str, zip_fd: int, packages: list[str], events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom
+    ) -> None:
+        super().__init__(events, env, cwd, output_bytes, room)
+        self._name, self._zip_fd, self._packages = name, zip_fd, packages
+
+    def start(self) -> None:
+        """Make the object if it is not there. Raises BadTool, TimeoutError: a machine may be slow, which is not the tool's fault."""
+        if self._pid:
+            return
+        super().start()
+        output = Capped(MAX_ERROR_BYTES)
+        code = self._wait(output, time.monotonic() + LOAD_S)
+        if code != 0:
+            self.stop()
+            what = f"tool {self._name!r} does not start inside the sandbox: "
+            if code is None:
+                raise TimeoutError(f"{what}it was not made in {LOAD_S:g} s")
+            raise BadTool(what + (output.value().decode("utf-8", "replace").strip() or "its process ended"))
+
+    def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
+        """Call the object with the arguments by name."""
+        try:
+            return self._cell(arguments, until)
+        except BadTool as error:
+            output = Capped(self._cap)
+            output.feed(str(error).encode("utf-8", "replace"))
+            return {"output": output, "exit_code": 1, "timed_out": False}
+
+    def _become(self, control: socket.socket, output: int) -> None:
+        _serve(become_child(control, output, self._env, self._cwd, keep=self._zip_fd), self._name, self._zip_fd, self._packages)
+
+
+def _serve(control: socket.socket, name: str, zip_fd: int, packages: list[str]) -> NoReturn:
+    """In the child: make the object, say whether it was made, then answer calls until the server is gone."""
+    path = f"/proc/self/fd/{zip_fd}"
+    sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
+    with Cell(path) as made:
+        tool = _make(path, name)
+    say(control, made.exit_code)
+    if made.exit_code == 0:
+        serve_cells(control, lambda arguments: _call(tool, arguments, path))
+    os._exit(made.exit_code)
+
+
+def _make(path: str, name: str) -> Any:
+    module, attribute = json.loads(zipimport.zipimporter(path).get_data(INDEX))[name]
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found()
+
+
+def _call(tool: Any, arguments: dict[str, Any], where: str) -> int:
+    with Cell(where) as call:
+        value = tool(**arguments)
+        if value is not None:
+            sys.stdout.write(value if isinstance(value, str) else json.dumps(value))
+    return call.exit_code

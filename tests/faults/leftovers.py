@@ -1,0 +1,132 @@
+"""What a sandboxd and its sandboxes consist of on this machine, counted from outside, whoever else works here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prorl.sandbox.cgroups import CONTROLLERS, V1, delegated_base
+from prorl.sandbox.janitor import start_ticks
+
+GONE_S = 20.0
+GROUPS = (*(V1 / controller for controller in CONTROLLERS), delegated_base() or V1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Counts; all are 0 when nothing is left."""
+
+    processes: int = 0
+    mounts: int = 0
+    sockets: int = 0
+    folders: int = 0
+    groups: int = 0
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return sum(asdict(self).values())
+
+    def __add__(self, other: Left) -> Left:
+        return Left(**{name: value + getattr(other, name) for name, value in asdict(self).items()})
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
+
+
+class Watched:
+    """One sandboxd's things: `name` of its socket folder, its root, `mark` in the command line of what its agents run."""
+
+    def __init__(self, name: str, root: Path, mark: str) -> None:
+        self.name, self.root, self.mark = name, root, mark
+        self._known: dict[int, int] = {}
+
+    def remember(self, pid: int) -> None:
+        """Everything below a process is to be gone later, as is the process itself."""
+        for member in below(pid) | {pid}:
+            self._known[member] = start_ticks(member)
+
+    def living(self) -> set[int]:
+        """Processes of before, of the agents, and in the control groups."""
+        known = {pid for pid, ticks in self._known.items() if ticks >= 0 and start_ticks(pid) == ticks}
+        grouped = {int(word) for group in self.groups() for word in _text(group / "cgroup.procs").split()}
+        return known | marked(self.mark) | {pid for pid in grouped if start_ticks(pid) >= 0}
+
+    def agents(self) -> set[int]:
+        """What its agents run just now."""
+        return marked(self.mark)
+
+    def groups(self) -> list[Path]:
+        """Control groups of its sandboxes."""
+        return [group for top in GROUPS for group in top.glob(f"prorl-{self.name}/*/")]
+
+    def left(self, *, daemon: bool) -> Left:
+        """What there is of its sandboxes; with `daemon`, also of what sandboxd itself has while it lives."""
+        sockets = _names(Path(f"/tmp/prorl-{os.getuid()}") / self.name)
+        known_to_kernel = sum(f"/{self.name}/" in line for line in _text(Path("/proc/net/unix")).splitlines())
+        own = int(daemon) * (len(sockets & {"owner"}) + sum(len(list(top.glob(f"prorl-{self.name}"))) for top in GROUPS))
+        return Left(
+            processes=len(self.living()),
+            mounts=sum(str(self.root) in line for line in _text(Path("/proc/self/mountinfo")).splitlines()),
+            sockets=len(sockets - {"owner"}) + known_to_kernel,
+            folders=sum(len(_names(self.root / folder)) for folder in ("live", "work", "trash")),
+            groups=len(self.groups()) + own,
+        )
+
+    async def until_none(self, *, daemon: bool = False, processes_only: bool = False) -> tuple[Left, float]:
+        """Wait until nothing is left; what is, after a while, and the seconds that it took."""
+        begin = time.monotonic()
+        while True:
+            left = Left(processes=len(self.living())) if processes_only else self.left(daemon=daemon)
+            if left.total == 0 or time.monotonic() - begin > GONE_S:
+                return left, time.monotonic() - begin
+            await asyncio.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    """Of a process with one thread, oldest first."""
+    return [int(word) for word in _text(Path(f"/proc/{pid}/task/{pid}/children")).split()]
+
+
+def below(pid: int) -> set[int]:
+    """All descendants of a process."""
+    found: set[int] = set()
+    pending = [pid]
+    while pending:
+        more = children(pending.pop())
+        found.update(more)
+        pending += more
+    return found
+
+
+def tool_server(launcher: int) -> int:
+    """The process that serves a sandbox's socket: the launcher's first child, or what foreign launchers below it have started."""
+    pid = children(launcher)[0]
+    programs = [member for member in below(pid) if "server.pyz" in _text(Path(f"/proc/{member}/cmdline"))]
+    return next((member for member in programs if not set(programs) & set(children(member))), pid)
+
+
+def marked(mark: str) -> set[int]:
+    """Processes with this text in their command line."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and mark in _text(Path(f"/proc/{name}/cmdline")) and start_ticks(int(name)) >= 0:
+            found.add(int(name))
+    return found
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:
+        return set()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,167 @@
+"""Control groups of either version: which are chosen, and that their limits hold where they can be made."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.sandbox import cgroups
+from prorl.sandbox.cgroups import LEAF, Cgroups, delegated_base
+
+HOG = "import time; x = bytearray(b'x') * (200 << 20); time.sleep(30)"
+FORKS = "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(30)\nexcept OSError: time.sleep(30)"
+SPIN = "while True: pass"
+
+
+@pytest.fixture
+def groups() -> Iterator[Cgroups]:
+    made = Cgroups(f"test-{secrets.token_hex(4)}")
+    yield made
+    made.close()
+
+
+def need(groups: Cgroups, controller: str) -> None:
+    """Skip where the kernel or our rights do not give it."""
+    if controller not in groups.enforced:
+        pytest.skip(f"no group with {controller} can be made here")
+
+
+def run_in(folders: tuple[str, ...], code: str) -> subprocess.Popen[bytes]:
+    """A Python program inside the groups."""
+    join = "import sys\nfor folder in sys.argv[1:]: open(folder + '/cgroup.procs', 'w').write('0')\n"
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", join + code, *folders], stderr=subprocess.DEVNULL)
+
+
+def soon(condition: object, value: object) -> None:
+    """Wait until a callable gives a value."""
+    assert callable(condition)
+    for _ in range(1500):
+        if condition() == value:
+            return
+        time.sleep(0.01)
+    assert condition() == value
+
+
+def ended(processes: list[subprocess.Popen[bytes]]) -> int:
+    """How many have."""
+    return sum(process.poll() is not None for process in processes)
+
+
+async def test_memory_of_all_processes_together(groups: Cgroups) -> None:
+    need(groups, "memory")
+    folders = groups.make("a", 300 << 20, 50)
+    assert not Cgroups.out_of_memory(folders)
+    hogs = [run_in(folders, HOG) for _ in range(2)]
+    soon(lambda: ended(hogs), 1)
+    assert Cgroups.out_of_memory(folders)
+    await cgroups.remove(folders)
+    assert [hog.wait(5) for hog in hogs] == [-9, -9], "what is left in a group ends with it"
+    assert not any(os.path.exists(folder) for folder in folders)
+
+
+async def test_number_of_processes(groups: Cgroups) -> None:
+    need(groups, "pids")
+    folders = groups.make("a", 300 << 20, 20)
+    bomb = run_in(folders, FORKS)
+    procs = next(Path(folder) / "pids.current" for folder in folders if Path(folder, "pids.current").exists())
+    soon(lambda: int(procs.read_text()), 20 + cgroups.EXTRA_PROCESSES)
+    await cgroups.remove(folders)
+    bomb.wait(5)
+
+
+async def test_cpu_time_where_asked(groups: Cgroups) -> None:
+    need(groups, "cpu")
+    folders = groups.make("a", 300 << 20, 20, cpus=0.2)
+    spin = run_in(folders, SPIN)
+    time.sleep(0.3)
+    begin, before = time.monotonic(), cpu_s(spin.pid)
+    time.sleep(1.0)
+    assert (cpu_s(spin.pid) - before) / (time.monotonic() - begin) < 0.35
+    await cgroups.remove(folders)
+    spin.wait(5)
+
+
+def cpu_s(pid: int) -> float:
+    """Of one process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def test_what_a_dead_sandboxd_left_is_removed_by_its_name() -> None:
+    name = f"test-{secrets.token_hex(4)}"
+    left = Cgroups(name)
+    if not left.enforced:
+        pytest.skip("no group can be made here")
+    folders = left.make("a", 300 << 20, 20)
+    sleeper = run_in(folders, "import time; time.sleep(30)")
+    soon(lambda: str(sleeper.pid) in Path(folders[0], "cgroup.procs").read_text().split(), True)
+    await cgroups.remove_parents(name)
+    assert sleeper.wait(5) == -9
+    assert not any(Path(folder).parent.exists() for folder in folders)
+
+
+def mounted(folder: Path, root: str = "/") -> str:
+    """A line of mountinfo."""
+    return f"36 25 0:31 {root} {folder} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+
+
+def make_group(folder: Path, controllers: str = "memory pids", kind: str = "domain") -> Path:
+    """The files of a group of version 2; `kind` is empty for the machine's top group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("cgroup.controllers", "cgroup.subtree_control", "cgroup.procs"):
+        (folder / name).write_text(controllers if name == "cgroup.controllers" else "")
+    if kind:
+        (folder / "cgroup.type").write_text(kind)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("root", "own", "found"),
+    [
+        ("/", "/user/job", "user/job"),
+        ("/", f"/user/job/{LEAF}", "user/job"),
+        ("/user", "/user/job", "job"),
+        ("/", "/../other", None),
+        ("/user", "/user2/job", None),
+    ],
+)
+def test_our_own_group_is_found_where_it_is_mounted(tmp_path: Path, root: str, own: str, found: str | None) -> None:
+    make_group(tmp_path)  # has a type, as the top of a container's view has
+    for name in ("user/job", "job", "user2/job", "2/job"):
+        make_group(tmp_path / name)
+    proc = f"1:name=systemd:/user/job\n0::{own}\n"
+    assert delegated_base(mounted(tmp_path, root), proc) == (tmp_path / found if found else None)
+
+
+def test_no_mount_of_version_2_is_no_error(tmp_path: Path) -> None:
+    line = f"30 23 0:26 / {tmp_path} rw - cgroup cgroup rw,memory\n"
+    assert delegated_base(line, "4:memory:/x\n") is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone may use the top group")
+def test_root_takes_the_top_group_of_the_machine(tmp_path: Path) -> None:
+    make_group(tmp_path, kind="")
+    make_group(tmp_path / "session")
+    assert delegated_base(mounted(tmp_path), "0::/session\n") == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "out"),
+    [
+        ("memory.events", "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n", True),
+        ("memory.events", "low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\n", False),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", True),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
+        ("pids.max", "oom_kill 1", False),
+    ],
+)
+def test_the_kernels_word_for_out_of_memory(tmp_path: Path, file: str, text: str, out: bool) -> None:
+    (tmp_path / file).write_text(text)
+    assert Cgroups.out_of_memory((str(tmp_path),)) is out

@@ -1,0 +1,240 @@
+"""Images made by the real spython and Apptainer, from each kind of source; each of their traps ends in one clear error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import StorageError, UserError
+from prorl.sandbox.image_child import make_image
+from prorl.sandbox.image_maker import _client
+from prorl.sandbox.images import Registry
+from prorl.sandbox.kinds.apptainer import program
+from tests.sandbox import small_image
+from tests.sandbox.conftest import why_not
+
+TIME_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that other users may pass through."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def base(place: Path) -> Path:
+    return small_image.make_image(place)
+
+
+@pytest.fixture(scope="module")
+def sif(base: Path) -> Path:
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    path = base.parent / "image.sif"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(base.parent), "APPTAINER_CONFIGDIR": str(base.parent / "state")}
+    subprocess.run([program(), "-s", "build", str(path), str(base)], check=True, env=environment, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry(tmp_path / "images")
+
+
+async def build(registry: Registry, source: object, name: str = "made", timeout_s: float = TIME_S, **more: str) -> Path:
+    """Make one image; returns its folder."""
+    return Path((await make_image(registry.root, {"do": "build", "name": name, "source": str(source), **more}, timeout_s)).path)
+
+
+def definition(folder: Path, base: object, post: str, more: str = "") -> Path:
+    """A definition file on top of another image."""
+    path = folder / "test.def"
+    path.write_text(f"Bootstrap: localimage\nFrom: {base}\n\n%post\n    {post}\n{more}")
+    return path
+
+
+async def test_from_a_folder(registry: Registry, base: Path) -> None:
+    image = await build(registry, base)
+    assert (image / "etc" / "image-name").read_text() == "mine\n"
+    assert registry.find("made").source == str(base)
+
+
+async def test_a_name_is_taken_over_only_when_asked(registry: Registry, base: Path, tmp_path: Path) -> None:
+    first = await build(registry, base)
+    other = small_image.make_image(tmp_path)
+    (other / "etc" / "image-name").write_text("other\n")
+    with pytest.raises(UserError, match="--replace"):
+        await build(registry, other)
+    assert await build(registry, other, replace="1") != first
+
+
+@pytest.mark.apptainer
+async def test_from_a_sif(registry: Registry, sif: Path) -> None:
+    image = await build(registry, sif)
+    assert (image / "etc" / "image-name").read_text() == "mine\n"
+    assert {path.stat().st_uid for path in (image, image / "etc", image / "etc" / "image-name")} == {os.getuid()}
+    assert await build(registry, sif, "again") == image, "unpacked once"
+
+
+@pytest.mark.apptainer
+async def test_from_a_definition_on_top_of_a_named_image(registry: Registry, sif: Path, tmp_path: Path) -> None:
+    await build(registry, sif, "base")
+    made = definition(tmp_path, "base", "touch /etc/made && chown 33:33 /etc/made", "%environment\n    export NAME=value\n")
+    image = await build(registry, made)
+    assert (image / "etc" / "made").exists()
+    assert "NAME=value" in (image / ".singularity.d" / "env" / "90-environment.sh").read_text()
+
+
+@pytest.mark.apptainer
+async def test_from_a_definition_on_top_of_a_sif(registry: Registry, sif: Path, tmp_path: Path) -> None:
+    image = await build(registry, definition(tmp_path, sif, "touch /etc/made"))
+    assert (image / "etc" / "made").exists()
+    assert len(registry.list()) == 2, "the .sif is unpacked, and stays for the next"
+
+
+@pytest.mark.apptainer
+async def test_a_failing_post_section_is_told(registry: Registry, base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"test\.def: Apptainer made nothing: FATAL.*%post section"):
+        await build(registry, definition(tmp_path, base, "ls /no/such/file"))
+    assert registry.list() == []
+
+
+@pytest.mark.apptainer
+async def test_a_cut_sif_is_told(registry: Registry, sif: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.sif"
+    cut.write_bytes(sif.read_bytes()[:200_000])
+    with pytest.raises(UserError, match=r"cut\.sif: Apptainer made nothing: FATAL"):
+        await build(registry, cut)
+
+
+@pytest.mark.parametrize("source", ["docker://debian", "/no/such/folder", "/etc/passwd", "debian:"])
+async def test_other_sources_are_refused(registry: Registry, source: str) -> None:
+    with pytest.raises(UserError, match=r"image source .* expected a folder, FILE\.sif, FILE\.def or debian:SUITE"):
+        await build(registry, source)
+
+
+async def test_a_folder_that_is_no_root_file_system_is_refused(registry: Registry, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="it has no bash"):
+        await build(registry, tmp_path / "empty")
+    assert list((registry.root / "work").iterdir()) == []
+
+
+def test_without_spython_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spython.main", None)
+    with pytest.raises(StorageError, match="spython is not installed; pip install"):
+        _client()
+
+
+# ---- nothing hangs and nothing is left
+
+
+def running(mark: str) -> int:
+    """Processes with a word in their command line."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += mark.encode() in path.read_bytes()
+        except OSError:
+            continue
+    return found
+
+
+async def until(mark: str, runs: bool) -> None:
+    """Wait for it, or for its end; checked each 20 ms, since it is nobody's child here."""
+    async with asyncio.timeout(20.0):
+        while bool(running(mark)) is not runs:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.apptainer
+async def test_the_time_out_ends_everything(registry: Registry, base: Path, tmp_path: Path) -> None:
+    mark = f"61.{os.getpid()}"
+    making = asyncio.create_task(build(registry, definition(tmp_path, base, f"sleep {mark}"), timeout_s=4.0))
+    await until(mark, True)
+    with pytest.raises(StorageError, match="not made within 4 s"):
+        await making
+    assert running(mark) == 0
+    registry.open()
+    assert list((registry.root / "work").iterdir()) == []
+
+
+@pytest.mark.apptainer
+@pytest.mark.parametrize("victim", ["caller", "child"])
+async def test_sigkill_in_the_middle_leaves_nothing(registry: Registry, base: Path, tmp_path: Path, victim: str) -> None:
+    mark = f"62.{os.getpid()}"
+    registry.open()
+    made = definition(tmp_path, base, f"sleep {mark}")
+    argv = [sys.executable, "-m", "prorl.cli", "image", "build", "made", "--from", str(made), "--images", str(registry.root)]
+    caller = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    await until(mark, True)
+    children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
+    os.kill(caller.pid if victim == "caller" else int(children[0]), signal.SIGKILL)
+    await caller.wait()
+    await until(mark, False)
+    assert registry.list() == []
+
+
+@pytest.mark.apptainer
+def test_as_an_ordinary_user(base: Path, place: Path, tmp_path: Path) -> None:
+    """Folder, then a definition on top of it; the %post section believes to be root."""
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    home = place / "home"
+    home.mkdir()
+    home.chmod(0o777)
+    made = definition(home, "base", "touch /etc/made && chown 33:33 /etc/made")
+    prorl = [*small_image.as_ordinary_user(), sys.executable, "-m", "prorl.cli", "image"]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    for name, source in (("base", base), ("made", made)):
+        argv = [*prorl, "build", name, "--from", str(source)]
+        done = subprocess.run(argv, env=environment, cwd=home, capture_output=True, text=True, timeout=TIME_S, check=False)
+        assert done.returncode == 0, done.stderr
+    (image,) = (image for image in Registry(home / ".cache" / "prorl" / "images").list() if image.names == ("made",))
+    about = Path(image.path, "etc", "made").stat()
+    assert about.st_uid != 0
+
+
+@pytest.mark.apptainer
+async def test_sigkill_of_the_child_as_an_ordinary_user(base: Path, place: Path) -> None:
+    """%post runs below the program `fakeroot` then, whose daemon has a session of its own."""
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    home = place / "other-home"
+    home.mkdir()
+    home.chmod(0o777)
+    mark = f"64.{os.getpid()}"
+    prorl = [*small_image.as_ordinary_user(), sys.executable, "-m", "prorl.cli", "image", "build"]
+    options = {"env": {"PATH": os.environ["PATH"], "HOME": str(home)}, "stderr": asyncio.subprocess.DEVNULL}
+    assert await (await asyncio.create_subprocess_exec(*prorl, "base", "--from", str(base), **options)).wait() == 0  # type: ignore[arg-type]
+    daemons = running("/libs/faked")
+    made = definition(home, "base", f"sleep {mark}")
+    caller = await asyncio.create_subprocess_exec(*prorl, "made", "--from", str(made), **options)  # type: ignore[arg-type]
+    await until(mark, True)
+    assert running("/libs/faked") > daemons
+    (child,) = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    await caller.wait()
+    assert (running(mark), running("/libs/faked")) == (0, daemons)
+
+
+@pytest.mark.slow
+async def test_from_a_debian_suite(registry: Registry) -> None:
+    import shutil
+
+    if not shutil.which("mmdebstrap") or os.getuid() != 0:
+        pytest.skip("mmdebstrap is not installed, or there are no uids for it")
+    image = await build(registry, "debian:bookworm", timeout_s=110.0)
+    assert "bookworm" in (image / "etc" / "os-release").read_text()
+    assert not list((image / "dev").iterdir())

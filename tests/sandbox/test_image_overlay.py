@@ -1,0 +1,180 @@
+"""What a sandbox may do with its image: write over it within a quota, be root of it, and nothing beyond; its environment and programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from prorl.errors import SandboxError
+from prorl.sandbox.image_tree import digest_of
+from prorl.types import FailureCode, SandboxSpec
+from tests.sandbox import small_image
+from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
+
+pytestmark = [pytest.mark.apptainer, pytest.mark.asyncio(loop_scope="module")]
+OVERLAY = 16 << 20
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[Path]:
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        image = small_image.make_image(Path(name))
+        (image / "root").chmod(0o700)
+        (image / "root" / "private").write_text("the owner's\n")
+        (image / "root" / "private").chmod(0o600)
+        (image / "usr" / "local" / "bin").mkdir(parents=True)
+        own = image / "usr" / "local" / "bin" / "python3"
+        own.write_text("#!/bin/sh\necho the image has its own\n")
+        own.chmod(0o755)
+        (image / ".singularity.d" / "env").mkdir(parents=True)
+        (image / ".singularity.d" / "env" / "90-environment.sh").write_text("export ASKED=yes\nexport PATH=/opt/tool/bin:$PATH\n")
+        yield image
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def daemon(image: Path) -> AsyncIterator[Sandboxd]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o711)
+        daemon = await start_daemon("apptainer", Path(name))
+        yield daemon
+        await end(daemon)
+
+
+class Said(dict[str, tuple[int | None, str]]):
+    """Exit code and output by command."""
+
+
+async def ask(daemon: Sandboxd, spec: SandboxSpec, *commands: str) -> Said:
+    """Run commands in a sandbox of their own."""
+    ref = await daemon.host.start("run/1/1", "run", spec)
+    said = Said()
+    async with daemon.host.connect(ref) as sandbox:
+        for command in commands:
+            done = await sandbox.call("bash", {"command": command}, 20.0)
+            said[command] = done.exit_code, done.output
+    await daemon.host.stop(ref)
+    return said
+
+
+async def test_an_overlay_takes_changes_and_the_image_stays(daemon: Sandboxd, image: Path) -> None:
+    before = digest_of(str(image))
+    spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
+    said = await ask(daemon, spec, "echo mine > /etc/x; cat /etc/x", "rm /etc/image-name; ls /etc/image-name", "touch /usr/bin/new")
+    assert [code for code, _ in said.values()] == [0, 2, 0]
+    assert (await ask(daemon, spec, "cat /etc/image-name; ls /etc/x")).popitem()[1] == (
+        2,
+        "mine\nls: cannot access '/etc/x': No such file or directory\n",
+    )
+    assert digest_of(str(image)) == before
+
+
+async def test_an_overlay_has_a_quota(daemon: Sandboxd, image: Path) -> None:
+    spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
+    said = await ask(daemon, spec, "cat /dev/zero > /opt/a", "cat /dev/zero > /home/b", "ls -1s --block-size=1 /opt/a /home/b")
+    assert "No space left on device" in said["cat /dev/zero > /opt/a"][1]
+    sizes = [int(line.split()[0]) for line in said["ls -1s --block-size=1 /opt/a /home/b"][1].splitlines()]
+    assert OVERLAY * 0.9 < sum(sizes) <= OVERLAY
+
+
+async def test_the_image_belongs_to_the_sandbox(daemon: Sandboxd, image: Path) -> None:
+    """What only its owner may read, it can read: images are made by root, and the sandbox has a uid of its own."""
+    assert await ask(daemon, SandboxSpec(image=str(image)), "cat /root/private") == {"cat /root/private": (0, "the owner's\n")}
+
+
+async def test_the_images_environment_and_programs_come_first(daemon: Sandboxd, image: Path) -> None:
+    said = await ask(daemon, SandboxSpec(image=str(image)), "echo $ASKED $PATH", "python3", "python -c 'print(6 * 7)'", "echo $HOME")
+    assert said["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
+    assert said["python3"] == (0, "the image has its own\n")
+    assert said["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
+    assert said["echo $HOME"] == (0, "/workspace\n")
+
+
+FORBIDDEN = (
+    "ls /proc/1/fd/0",
+    "cat /proc/1/environ",
+    "kill -9 1; cat /no/such/file",
+    "echo 1 > /proc/sys/vm/swappiness",
+    "echo x > /proc/sys/kernel/core_pattern",
+    "echo -1000 > /proc/self/oom_score_adj",
+    "chown 33 /etc/passwd",
+    "python -c 'import os; os.mknod(\"/etc/disk\", 0o060600, os.makedev(253, 0))'",
+    "python -c 'import os; os.chroot(\"/etc\")'",
+    "python -c 'import ctypes; exit(ctypes.CDLL(None).unshare(0x10000000) == -1)'",
+    'python -c \'import ctypes; exit(ctypes.CDLL(None).mount(b"none", b"/mnt", b"tmpfs", 0, None) == -1)\'',
+)
+
+
+@pytest.mark.parametrize("config", ["ours", "the site's"])
+async def test_root_of_the_image_is_no_root_of_the_machine(daemon: Sandboxd, image: Path, config: str) -> None:
+    if config == "the site's":  # as where Apptainer runs setuid
+        (daemon.root / "support" / "apptainer.conf").unlink(missing_ok=True)
+    spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY, fakeroot=True)
+    said = await ask(daemon, spec, "id -u; touch /etc/x; ls -n /etc/x", "cat /proc/self/uid_map", "cat /proc/self/status", *FORBIDDEN)
+    code, output = said["id -u; touch /etc/x; ls -n /etc/x"]
+    assert (code, output.splitlines()[0], output.split()[3:5]) == (0, "0", ["0", "0"])
+    inside, outside, count = said["cat /proc/self/uid_map"][1].split()
+    assert (inside, count) == ("0", "1")
+    assert outside != "0"
+    status = dict(line.split(":\t", 1) for line in said["cat /proc/self/status"][1].splitlines() if ":\t" in line)
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0xDB, "over files and ids, nothing else"
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {command: said[command] for command in FORBIDDEN if said[command][0] == 0} == {}
+
+
+@pytest.mark.parametrize("spec", [SandboxSpec(overlay_bytes=1), SandboxSpec(fakeroot=True)])
+async def test_without_an_image_there_is_nothing_to_write_over(daemon: Sandboxd, spec: SandboxSpec) -> None:
+    with pytest.raises(SandboxError, match="no image; expected kind apptainer and an image") as caught:
+        await daemon.host.start("run/1/1", "run", spec)
+    assert caught.value.code is FailureCode.BAD_TASK
+
+
+PROGRAM = """
+import asyncio, json, sys
+import prorl.sandbox
+from prorl.types import SandboxSpec
+
+async def main():
+    found = []
+    for more in ({}, {"overlay_bytes": 1 << 24}, {"overlay_bytes": 1 << 24, "fakeroot": True}):
+        async with prorl.sandbox.open("apptainer", SandboxSpec(image=sys.argv[1], **more)) as sandbox:
+            done = await sandbox.exec(["bash", "-c", "id -u; touch /etc/x && echo wrote; cat /root/private"], 20.0)
+            found.append(done.output)
+    print(json.dumps(found))
+
+asyncio.run(main())
+"""
+
+
+async def test_as_an_ordinary_user(image: Path) -> None:
+    """Its own image, as `prorl image build` makes it for a user."""
+    prefix = small_image.as_ordinary_user()
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o777)
+        copy = Path(name) / "image"
+        copying = [*prefix, "/bin/cp", "-r", "--preserve=mode,links", str(image), str(copy)]
+        await asyncio.to_thread(subprocess.run, copying, capture_output=True, check=False)  # /root stays behind: it may not be read
+        (copy / "root").mkdir(exist_ok=True)
+        (copy / "root" / "private").write_text("the owner's\n")
+        environment = {"PATH": os.environ["PATH"], "HOME": name, "PYTHONDONTWRITEBYTECODE": "1"}
+        argv = [*prefix, sys.executable, "-c", PROGRAM, str(copy)]
+        done = await asyncio.to_thread(
+            subprocess.run, argv, env=environment, cwd=name, capture_output=True, text=True, timeout=60.0, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    plain, overlay, root = json.loads(done.stdout.splitlines()[-1])
+    uid = plain.splitlines()[0]
+    assert uid != "0"
+    assert (overlay.splitlines()[:2], root.splitlines()[:2]) == ([uid, "wrote"], ["0", "wrote"])
+    assert "wrote" not in plain

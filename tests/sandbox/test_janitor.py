@@ -1,0 +1,175 @@
+"""What dead sandboxds leave is swept by whoever opens next; what living ones have is not touched."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import ConfigError, SandboxError
+from prorl.sandbox import janitor, paths
+from prorl.sandbox.janitor import Note
+from prorl.sandbox.maker import Maker
+from prorl.sandbox.paths import SocketFolder, base_folder, claim, orphans
+from prorl.sandbox.settings import Settings
+from prorl.sandbox.uids import Uids, living_uids
+from prorl.types import SandboxSpec
+from tests.sandbox.conftest import end, start_daemon
+
+
+@contextmanager
+def claimed_by_another(root: Path, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A process that claims this root, then runs `code`, and waits to be killed."""
+    script = f"import asyncio, sys, pathlib, time\nfrom prorl.sandbox.paths import claim\nroot = pathlib.Path({str(root)!r})\n"
+    script += f"folder = asyncio.run(claim(root))\n{code}\nprint('ready', flush=True)\ntime.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def orphan_of(mine: SocketFolder, root: Path) -> SocketFolder | None:
+    """This root's folder if its owner is dead; others are left as they are."""
+    found = None
+    for folder in orphans(mine):
+        if folder.root == root:
+            found = folder
+        else:
+            folder.release()
+    return found
+
+
+async def test_a_folder_is_an_orphan_from_the_death_of_its_owner_on(folder: Path) -> None:
+    mine = await claim(folder / "mine")
+    with claimed_by_another(folder / "other") as other:
+        assert orphan_of(mine, folder / "other") is None
+        other.kill()
+        other.wait()
+        found = orphan_of(mine, folder / "other")
+        assert found is not None
+        assert found.path.is_dir()
+        found.remove()
+        assert not found.path.exists()
+    mine.remove()
+    assert not mine.path.exists()
+
+
+async def test_two_sandboxds_on_one_root_is_one_clear_line(folder: Path) -> None:
+    with claimed_by_another(folder), pytest.raises(ConfigError, match="another sandboxd works in"):
+        await claim(folder)
+
+
+async def test_an_owner_waits_for_who_sweeps_its_folder(folder: Path) -> None:
+    mine = await claim(folder / "mine")
+    with claimed_by_another(folder / "other") as other:
+        other.kill()
+        other.wait()
+    swept = orphan_of(mine, folder / "other")
+    assert swept is not None
+    waiting = asyncio.create_task(claim(folder / "other"))
+    await asyncio.sleep(paths.RETRY_S * paths.RETRIES * 2)
+    assert not waiting.done()
+    swept.remove()
+    other_again = await waiting
+    assert other_again.path.is_dir()
+    other_again.remove()
+    mine.remove()
+
+
+@pytest.mark.parametrize("how", ["its root is gone", "its root is there"])
+async def test_a_killed_sandboxd_that_nobody_opens_again(kind: str, folder: Path, how: str) -> None:
+    (folder / "first").mkdir(mode=0o711)
+    first = await start_daemon(kind, folder / "first")
+    ref = await first.host.start("run/1/1", "run", SandboxSpec())
+    async with first.host.connect(ref) as sandbox:
+        await sandbox.put("made/by/an/agent", b"x")
+    first.process.kill()
+    await first.process.wait()
+    await first.host.close()
+    sockets = Path(ref.socket_path).parent
+    assert sockets.is_dir()
+    if how == "its root is gone":
+        shutil.rmtree(folder / "first")
+    (folder / "second").mkdir(mode=0o711)
+    second = await start_daemon(kind, folder / "second")
+    for _ in range(500):
+        if not sockets.exists():
+            break
+        await asyncio.sleep(0.02)
+    assert not sockets.exists()
+    assert not (folder / "first" / "root").exists()
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/prorl-{sockets.name}"))
+    await end(second)
+    assert not list(base_folder().glob(f"{sockets.name}*"))
+
+
+async def test_a_start_that_fails_before_the_launch_leaves_nothing(folder: Path) -> None:
+    maker = Maker("local", folder, "node", Settings(), lambda *_: None)
+    await maker.open()
+    try:
+        shutil.rmtree(maker._sockets.path)
+        for _ in range(3):
+            with pytest.raises(SandboxError, match="No such file"):
+                await maker.make(SandboxSpec())
+        assert not maker.lives
+        assert not list((folder / "live").iterdir())
+        assert maker.has_room
+        maker._sockets.path.mkdir(mode=0o700)
+        live = await maker.make(SandboxSpec())
+        assert live.ready
+    finally:
+        await asyncio.wait_for(maker.close(), 20)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has uids to give")
+async def test_uids_are_ended_by_who_claims_them_and_by_nobody_else(folder: Path) -> None:
+    first, second = Uids(), Uids()
+    uid = second.take()
+    living = subprocess.Popen(["sleep", "60"], user=uid)
+    (folder / "live").mkdir()
+    (folder / "work").mkdir()
+    (folder / "trash").mkdir()
+    note = Note(sandbox_id="a", pid=0, start_ticks=0, uid=uid, socket="", folder="", cgroups=())
+    try:
+        janitor.write_note(folder, note)  # of a daemon that is dead; its uid has a new owner
+        assert await janitor.sweep(folder, first) == 1
+        assert living.poll() is None
+        second.close()
+        janitor.write_note(folder, note)
+        assert await janitor.sweep(folder, first) == 1
+        assert living.wait(5) == -9
+        living = subprocess.Popen(["sleep", "60"], user=uid)
+        third = Uids()  # takes the block that is free again
+        assert living.wait(5) == -9
+        assert uid not in living_uids().values()
+        assert third.take() != uid, "not before it is known to be free"
+        third.close()
+    finally:
+        living.kill()
+        living.wait()
+        first.close()
+
+
+async def test_notes_that_a_crash_of_the_machine_cut_are_dropped(folder: Path) -> None:
+    for name in ("live", "work", "trash"):
+        (folder / name).mkdir()
+    for name, text in {"a": "", "b": '{"sandbox_id"', "c": '{"sandbox_id": "c"}', "d.tmp": ""}.items():
+        (folder / "live" / name).write_text(text)
+    (folder / "work" / "a").mkdir()
+    uids = Uids()
+    assert await janitor.sweep(folder, uids) == 0
+    uids.close()
+    assert list((folder / "live").iterdir()) == list((folder / "work").iterdir()) == []
+    assert [path.name for path in (folder / "trash").iterdir()] == ["a"]

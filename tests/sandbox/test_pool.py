@@ -1,0 +1,82 @@
+"""The pool's warm sandboxes: lent first, replaced, and never lent dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from prorl.sandbox.client import connected
+from prorl.sandbox.pool import Pool
+from prorl.sandbox.settings import Settings
+from prorl.types import FailureCode, SandboxSpec
+from tests.sandbox.conftest import why_not
+
+SPEC = SandboxSpec(tools=("bash",))
+OTHER = SandboxSpec(tools=("bash",), processes=64)
+
+
+@pytest_asyncio.fixture
+async def pool(folder: Path) -> AsyncIterator[Pool]:
+    if why_not("pyns"):
+        pytest.skip(why_not("pyns"))
+    pool = Pool("pyns", folder / "root", "n", Settings(warm=1))
+    await pool.open()
+    yield pool
+    await pool.close()
+    assert not (folder / "root" / "live").exists()
+
+
+async def warm_one(pool: Pool) -> tuple[str, int]:
+    """Wait for the one that is kept ready: its id and its launcher's pid."""
+    for _ in range(1000):
+        if pool.status()["warm"] == 1:
+            (found,) = (entry for entry in pool.status()["sandboxes"] if not entry["owner"])
+            return found["id"], found["pid"]
+        await asyncio.sleep(0.01)
+    raise AssertionError("none was made")
+
+
+async def test_a_start_takes_the_warm_one_and_has_it_replaced(pool: Pool) -> None:
+    await pool.start("run/1/1", "run", SPEC)
+    ready, _ = await warm_one(pool)
+    assert (await pool.start("run/2/1", "run", SPEC)).sandbox_id == ready
+    assert (await warm_one(pool))[0] != ready
+
+
+async def test_another_spec_does_not_get_it(pool: Pool) -> None:
+    await pool.start("run/1/1", "run", SPEC)
+    ready, _ = await warm_one(pool)
+    assert (await pool.start("run/2/1", "run", OTHER)).sandbox_id != ready
+
+
+async def test_a_warm_one_that_died_is_not_lent(pool: Pool) -> None:
+    await pool.start("run/1/1", "run", SPEC)
+    ready, pid = await warm_one(pool)
+    os.kill(pid, signal.SIGKILL)
+    ref = await pool.start("run/2/1", "run", SPEC)  # perhaps before its end was heard of
+    for _ in range(500):
+        if ready not in [entry["id"] for entry in pool.status()["sandboxes"]]:
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail("it stayed")
+    if ref.sandbox_id == ready:  # lent in the moment of its death: its caller hears why
+        assert (await pool.fate(ref)).code is FailureCode.SANDBOX_LOST
+        ref = await pool.start("run/3/1", "run", SPEC)
+    async with connected(ref, pool.fate) as sandbox:
+        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+
+
+async def test_who_is_to_blame_is_known_before_all_is_cleared_up(pool: Pool) -> None:
+    ref = await pool.start("run/1/1", "run", SPEC)
+    (pid,) = (entry["pid"] for entry in pool.status()["sandboxes"] if entry["id"] == ref.sandbox_id)
+    asking = asyncio.create_task(pool.fate(ref))
+    os.kill(pid, signal.SIGKILL)
+    assert (await asking).code is FailureCode.SANDBOX_LOST
+    assert pool.status()["live"] >= 1

@@ -1,0 +1,84 @@
+"""sandboxd when the machine has not what it needs: one clear error each, nothing left, and on it goes when there is enough again."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import SandboxError
+from prorl.types import FAILURE_CLASS, FailureClass, SandboxSpec
+from tests.faults.leftovers import Watched
+from tests.sandbox.conftest import end, start_daemon
+
+SPEC = SandboxSpec(tools=("bash",))
+
+
+async def test_no_descriptors_left(kind: str, folder: Path) -> None:
+    """Starts fail as infrastructure, never half; with descriptors again the next start works."""
+    daemon = await start_daemon(kind, folder)
+    first = await daemon.host.start("run/0/1", "run", SPEC)
+    watched = Watched(Path(first.socket_path).parent.name, daemon.root, "no such mark")
+    used = len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+    before = resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (used + 2, before[1]))
+    for number in range(5):
+        with pytest.raises(SandboxError) as caught:
+            await daemon.host.start(f"run/{number}/2", "run", SPEC)
+        assert FAILURE_CLASS[caught.value.code] is FailureClass.INFRA
+        assert "Too many open files" in caught.value.message
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, before)
+    ref = await daemon.host.start("run/1/3", "run", SPEC)
+    async with daemon.host.connect(ref) as sandbox:
+        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    assert (await daemon.host.status())["live"] in (1, 2)  # the first attempt of run/0 was fenced by its second
+    for entry in (await daemon.host.status())["sandboxes"]:
+        await daemon.host.stop_owner(entry["owner"])
+    left, _ = await watched.until_none()
+    assert left.total == 0, left
+    await end(daemon)
+
+
+async def test_no_room_on_the_disk_of_its_notes(folder: Path) -> None:
+    """A root that cannot be written: the start fails, uid and groups go back."""
+    daemon = await start_daemon("local", folder)
+    first = await daemon.host.start("run/0/1", "run", SPEC)
+    watched = Watched(Path(first.socket_path).parent.name, daemon.root, "no such mark")
+    before = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (8, before[1]))  # a note does not fit
+    with pytest.raises(SandboxError) as caught:
+        await daemon.host.start("run/1/1", "run", SPEC)
+    assert FAILURE_CLASS[caught.value.code] is FailureClass.INFRA
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, before)
+    await daemon.host.stop(first)
+    await daemon.host.stop(await daemon.host.start("run/2/1", "run", SPEC))
+    left, _ = await watched.until_none()
+    assert left.total == 0, left
+    await end(daemon)
+
+
+async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
+    """Slurm and Lustre paths pass the 107 bytes of a socket's path easily; sockets have a short folder of their own."""
+    deep = folder / ("d" * 100) / ("e" * 100)
+    deep.mkdir(mode=0o755, parents=True)
+    (folder / ("d" * 100)).chmod(0o755)
+    daemon = await start_daemon(kind, folder, "--root", str(deep / "root"))
+    daemon.root = deep / "root"
+    ref = await daemon.host.start("run/0/1", "run", SPEC)
+    assert len(ref.socket_path) < 60
+    async with daemon.host.connect(ref) as sandbox:
+        assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
+    await end(daemon)
+
+
+def test_a_socket_with_a_long_path_is_one_clear_line(folder: Path) -> None:
+    long = folder / ("s" * 120)
+    argv = [sys.executable, "-m", "prorl.sandbox.daemon", "--socket", str(long), "--root", str(folder / "root"), "--kind", "local"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "socket path of" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
