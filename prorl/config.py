@@ -43,6 +43,9 @@ class SandboxConfig(_Model):
     kind: Literal["auto", "apptainer", "bwrap", "pyns", "local"] = "auto"
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
     warm: int = Field(default=0, ge=0, le=256, description="warm sandboxes kept for the default spec")
+    images: Path | None = Field(default=None, description="folder of this node's images (`prorl image`); default ~/.cache/prorl/images")
+    image: str = Field(default="", description="image of tasks that name none: a name or an absolute path; empty = the host's /usr")
+    snapshot_bytes: int = Field(default=2 << 30, ge=0, description="prepared workspaces kept on disk for siblings of a task")
 
 
 class StoreConfig(_Model):

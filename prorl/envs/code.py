@@ -1,10 +1,10 @@
 """Programming tasks in HumanEval's shape: complete a function; hidden tests decide (Chen et al. 2021).
 
 Reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines `check(candidate)`) and, for the oracle,
-`data.canonical_solution`; `data.timeout_s` bounds the tests. Invariants: tests never enter the RUN sandbox; only the program's text
-crosses into a fresh EVAL sandbox; the verdict is the judge's exit status and a nonce that the program never sees
-(`prorl/envs/judge.py`), so that exiting or printing passes nothing. What a program can cause scores 0; a judge that cannot start or
-tests that do not load raise GraderError.
+`data.canonical_solution`; `data.timeout_s` bounds the tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image.
+Invariants: tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the verdict is the judge's
+exit status and a nonce that the program never sees (`prorl/envs/judge.py`), so that exiting or printing passes nothing. What a program
+can cause scores 0; a judge that cannot start or tests that do not load raise GraderError.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from importlib.resources import files
 import orjson
 
 from prorl.envs.tools import BASH, FILES, PYTHON, Solution, run_call, text_field
+from prorl.envs.user_tools import task_tools
 from prorl.errors import GraderError, NotFoundError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -41,7 +42,10 @@ class CodeEnv:
     name = "code"
 
     def check(self, task: Task) -> None:
-        """The fields are there and the tests compile."""
+        """The fields are there, the tests compile, the tools exist."""
+        task_tools(task)
+        if not isinstance(task.data.get("image", ""), str):
+            raise TaskError(f"task {task.task_id!r}: data.image is {task.data['image']!r}", "a name (`prorl image ls`) or an absolute path")
         entry_point = text_field(task, "entry_point")
         if not entry_point.isidentifier():
             raise TaskError(f"task {task.task_id!r}: data.entry_point is {entry_point!r}", "the name of a function")
@@ -54,12 +58,13 @@ class CodeEnv:
             raise TaskError(f"task {task.task_id!r}: data.test defines no check", "a function `check(candidate)`")
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """All tools in RUN; none in EVAL, where the judge is started directly."""
-        return SandboxSpec() if stage is Stage.RUN else SandboxSpec(tools=())
+        """All tools in RUN; none in EVAL, where the judge is started directly. Both in the task's image."""
+        tools = tuple(tool.name for tool in self.tools(task)) if stage is Stage.RUN else ()
+        return SandboxSpec(tools=tools, image=task.data.get("image", ""))
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """bash, python, files."""
-        return (BASH, PYTHON, FILES)
+        """bash, python, files, and what `data.tools` names."""
+        return (BASH, PYTHON, FILES, *task_tools(task))
 
     def messages(self, task: Task) -> tuple[Message, ...]:
         """How to answer, and the source up to the body."""

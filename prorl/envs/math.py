@@ -1,8 +1,9 @@
 """Math word problems with a Python tool: the policy ends with `#### answer`, which is compared with the reference answer.
 
 Reads `data.answer` (string or number) and, for the oracle, `data.solution` (GSM8K's text with `<<48/2=24>>` calculator marks).
-RUN needs a sandbox for the tool, EVAL none. Comparison is a number or text match first; what neither settles goes to math-verify
-where it is installed. The grader log names the path taken. A failing grader raises GraderError and never scores 0.
+`data.tools` names further tools (`prorl/tools`). RUN needs a sandbox for the tools, EVAL none. Comparison is a number or text match
+first; what neither settles goes to math-verify where it is installed. The grader log names the path taken. A failing grader raises
+GraderError and never scores 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 from prorl.envs import verify
 from prorl.envs.answers import MAX_ANSWER_CHARS, Answer, final_answer, last_number, normalise, number
 from prorl.envs.tools import PYTHON, Solution, run_call
+from prorl.envs.user_tools import task_tools
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -36,14 +38,15 @@ class MathEnv:
         answer = task.data.get("answer")
         if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not 0 < len(str(answer)) <= MAX_ANSWER_CHARS:
             raise TaskError(f"task {task.task_id!r}: data.answer is {answer!r}", "the reference answer", "give it as text or a number")
+        task_tools(task)
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """A Python tool in RUN; nothing in EVAL."""
-        return SandboxSpec(tools=("python",)) if stage is Stage.RUN else None
+        """A Python tool and the task's own in RUN; nothing in EVAL."""
+        return SandboxSpec(tools=tuple(tool.name for tool in self.tools(task))) if stage is Stage.RUN else None
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """python."""
-        return (PYTHON,)
+        """python, and what `data.tools` names."""
+        return (PYTHON, *task_tools(task))
 
     def messages(self, task: Task) -> tuple[Message, ...]:
         """How to answer, and the problem."""
@@ -53,7 +56,7 @@ class MathEnv:
         """Nothing: the problem is in the prompt."""
 
     async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
-        """Run Python."""
+        """Run Python, or a tool of the task's."""
         return await run_call(self.tools(task), sandbox, call, timeout_s)
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:

@@ -46,7 +46,7 @@ FILES = _spec(
     view_range={"type": "array", "items": {"type": "integer"}, "description": "view: first and last line."},
 )
 
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
+ARGUMENT_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
     "number": (int, float),
@@ -95,7 +95,7 @@ def _argument_problem(spec: ToolSpec, arguments: Mapping[str, Json]) -> str:
             return f"{spec.name} takes {', '.join(properties) or 'no arguments'}, not {name!r}"
         wanted = properties[name].get("type", "")
         is_stray_bool = isinstance(value, bool) and wanted in ("integer", "number")
-        if is_stray_bool or not isinstance(value, _TYPES.get(wanted, object)):
+        if is_stray_bool or not isinstance(value, ARGUMENT_TYPES.get(wanted, object)):
             return f"{spec.name}: {name} is {type(value).__name__}, not {wanted}"
         if "enum" in properties[name] and value not in properties[name]["enum"]:
             return f"{spec.name}: {name} is one of {', '.join(map(str, properties[name]['enum']))}, not {value!r}"

@@ -31,7 +31,8 @@ class _Line(NamedTuple):
 def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) -> list[Task]:
     """Tasks of a JSON Lines file, plain or gzipped, in file order; the first `limit` of them. Or of a generated set: `arith:train?n=100`.
 
-    `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, the row's for ours), any other name replaces it.
+    `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the row's for ours), any other name
+    replaces it.
     Raises TaskError.
     """
     if limit is not None and limit < 1:

@@ -4,6 +4,7 @@
 |---|---|---|
 | gsm8k | question, answer (`... <<48/2=24>>24 ... #### 72`) | Cobbe et al. 2021, github.com/openai/grade-school-math |
 | humaneval | task_id, prompt, entry_point, test, canonical_solution | Chen et al. 2021, github.com/openai/human-eval |
+| swebench | instance_id, problem_statement, test_patch, FAIL_TO_PASS | Jimenez et al. 2024, github.com/SWE-bench/SWE-bench |
 | prorl | task_id, env, prompt [, data, data_source] | ours: the fields of `prorl.types.Task` |
 """
 
@@ -48,6 +49,11 @@ def _humaneval(row: Row, index: int) -> Task:
     return Task(task_id=_text(row, "task_id"), env="code", prompt=data["prompt"], data=data, data_source="humaneval")
 
 
+def _swebench(row: Row, index: int) -> Task:
+    prompt, data = _text(row, "problem_statement"), {key: value for key, value in row.items() if key != "problem_statement"}
+    return Task(task_id=_text(row, "instance_id"), env="swe", prompt=prompt, data=data, data_source="swebench")
+
+
 def _prorl(row: Row, index: int) -> Task:
     return task_from_row(row)
 
@@ -55,6 +61,7 @@ def _prorl(row: Row, index: int) -> Task:
 FORMATS = (
     Format("prorl", ("task_id", "env", "prompt"), _prorl),
     Format("humaneval", ("task_id", "prompt", "entry_point", "test"), _humaneval),
+    Format("swebench", ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS"), _swebench),
     Format("gsm8k", ("question", "answer"), _gsm8k),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,15 @@ class LocalSandbox:
 
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         return (self.folder / path).read_bytes()[:max_bytes]
+
+    async def snapshot(self, path: str, max_bytes: int) -> int:
+        with tarfile.open(path, "w") as tar:
+            tar.add(self.folder, arcname=".")
+        return Path(path).stat().st_size
+
+    async def restore(self, path: str) -> None:
+        with tarfile.open(path) as tar:
+            tar.extractall(self.folder, filter="tar")
 
     async def close(self) -> None:
         pass

@@ -33,6 +33,14 @@ def _task(**data: Json) -> Task:
     return Task(task_id="t/0", env="code", prompt=PROMPT, data=fields)
 
 
+def test_both_stages_run_in_the_tasks_image() -> None:
+    specs = [ENV.sandbox(_task(image="deb12"), stage) for stage in (Stage.RUN, Stage.EVAL)]
+    assert [spec.image for spec in specs if spec] == ["deb12", "deb12"]
+    ENV.check(_task(image="deb12"))
+    with pytest.raises(TaskError, match=r"data\.image is 7"):
+        ENV.check(_task(image=7))
+
+
 async def _score(folder: Path, program: str, **data: Json) -> Score:
     return await ENV.score(_task(**data), program.encode(), LocalSandbox(folder), Deadline(60.0))
 

@@ -1,0 +1,67 @@
+"""Reading patches and test reports. Pure functions over text that a policy may have written: nothing here trusts it, or raises.
+
+Reports of pytest (`-rA`) and of unittest (`-v`) are understood, both at once. A test that is reported twice with different verdicts
+has failed.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PATHS = re.compile(r"^(?:---|\+\+\+) (?:\"?[ab]/)([^\t\"\n]+)", re.MULTILINE)
+_GIT = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
+_PYTEST = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS|SKIPPED) (\S.*)$")
+_UNITTEST = re.compile(r"^(\w+) \(([\w.]+)\)(.*)$")
+_SUMMARY = re.compile(r"^(FAIL|ERROR): (\w+) \(([\w.]+)\)")
+"""Of a failed test, where unittest tells why: also when the test had printed `ok`."""
+_VERDICT = re.compile(r"(?:^|\.\.\. ?|\s)(ok|FAIL|ERROR|expected failure|unexpected success|skipped .*)$")
+_GOOD = {"PASSED", "XFAIL", "ok", "expected failure"}
+
+
+def patch_paths(patch: str) -> tuple[str, ...]:
+    """Files that a unified diff touches, in its order.
+
+    >>> patch_paths("--- a/tests/test_a.py\\n+++ b/tests/test_a.py\\n--- /dev/null\\n+++ b/new.py\\n")
+    ('tests/test_a.py', 'new.py')
+    """
+    found = [*_PATHS.findall(patch), *(path for both in _GIT.findall(patch) for path in both)]
+    return tuple(dict.fromkeys(found))
+
+
+def passed_tests(report: str) -> frozenset[str]:
+    """Names of the tests that passed and nowhere failed.
+
+    >>> sorted(passed_tests("PASSED t.py::a\\nPASSED t.py::b\\nFAILED t.py::b - x\\ntest_c (t.T.test_c) ... ok"))
+    ['t.py::a', 'test_c (t.T)', 'test_c (t.T.test_c)']
+    """
+    passed: set[str] = set()
+    failed: set[str] = set()
+    waiting: tuple[str, ...] = ()
+    for line in report.splitlines():
+        names, status = waiting, ""
+        if match := _PYTEST.match(line):
+            names, status = (match[2] if match[1] == "PASSED" else match[2].split(" - ")[0],), match[1]
+        elif match := _SUMMARY.match(line):
+            names, status = _unittest_names(match[2], match[3]), match[1]
+        elif match := _UNITTEST.match(line):
+            names = waiting = _unittest_names(match[1], match[2])
+            status = _verdict(match[3])
+        elif waiting:
+            status = _verdict(line)
+        if status:
+            (passed if status in _GOOD else failed).update(names)
+            waiting = ()
+    return frozenset(passed - failed)
+
+
+def _verdict(text: str) -> str:
+    """The verdict that a line of unittest ends with; a test may print before it."""
+    match = _VERDICT.search(text)
+    return match[1] if match else ""
+
+
+def _unittest_names(test: str, place: str) -> tuple[str, ...]:
+    """`test_a (mod.T)` as Python before 3.11 and the data sets write it, and `test_a (mod.T.test_a)` as it is written now."""
+    if place.endswith(f".{test}"):
+        return f"{test} ({place})", f"{test} ({place[: -len(test) - 1]})"
+    return f"{test} ({place})", f"{test} ({place}.{test})"
