@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prorl.errors import ConfigError
+from prorl.errors import BackendError, ConfigError
+from prorl.types import FailureCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,3 +38,21 @@ def open_backend(url: str, renderer: Renderer, env: Callable[[str], Env], *, mod
     raise ConfigError(
         f"backend {url!r}", "scripted:oracle|flaky|noop|random|faulty, or http://host:port", "start vLLM and name its address"
     )
+
+
+async def open_probed(url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = "") -> Backend:
+    """As `open_backend`, when a model server has shown that its logprobs are those of what it samples from. Raises BackendError."""
+    backend = open_backend(url, renderer, env, model=model, api_key=api_key)
+    if url.startswith(("http://", "https://")):
+        from prorl.backends.vllm import VllmBackend
+
+        assert isinstance(backend, VllmBackend)
+        try:
+            await backend.probe()
+        except ConfigError as error:
+            await backend.close()
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, str(error)) from error
+        except BaseException:
+            await backend.close()
+            raise
+    return backend

@@ -68,7 +68,8 @@ class WeightTarget:
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str = "") -> None:
         self.url = url.rstrip("/")
         self._session = session
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # After an error vLLM closes a connection that it has just said to keep, and the next call would be lost with it.
+        self._headers = {"Connection": "close"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._dialect: Dialect | None = None
 
     async def pause(self) -> None:

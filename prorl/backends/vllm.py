@@ -11,8 +11,9 @@ Bounded: requests in flight, bytes of a reply. Protocol as measured with vLLM 0.
 from __future__ import annotations
 
 import asyncio
-import math
+import statistics
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES = 64 << 20
 _READ_BYTES = 1 << 16
-_NEAR_UNIFORM = 0.2
-"""At temperature 1000 each logprob is within this of -log(vocabulary), whose padding the tokenizer may not know."""
-_HOT, _COLD = 1000.0, 0.01
+_HOT, _COLD = 2.0, 0.01
+"""The most and the least that vLLM takes."""
+_PROBES, _ROUNDS = 8, 4
+_CERTAIN, _MOVED = -0.3, 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +81,27 @@ class VllmBackend:
     async def probe(self) -> None:
         """Refuse a server whose logprobs are not those of the distribution it samples from.
 
-        At a very high temperature such logprobs are those of a uniform choice; at a very low one the choice is certain. Raw ones are
-        the model's own at both. Raises ConfigError, or BackendError when the server cannot be asked.
+        Near temperature 0 the choice is certain, and at temperature 2 the same choice is less likely than that. Raw logprobs are the
+        model's own at both: not near 0 where it is unsure, and equal where it is sure. Raises ConfigError, or BackendError when the
+        server cannot be asked.
         """
-        hot = await self.generate(_probe(_HOT, max_tokens=4))
-        cold = await self.generate(_probe(_COLD, max_tokens=1))
-        uniform = -math.log(self._vocab_size)
-        off = float(np.abs(hot.logprobs_C - uniform).max())
-        gained = float(cold.logprobs_C[0] - hot.logprobs_C.max())
-        if off > _NEAR_UNIFORM or gained < _NEAR_UNIFORM:
+        cold = await self._first_tokens(_COLD, seed=0)
+        hot = [pair for seed in range(_ROUNDS) for pair in zip(cold, await self._first_tokens(_HOT, seed), strict=True)]
+        certain = statistics.median(logprob for _, logprob in cold)
+        moved = [cold_logprob - hot_logprob for (one, cold_logprob), (other, hot_logprob) in hot if one == other]
+        if certain < _CERTAIN or (moved and statistics.median(moved) < _MOVED):
             raise ConfigError(
-                f"{self.name}: logprobs do not follow the temperature (at {_HOT:g}: {hot.logprobs_C.tolist()}, at {_COLD:g}: "
-                f"{cold.logprobs_C.tolist()})",
-                f"about {uniform:.2f} at {_HOT:g} and more at {_COLD:g}",
+                f"{self.name}: logprobs do not follow the temperature (at {_COLD:g}: {[round(logprob, 3) for _, logprob in cold]}; "
+                f"the same tokens at {_HOT:g} are {[round(one, 3) for one in moved]} less likely)",
+                f"about 0 at {_COLD:g}, and less at {_HOT:g}",
                 "start vLLM with --logprobs-mode processed_logprobs",
             )
+
+    async def _first_tokens(self, temperature: float, seed: int) -> list[tuple[int, float]]:
+        """What it says after each of a few short prompts: (id, logprob)."""
+        prompts = np.random.default_rng(1).integers(0, self._vocab_size, (_PROBES, 4), dtype=np.int32)
+        answers = await asyncio.gather(*(self.generate(_probe(prompt, temperature, seed)) for prompt in prompts))
+        return [(int(answer.token_ids_C[0]), float(answer.logprobs_C[0])) for answer in answers]
 
     async def health(self) -> None:
         """Return when the server says that it is well. Raises BackendError."""
@@ -206,12 +214,12 @@ def _versions(stated: Json, version: PolicyVersion, count: int) -> tuple[tuple[i
     return tuple(int(part["end"]) for part in stated), versions
 
 
-def _probe(temperature: float, max_tokens: int) -> GenerateRequest:
+def _probe(prompt_ids_L: Int32, temperature: float, seed: int) -> GenerateRequest:
     return GenerateRequest(
-        prompt_ids_L=np.array([1, 2, 3], dtype=np.int32),
-        sampling=SamplingParams(temperature=temperature, max_tokens=max_tokens),
-        seed=1,
+        prompt_ids_L=prompt_ids_L,
+        sampling=SamplingParams(temperature=temperature, max_tokens=1),
+        seed=seed,
         stop_token_ids=(),
-        request_id=f"probe-{temperature:g}-{time.monotonic_ns()}",
+        request_id=f"probe-{uuid.uuid4().hex}",
         session="probe",
     )

