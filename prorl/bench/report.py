@@ -127,6 +127,15 @@ def median(what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0,
     return Row(what=what, value=statistics.median(values), unit=unit, repeats=tuple(values), cpu_s=cpu_s, note=note)
 
 
+def verdict(value: float, bar: float) -> str:
+    """Whether a value that should be small is.
+
+    >>> verdict(0.3, 0.5), verdict(0.7, 0.5)
+    ('bar 0.5: met', 'bar 0.5: missed')
+    """
+    return f"bar {bar:.3g}: {'met' if value <= bar else 'missed'}"
+
+
 def number(value: float) -> str:
     """Three significant digits for people.
 

@@ -149,7 +149,7 @@ def rows(found: dict[str, Rounds]) -> list[Row]:
     """The rows of the report, in the order of the bars."""
     received, socket, mapped, first = (found[name] for name in ("received", "socket", "mapped", "first_batch"))
     payload = socket.more[-1]["bytes"]
-    wire = [after["wire_bytes"] - before["wire_bytes"] for before, after in zip(received.more, received.more[1:], strict=False)]
+    wire = [more["wire_bytes"] for more in received.more]
     memcpy_s = statistics.median(more["memcpy_s"] for more in mapped.more)
     short_ms = statistics.median(more["short_s"] for more in first.more) * 1e3
     share = SHAPE.sampled_share
@@ -192,9 +192,11 @@ def _rate(what: str, ours: Rounds, socket: Rounds, payload: float, note: str) ->
 
 
 def _times(what: str, ours: Rounds, rival: Rounds, name: str, bar: int) -> Row:
+    by_numpy = [more["numpy_s"] / ours.median_s for more in rival.more if "numpy_s" in more]
+    also = f"; {statistics.median(by_numpy):.0f} if its lists went through numpy" if by_numpy else ""
     return Row(
         what=what, value=ours.median_s * 1e3, unit="ms", repeats=_ms(ours.seconds), cpu_s=statistics.median(ours.cpu_s), rival=name,
-        rival_value=rival.median_s * 1e3, rival_command=f"{COMMAND} {name}", ratio=rival.median_s / ours.median_s, note=f"bar {bar}",
+        rival_value=rival.median_s * 1e3, rival_command=f"{COMMAND} {name}", ratio=rival.median_s / ours.median_s, note=f"bar {bar}{also}",
     )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ TMUX_AGENT_CLEAR_S = 0.1
 """OpenHands clears the screen before each command and sleeps this long."""
 PRORL_POLL_S = 0.01
 """ProRL-Agent-Server, efficient_bash.py: select for 10 ms, then sleep 10 ms."""
+REX_S = 30.0
+"""Its own default for the start, one second, is too short for a loaded machine."""
 ECHO = """
 import socket, sys
 s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(1); print("ready", flush=True)
@@ -64,13 +66,15 @@ def uds_echo(repeats: int) -> list[float]:
     return found
 
 
+LOOP = "for ((i = 0; i <= {}; i++)); do a=$EPOCHREALTIME; /bin/true; b=$EPOCHREALTIME; echo $a $b; done"
+
+
 def fork_exec(repeats: int) -> list[float]:
-    """Spawn `/bin/true` and wait for it."""
-
-    def once() -> None:
-        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)
-
-    return times_ms(once, repeats)
+    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock: nothing between it and the program."""
+    command = ["bash", "--norc", "--noprofile", "-c", LOOP.format(repeats)]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={"PATH": os.environ["PATH"]}).stdout.split()
+    stamps = [float(word.replace(b",", b".")) * 1e3 for word in lines]
+    return [end - begin for begin, end in zip(stamps[2::2], stamps[3::2], strict=True)]
 
 
 def poll_10ms_pty(repeats: int) -> list[float]:
@@ -155,3 +159,27 @@ def tmux_as_agents(repeats: int) -> list[float] | None:
                 time.sleep(TMUX_AGENT_POLL_S)
 
         return times_ms(once, repeats)
+
+
+async def swe_rex_local(repeats: int) -> list[float] | None:
+    """SWE-ReX's local runtime: a bash session over pexpect, as SWE-agent's tools use it."""
+    try:
+        from swerex.exceptions import SwerexException
+        from swerex.runtime.abstract import BashAction, CreateBashSessionRequest
+        from swerex.runtime.local import LocalRuntime
+    except ImportError:
+        return None
+    runtime = LocalRuntime()
+    await runtime.create_session(CreateBashSessionRequest(startup_timeout=REX_S))
+    found = []
+    try:
+        for _ in range(repeats + 1):
+            begin = time.perf_counter()
+            try:
+                await runtime.run_in_session(BashAction(command="true", timeout=REX_S))
+            except SwerexException:
+                continue  # it has time-outs within that no caller sets; on a loaded machine they fail
+            found.append((time.perf_counter() - begin) * 1e3)
+    finally:
+        await runtime.close()
+    return found[1:] or None

@@ -8,68 +8,92 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
 from prorl.bench import tool_rivals
-from prorl.bench.report import Report, Row, machine, median
+from prorl.bench.report import Report, Row, machine, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.probe import probe_one
-from prorl.sandbox.settings import KINDS
 from prorl.sandbox.spawn import spawned
-from prorl.types import SandboxSpec
+from prorl.types import SandboxRef, SandboxSpec
 
 SPEC = SandboxSpec(tools=("bash", "python", "files", "ipython", "jupyter"), memory_bytes=4 << 30)
 BASH_BAR_MS, FORK_BAR_MS, DIRECT_BAR_MS, JUPYTER_BAR_MS, EDIT_BAR_MS = 0.5, 0.5, 1.0, 4.0, 1.0
 IDLE = 31
+FIRST = ("pyns", "bwrap", "apptainer", "local")
+"""In quick runs only the first that works has all rows."""
 
 
 async def run(quick: bool) -> Report:
-    """All rows; `quick` ends within 50 s on two cores."""
+    """All rows; `quick` ends within 60 s on two cores."""
+    if not quick:
+        print("bench tools: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
     repeats = 100 if quick else 1000
-    floor = statistics.median(tool_rivals.fork_exec(repeats))
-    rows = [median("uds_echo_p50_ms", tool_rivals.uds_echo(repeats), "ms"), Row(what="fork_exec_p50_ms", value=floor, unit="ms")]
-    kinds = [kind for kind in ("pyns", "bwrap", "apptainer", "local") if (await probe_one(kind)).works]
-    for kind in KINDS:
-        if kind not in kinds:
-            rows.append(Row(what=f"bash_true_p50_ms.{kind}", value=float("nan"), unit="ms", note="does not work here"))
+    echo = tool_rivals.uds_echo(repeats)
+    forks = tool_rivals.fork_exec(repeats)
+    rows = [
+        _lean(median("uds_echo_p50_ms", echo, "ms", note="JSON there and back between two processes: the floor of any call")),
+        Row(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
+        _lean(median("fork_exec_p50_ms", forks, "ms", note="/bin/true in a loop of a bash of its own")),
+    ]
+    works = {kind: await probe_one(kind) for kind in FIRST}
+    kinds = [kind for kind in FIRST if works[kind].works]
     for kind in kinds:
-        rows += await _kind(kind, repeats, quick and kind != kinds[0], floor)
+        rows += await _kind(kind, repeats, quick and kind != kinds[0], statistics.median(forks))
+    for kind in FIRST:
+        if kind not in kinds:
+            rows.append(Row(what=f"bash_true_p50_ms.{kind}", value=float("nan"), unit="ms", note=works[kind].reason))
     rows += await _reliability(kinds[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{kinds[0]}").value
-    return Report(bench="tools", machine=machine(), rows=(*rows, *_rivals(quick, ours)))
+    return Report(bench="tools", machine=machine(), rows=(*rows, *await _rivals(quick, ours)))
 
 
-async def _kind(kind: str, repeats: int, only_first: bool, floor_ms: float) -> list[Row]:
-    rows = []
-    async with spawned(kind) as (host, _):
-        ref = await host.start("bench/1/1", "run", SPEC)
-        async with host.connect(ref) as sandbox:
-            true = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
-            rows.append(_with_bar(f"bash_true_p50_ms.{kind}", true, BASH_BAR_MS))
-            rows.append(Row(what=f"bash_true_p99_ms.{kind}", value=_p99(true), unit="ms"))
-            if only_first:
-                return rows
-            forked = await _times(lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats)
-            rows.append(_with_bar(f"bash_bin_true_p50_ms.{kind}", forked, floor_ms + FORK_BAR_MS))
-            rows += await _interpreters(kind, sandbox, repeats)
-            rows.append(_with_bar(f"file_edit_p50_ms.{kind}", await _edits(sandbox, repeats), EDIT_BAR_MS))
-            rows += await _crowd(kind, host, sandbox, repeats)
+async def _kind(kind: str, repeats: int, only_bash: bool, fork_ms: float) -> list[Row]:
+    async with spawned(kind) as (host, _), host.connect(await host.start("bench/1/1", "run", SPEC)) as sandbox:
+        if only_bash:
+            return await _bash(kind, "", sandbox, repeats, fork_ms)
+        rows = await _calls(kind, "", sandbox, repeats, fork_ms)
+        spec = SandboxSpec(tools=("bash",))
+        others = await asyncio.gather(*(host.start(f"bench/{number}/1", "run", spec) for number in range(2, IDLE + 2)))
+        rows += await _calls(kind, f"_beside_{IDLE}_idle", sandbox, repeats, fork_ms)
+        rows.append(await _all_busy(kind, host, [sandbox.ref, *others], max(10, repeats // 10)))
     return rows
 
 
-async def _interpreters(kind: str, sandbox: Sandbox, repeats: int) -> list[Row]:
+async def _calls(kind: str, where: str, sandbox: Sandbox, repeats: int, fork_ms: float) -> list[Row]:
+    """Every tool once more, `where` in the rows' names."""
+    rows = await _bash(kind, where, sandbox, repeats, fork_ms)
+    rows += await _interpreters(kind, where, sandbox, repeats)
+    rows.append(_with_bar(f"file_edit{where}_p50_ms.{kind}", await _edits(sandbox, repeats), EDIT_BAR_MS))
+    return rows
+
+
+async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int, fork_ms: float) -> list[Row]:
+    true = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
+    forked = await _times(lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats)
+    return [
+        _with_bar(f"bash_true{where}_p50_ms.{kind}", true, BASH_BAR_MS),
+        Row(what=f"bash_true{where}_p99_ms.{kind}", value=_p99(true), unit="ms"),
+        _with_bar(f"bash_bin_true{where}_p50_ms.{kind}", forked, fork_ms + FORK_BAR_MS),
+    ]
+
+
+async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Row]:
     rows = []
-    for tool, what, bar_ms in (("ipython", "ipython_direct", DIRECT_BAR_MS), ("jupyter", "ipython_jupyter", JUPYTER_BAR_MS)):
+    for tool, name, bar_ms in (("ipython", "ipython_direct", DIRECT_BAR_MS), ("jupyter", "ipython_jupyter", JUPYTER_BAR_MS)):
+        what = f"{name}{where}_p50_ms.{kind}"
         first = await sandbox.call(tool, {"code": "1+1"}, 60.0)
         if first.exit_code != 0:
-            rows.append(Row(what=f"{what}_p50_ms.{kind}", value=float("nan"), unit="ms", note=first.output.strip()[-80:]))
+            rows.append(Row(what=what, value=float("nan"), unit="ms", note=first.output.strip()[-80:]))
             continue
         found = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
-        rows.append(_with_bar(f"{what}_p50_ms.{kind}", found, bar_ms))
+        rows.append(_with_bar(what, found, bar_ms))
     return rows
 
 
@@ -79,33 +103,26 @@ async def _edits(sandbox: Sandbox, repeats: int) -> list[float]:
 
     async def edit() -> object:
         words.reverse()
-        arguments = {"command": "str_replace", "path": "f", "old_str": f"{words[1]}\n", "new_str": f"{words[0]}\n"}
-        done = await sandbox.call("files", {**arguments, "old_str": f"\n{words[1]}\n", "new_str": f"\n{words[0]}\n"}, 5.0)
+        arguments = {"command": "str_replace", "path": "f", "old_str": f"\n{words[1]}\n", "new_str": f"\n{words[0]}\n"}
+        done = await sandbox.call("files", dict(arguments), 5.0)
         assert done.exit_code == 0, done.output
         return done
 
     return await _times(edit, repeats - repeats % 2)
 
 
-async def _crowd(kind: str, host: UnixSandboxHost, sandbox: Sandbox, repeats: int) -> list[Row]:
-    spec = SandboxSpec(tools=("bash",))
-    refs = await asyncio.gather(*(host.start(f"bench/{number}/1", "run", spec) for number in range(2, IDLE + 2)))
-    beside = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
-    rows = [_with_bar(f"bash_true_beside_31_idle_p50_ms.{kind}", beside, BASH_BAR_MS)]
+async def _all_busy(kind: str, host: UnixSandboxHost, refs: list[SandboxRef], repeats: int) -> Row:
+    async def work(ref: SandboxRef) -> list[float]:
+        async with host.connect(ref) as sandbox:
+            return await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
 
-    async def work(number: int) -> list[float]:
-        async with host.connect(refs[number]) as other:
-            return await _times(lambda: other.call("bash", {"command": "true"}, 10.0), max(10, repeats // 10))
-
-    found = await asyncio.gather(*(work(number) for number in range(IDLE)))
-    rows.append(median(f"bash_true_32_busy_p50_ms.{kind}", [value for values in found for value in values], "ms", note="no bar"))
-    await asyncio.gather(*(host.stop(ref) for ref in refs))
-    return [_lean(row) for row in rows]
+    found = await asyncio.gather(*map(work, refs))
+    return _lean(median(f"bash_true_{len(refs)}_busy_p50_ms.{kind}", [value for values in found for value in values], "ms", note="no bar"))
 
 
 async def _reliability(kind: str, count: int) -> list[Row]:
     """Outputs that were lost or cut while both cores are loaded by something else."""
-    burners = [multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) for _ in range(2)]
+    burners = [multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) for _ in os.sched_getaffinity(0)]
     for burner in burners:
         burner.start()
     bad = 0
@@ -124,7 +141,7 @@ async def _reliability(kind: str, count: int) -> list[Row]:
         for burner in burners:
             burner.kill()
             burner.join()
-    return [Row(what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=_verdict(bad, 0))]
+    return [Row(what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=verdict(bad, 0))]
 
 
 def _burn() -> None:
@@ -132,25 +149,24 @@ def _burn() -> None:
         pass
 
 
-def _rivals(quick: bool, ours_ms: float) -> list[Row]:
-    command = "prorl bench tools --json"
+async def _rivals(quick: bool, ours_ms: float) -> list[Row]:
     found = [
         ("tmux_busy_poll_p50_ms", tool_rivals.tmux_busy_poll(30 if quick else 200), 5.0),
-        ("tmux_as_agents_p50_ms", tool_rivals.tmux_as_agents(5 if quick else 30), 200.0),
+        ("tmux_as_agents_p50_ms", tool_rivals.tmux_as_agents(5 if quick else 30), 100.0),
         ("poll_10ms_pty_p50_ms", tool_rivals.poll_10ms_pty(50 if quick else 200), 40.0),
-        ("swe_rex_local_p50_ms", None, 0.0),
+        ("swe_rex_local_p50_ms", await tool_rivals.swe_rex_local(5 if quick else 30), 100.0),
     ]
-    rows = []
-    for what, values, bar in found:
-        if values is None:
-            rows.append(Row(what=what, value=float("nan"), unit="ms", note="not installed (extra `bench`, and tmux)"))
-            continue
-        value = statistics.median(values)
-        ratio = value / ours_ms
-        note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
-        rows.append(Row(what=what, value=value, unit="ms", repeats=tuple(values), rival="bash_true_p50_ms", rival_value=ours_ms,
-                        rival_command=command, ratio=ratio, note=note))  # fmt: skip
-    return rows
+    return [_rival(what, values, bar, ours_ms) for what, values, bar in found]
+
+
+def _rival(what: str, values: list[float] | None, bar: float, ours_ms: float) -> Row:
+    if values is None:
+        return Row(what=what, value=float("nan"), unit="ms", note="not installed (extra `bench`, and tmux)")
+    value = statistics.median(values)
+    ratio = value / ours_ms
+    note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
+    return Row(what=what, value=value, unit="ms", repeats=tuple(values), rival="bash_true_p50_ms", rival_value=ours_ms,
+               rival_command="prorl bench tools --json", ratio=ratio, note=note)  # fmt: skip
 
 
 async def _times(work: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
@@ -168,11 +184,7 @@ def _p99(values: list[float]) -> float:
 
 
 def _with_bar(what: str, values: list[float], bar_ms: float) -> Row:
-    return _lean(median(what, values, "ms", note=_verdict(statistics.median(values), bar_ms)))
-
-
-def _verdict(value: float, bar: float) -> str:
-    return f"bar {bar:.3g}: {'met' if value <= bar else 'missed'}"
+    return _lean(median(what, values, "ms", note=verdict(statistics.median(values), bar_ms)))
 
 
 def _lean(row: Row) -> Row:

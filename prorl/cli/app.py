@@ -24,6 +24,7 @@ _COMMANDS = (
     ("verify", "Check a run directory: hashes, invariants, exactly one row a rollout."),
     ("replay", "Serve a stored run to trainers, in the order in which it was delivered."),
     ("schema", "The columns of every edge and table; `--config` the JSON schema of config files."),
+    ("image", "Images for sandboxes, made without any container registry: build, ls, rm."),
     ("doctor", "Probe this machine; each finding comes with its fix."),
     ("bench", "Measure, with rivals in the same run."),
 )

@@ -137,9 +137,15 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
 
 
 async def _lightest() -> str:
-    from prorl.sandbox.probe import probe_one
+    from prorl.sandbox.probe import choose, probe_one
 
-    return "pyns" if (await probe_one("pyns")).works else "auto"
+    if (await probe_one("pyns")).works:
+        return "pyns"
+    try:
+        return await choose("auto")
+    except ConfigError as error:
+        anyway = "or, as the toy's programs do no harm: prorl demo --sandbox local"
+        raise ConfigError(error.given, error.expected, f"`prorl doctor` names the fixes; {anyway}") from None
 
 
 async def _learn(recipe: Recipe, name: str, model: Path, config: object, shown: Display) -> float | None:

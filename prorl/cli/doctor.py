@@ -57,6 +57,7 @@ def probes(root: Path) -> Iterator[Finding]:
     for package in ("pyarrow", "duckdb"):
         yield _package(package)
     yield _optional("torch", "prorl[torch]", "tensors in trainers")
+    yield _optional("spython", "prorl[apptainer]", "`prorl image build` and unpacking .sif images")
     yield _cores()
     yield from _disk(root)
     yield _sockets()
@@ -151,6 +152,7 @@ def _descriptors() -> Finding:
 
 def _sandboxes() -> Iterator[Finding]:
     yield _user_namespaces()
+    yield _control_groups()
     from prorl.sandbox.probe import probe
     from prorl.sandbox.settings import AUTO_ORDER
 
@@ -169,3 +171,15 @@ def _user_namespaces() -> Finding:
     count = int(switch.read_text()) if switch.exists() else 0
     fix = "" if count else "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
     return Finding("ok" if count else "warn", "user namespaces", f"at most {count}", fix)
+
+
+def _control_groups() -> Finding:
+    from prorl.sandbox.cgroups import usable
+
+    versions = usable()
+    if "memory" in versions:
+        return Finding("ok", "control groups", ", ".join(f"{name} (version {version})" for name, version in versions.items()))
+    found = "none for memory: a watchdog looks at it each second and ends what uses too much"
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    fix = "systemd-run --user --scope -p Delegate=yes prorl ..." if unified else "version 1 is for root alone"
+    return Finding("warn", "control groups", found, fix)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from prorl.agents import get_agent
 from prorl.cli.progress import Show
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
 from prorl.cli.summary import present
@@ -51,7 +52,7 @@ class Plan:
 
     @classmethod
     def make(cls, config: Path | None, flags: Mapping[str, Json], sets: Iterable[str], *, root: Path | None, resume: bool = False) -> Self:
-        """Merge settings, read tasks, ask their envs. Raises ConfigError, TaskError, ConflictError."""
+        """Merge settings, read tasks, ask their envs, find the agent. Raises ConfigError, TaskError, ConflictError."""
         job = job_settings(config, flags, sets)
         service = service_settings(job.service, root)
         if resume:
@@ -63,6 +64,7 @@ class Plan:
         service = service.model_copy(update={"root": service.root.absolute()})
         name = job.name or free_name(service.root, job)
         run = run_settings({**job.run, "filter": filter_text(str(job.run.get("filter", "none")))}, name)
+        get_agent(run.agent)
         check_backend(service.backends)
         tasks = load(job)
         check_tasks(tasks)

@@ -69,13 +69,16 @@ def wilson(mean: float, count: int) -> Estimate:
 
     >>> print(wilson(0.5, 100), wilson(1.0, 100))
     0.500 [0.404, 0.596] 1.000 [0.963, 1.000]
+    >>> wilson(0.0, 96).low
+    0.0
     """
     if not count:
         return Estimate(math.nan, 0.0, 1.0)
     shrink = 1 + Z * Z / count
     middle = (mean + Z * Z / (2 * count)) / shrink
     half = Z / shrink * math.sqrt(max(0.0, mean * (1 - mean)) / count + Z * Z / (4 * count * count))
-    return Estimate(mean, max(0.0, middle - half), min(1.0, middle + half))
+    low, high = min(mean, middle - half), max(mean, middle + half)  # at shares 0 and 1 rounding would leave the share itself out
+    return Estimate(mean, max(0.0, low), min(1.0, high))
 
 
 def estimate(tasks: Sequence[tuple[int, int]]) -> dict[int, Estimate]:

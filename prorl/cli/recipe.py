@@ -35,6 +35,7 @@ class Recipe(BaseModel):
     pool: float = Field(default=4.0, ge=1, description="different tasks for each group that will be trained on; DAPO drops some")
     heldout: int = Field(default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1")
     greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
+    heldout_seed: int = Field(default=7, ge=0, description="of the held-out tasks; the same before and after, whatever `seed` is")
     max_tokens: int = Field(default=64, ge=8, description="per model call")
     control: Literal["", "shuffled-rewards"] = Field(default="", description="`shuffled-rewards`: a control that must not learn")
 
@@ -83,8 +84,8 @@ def train_tasks(recipe: Recipe) -> list[Task]:
 
 
 def heldout_tasks(recipe: Recipe) -> list[Task]:
-    """The same for every seed, before and after."""
-    sets = [generate(name, split="heldout", seed=7, n=max(recipe.heldout, recipe.greedy)) for name in SETS]
+    """The same before and after, and for every training seed."""
+    sets = [generate(name, split="heldout", seed=recipe.heldout_seed, n=max(recipe.heldout, recipe.greedy)) for name in SETS]
     return [task for tasks in zip(*sets, strict=True) for task in tasks]
 
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -24,7 +23,7 @@ import pyarrow.flight as fl
 from prorl.flight import tune
 from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
 from prorl.flight.wire import STREAM_ERRORS, call_options, check_peer_schema, from_flight, open_client
-from prorl.schema import SEQUENCES, STREAM
+from prorl.schema import STREAM
 from prorl.types import Json
 
 CALL_TIMEOUT_S = 30.0
@@ -125,11 +124,7 @@ class FlightSource:
 
 
 def _read_mapped(source: pa.MemoryMappedFile, plan: Plan) -> Iterator[pa.RecordBatch]:
-    delivery_seq = Cursor.parse(plan.cursor).seq - plan.num_groups
     with source:
         file = source.read_buffer(source.size())
     for offset, length in plan.batches:
-        batch = pa.ipc.read_record_batch(file.slice(offset, length), SEQUENCES)
-        seqs = pa.array(np.full(batch.num_rows, delivery_seq, np.int64))
-        yield batch.add_column(0, STREAM.field(0), seqs).replace_schema_metadata(STREAM.metadata)
-        delivery_seq += 1
+        yield pa.ipc.read_record_batch(file.slice(offset, length), STREAM)

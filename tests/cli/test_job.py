@@ -41,6 +41,8 @@ def test_planning_makes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "root").exists()
     with pytest.raises(TaskError, match="unknown env 'nop'"):
         Plan.make(None, {"tasks": _tasks(tmp_path, "noop", "nop")}, [], root=tmp_path / "root")
+    with pytest.raises(ConfigError, match="unknown agent 'nativ'"):
+        Plan.make(None, {"tasks": _tasks(tmp_path, "noop"), "run": {"agent": "nativ"}}, [], root=tmp_path / "root")
 
 
 def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 from tests.trainer.tiny import save_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

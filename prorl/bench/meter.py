@@ -1,0 +1,124 @@
+"""What a tree of processes uses and holds: CPU, memory, and everything that must not grow.
+
+CPU comes from a control group of its own where this process may make one (cpuacct, version 1): exact, and with the CPU of processes that
+nobody waited for, such as a shell that ends with its sandbox. Elsewhere it is summed from /proc, in ticks, without those.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
+TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+GONE_S = 5.0
+
+
+class CpuMeter:
+    """CPU seconds of a process and everything below it."""
+
+    def __init__(self, group: Path | None) -> None:
+        self._group = group
+        self._root = 0
+
+    def watch(self, root: int) -> None:
+        """Begin with a process and its present descendants; later ones are counted by themselves."""
+        self._root = root
+        if self._group is not None:
+            for pid in tree(root):
+                (self._group / "cgroup.procs").write_text(str(pid))
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from."""
+        return "/proc, ticks" if self._group is None else "cpuacct"
+
+    def cpu_s(self) -> float:
+        """CPU seconds since `watch`, or since ever: only differences mean something."""
+        if self._group is not None:
+            return int((self._group / "cpuacct.usage").read_text()) / 1e9
+        return sum(map(_ticks, tree(self._root))) * TICK_S
+
+
+@contextmanager
+def cpu_meter() -> Iterator[CpuMeter]:
+    """A meter; the processes that it watches must have ended when the block does."""
+    group = ACCOUNTS / f"prorl-bench-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield CpuMeter(None)
+        return
+    try:
+        yield CpuMeter(group)
+    finally:
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    until = time.monotonic() + GONE_S
+    while time.monotonic() < until:
+        try:
+            group.rmdir()
+        except OSError:
+            time.sleep(0.02)  # busy until the last of its processes is reaped, by whomever
+        else:
+            return
+
+
+def tree(root: int) -> list[int]:
+    """A process and all its descendants."""
+    found, pending = [root], [root]
+    while pending:
+        parent = pending.pop()
+        try:
+            children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        except OSError:
+            continue
+        found += children
+        pending += children
+    return found
+
+
+def pss_mb(root: int) -> float:
+    """Memory of a process and its descendants, shared pages divided among all who share them."""
+    return sum(map(_pss_mb, tree(root)))
+
+
+def counts(root: int, sockets: Path, folder: Path) -> dict[str, int]:
+    """What must be the same after a thousand sandboxes, for a sandboxd with this folder of sockets and this root."""
+    pids = tree(root)
+    return {
+        "processes": len(pids),
+        "descriptors": sum(len(_names(Path(f"/proc/{pid}/fd"))) for pid in pids),
+        "mounts": sum(len(Path(f"/proc/{pid}/mounts").read_text().splitlines()) for pid in (os.getpid(), *pids)),
+        "sockets": sum(str(sockets) in line for line in Path("/proc/net/unix").read_text().splitlines()),
+        "files": sum(len(files) + len(folders) for _, folders, files in os.walk(folder)) + len(_names(sockets)),
+        "groups": sum(1 for _ in Path("/sys/fs/cgroup").glob(f"*/prorl-{sockets.name}/*/")),
+    }
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(map(int, fields[11:15]))
+
+
+def _pss_mb(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)

@@ -1,0 +1,132 @@
+"""`prorl image build | ls | rm`: the images of this node's registry, made without any container registry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+image = App(name="image", help="Images for sandboxes, made without any container registry: build, ls, rm.", help_format="plaintext")
+
+Where = Annotated[Path | None, Parameter(name="--images")]
+
+
+@image.command
+def build(
+    name: str,
+    /,
+    *,
+    source: Annotated[str, Parameter(name="--from")],
+    include: str = "",
+    mirror: str = "",
+    replace: Annotated[bool, Parameter(negative="")] = False,
+    timeout_s: float = 3600.0,
+    images: Where = None,
+) -> int:
+    """Make an image that tasks can name.
+
+    Example: prorl image build deb12 --from debian:bookworm --include python3,git
+
+    Parameters
+    ----------
+    name
+        What tasks call it.
+    source
+        A folder, FILE.sif, FILE.def (its `From:` may name another image) or debian:SUITE.
+    include
+        Debian packages to add to debian:SUITE, separated by commas.
+    mirror
+        Package mirror of debian:SUITE; default: the one that this machine uses.
+    replace
+        Let an existing name stand for the new image.
+    timeout_s
+        Give up after so long.
+    images
+        Folder of the registry; default: `service.sandbox.images`.
+    """
+    from prorl.cli.output import note, say
+    from prorl.sandbox.image_child import fence_of_the_fence, make_image
+
+    path = str(Path(source).absolute()) if Path(source).exists() else source
+    job = {"do": "build", "name": name, "source": path, "include": include, "mirror": mirror, "replace": "1" if replace else ""}
+    with fence_of_the_fence():
+        made = asyncio.run(
+            make_image(registry_root(images), job, timeout_s, lambda data: note(data.decode("utf-8", "replace").rstrip("\n")))
+        )
+    say(f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}, at {made.path}")
+    return 0
+
+
+@image.command
+def ls(*, images: Where = None, json: Annotated[bool, Parameter(negative="")] = False) -> int:
+    """The images of this node; without a name: unpacked from a .sif that a task gave by its path.
+
+    Parameters
+    ----------
+    images
+        Folder of the registry; default: `service.sandbox.images`.
+    json
+        Print a JSON list.
+    """
+    from dataclasses import asdict
+
+    from prorl.cli.output import say, say_json, table
+    from prorl.sandbox.images import Registry
+
+    registry = Registry(registry_root(images))
+    found = registry.list()
+    if json:
+        say_json([asdict(each) for each in found])
+    elif not found:
+        say(f"no images in {registry.root}; `prorl image build` makes one")
+    else:
+        columns = ("name", "digest", "MB", "files", "made", "from")
+        table(columns, [(",".join(i.names), i.digest[:12], f"{i.bytes / 1e6:.0f}", i.files, _day(i.made_at), i.source) for i in found])
+    return 0
+
+
+@image.command
+def rm(*names: str, unused: Annotated[bool, Parameter(negative="")] = False, images: Where = None) -> int:
+    """Remove images; one that a running service uses stays.
+
+    Parameters
+    ----------
+    names
+        Their names.
+    unused
+        Also remove every image without a name.
+    images
+        Folder of the registry; default: `service.sandbox.images`.
+    """
+    from prorl.cli.output import say
+    from prorl.errors import UserError
+    from prorl.sandbox.images import Registry
+
+    if not names and not unused:
+        raise UserError("prorl image rm without a name", "NAME... or --unused")
+    registry = Registry(registry_root(images))
+    registry.open()
+    for name in names:
+        say(f"removed {name} ({registry.forget(name).digest[:12]})")
+    for each in registry.list() if unused else []:
+        if not each.names:
+            registry.remove(each.digest)
+            say(f"removed {each.digest[:12]} ({each.source})")
+    return 0
+
+
+def registry_root(given: Path | None) -> Path:
+    """The flag, else the service's key `sandbox.images`, which the environment can set, else its default."""
+    from prorl.cli.settings import service_environment
+    from prorl.sandbox.images import default_root
+
+    section = service_environment().get("sandbox")
+    configured = section.get("images") if isinstance(section, dict) else None
+    return (given or (Path(str(configured)) if configured else default_root())).absolute()
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
