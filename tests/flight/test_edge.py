@@ -19,11 +19,11 @@ from tests.grown import put
 async def take(inlet: Inlet, count: int) -> list[Taken]:
     found: list[Taken] = []
     while len(found) < count:
-        found += await asyncio.wait_for(inlet.take(), 5)
+        found += await asyncio.wait_for(inlet.take(), 30)
     return found
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.002)
@@ -78,7 +78,7 @@ async def test_put_waits_while_the_bound_is_reached(net: Net) -> None:
     await asyncio.sleep(0.05)
     assert not third.done()
     inlet.ack([key(0)])
-    await asyncio.wait_for(third, 5)
+    await asyncio.wait_for(third, 30)
     assert acked == [key(0)]
     await inlet.close()
 
@@ -213,7 +213,7 @@ async def test_take_ends_when_the_inlet_closes(net: Net) -> None:
     await asyncio.sleep(0.01)
     await inlet.close()
     await inlet.close()
-    assert await asyncio.wait_for(taking, 1) == []
+    assert await asyncio.wait_for(taking, 30) == []
 
 
 async def test_a_bug_while_serving_an_upstream_is_raised_by_take(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,5 +225,5 @@ async def test_a_bug_while_serving_an_upstream_is_raised_by_take(net: Net, monke
     monkeypatch.setattr("prorl.flight.inlet.keys", broken)
     await put(outlet, ready(1))
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(inlet.take(), 5)
+        await asyncio.wait_for(inlet.take(), 30)
     await inlet.close()

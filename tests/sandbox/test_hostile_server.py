@@ -80,7 +80,7 @@ async def test_lies(data: bytes) -> None:
 
 
 async def test_silence_ends_at_the_deadline() -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert await ask(b"", then_close=False) is FailureCode.SANDBOX_BROKEN
         assert await ask(struct.pack(">II", 1000, 0) + b"{", then_close=False) is FailureCode.SANDBOX_BROKEN
 
@@ -114,7 +114,7 @@ async def test_a_slow_drip_ends_at_the_deadline() -> None:
             await asyncio.sleep(0.05)
 
     async def call(sandbox: ConnectedSandbox) -> None:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             with pytest.raises(SandboxError, match="after the deadline"):
                 await sandbox.call("bash", {"command": "true"}, 0.1)
 

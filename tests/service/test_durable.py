@@ -110,7 +110,7 @@ async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(tmp
         w.core.set_backend("scripted:other", "ready")
         w.served.gateway.wake()
         await asyncio.sleep(0.1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             hello = {"worker": store.name, "role": "store", "schema_version": SCHEMA_VERSION}
             channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
             channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))

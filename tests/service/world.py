@@ -78,7 +78,7 @@ class Worker:
 
     async def hear(self, kind: Kind, count: int = 1) -> list[ControlRow]:
         """Wait until it has heard `count` rows of a kind."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(found := self.of(kind)) < count:
                 self._news.clear()
                 await self._news.wait()
@@ -88,7 +88,7 @@ class Worker:
         """Receive leases, say that INIT has them, free their slots."""
         assert self.inlet is not None
         taken: list[AttemptKey] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(taken) < count:
                 taken += [row.key for row in await self.inlet.take()]
         for key in taken:
@@ -102,7 +102,7 @@ class Worker:
 
     async def ask(self, kind: Kind, run_id: str = "", **payload: Json) -> Json:
         """A request and its answer."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await self.control.request(kind, run_id=run_id, payload=payload)
 
     async def commit(self, run_id: str, part: str, keys: Iterable[AttemptKey] = (), reward: float = 1.0, **more: Json) -> Json:
@@ -166,7 +166,7 @@ class World:
 
     async def until(self, holds: Callable[[Json], bool], run_id: str = "r") -> Json:
         """Wait until the run's view satisfies something."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not holds(view := await self.view(run_id)):
                 await asyncio.sleep(0.02)
         return view

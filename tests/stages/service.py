@@ -103,7 +103,7 @@ class Store:
         self.acking = True
         self.inlet.ack(list(self.rows))
 
-    async def have(self, count: int, timeout_s: float = 10) -> None:
+    async def have(self, count: int, timeout_s: float = 30) -> None:
         async with asyncio.timeout(timeout_s):
             while len(self.rows) < count:
                 self.arrived.clear()

@@ -91,7 +91,7 @@ async def bench(net: Net, operator: Scripted, slots: int = 3, finished_bytes: in
     finally:
         await parts.inlet.close()
         await parts.downstream.close()
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 30)
 
 
 async def test_never_more_rows_in_work_than_slots(net: Net) -> None:
@@ -279,7 +279,7 @@ async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net)
         operator.gate.set()
         for name, *_ in await take(parts.downstream, 2):
             parts.downstream.ack([name])
-        await asyncio.wait_for(parts.stage.wait_empty(), 5)
+        await asyncio.wait_for(parts.stage.wait_empty(), 30)
         assert parts.upstream.num_waiting == 2
         assert parts.ended() == []
 

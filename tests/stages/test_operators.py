@@ -177,11 +177,11 @@ async def test_a_backend_that_cannot_be_reached_or_gives_raw_logprobs_gets_no_ro
 async def test_a_cut_attempt_keeps_its_turns_and_leaves_no_sandbox() -> None:
     host, cuts = RecordingHost(), set[AttemptKey]()
     init, run, _ = operators(BoxedEnv(), host, cuts)
-    work = asyncio.ensure_future(run(await init(row_of("scripted:noop?delay_s=5"))))
+    work = asyncio.ensure_future(run(await init(row_of("scripted:noop?delay_s=60"))))
     await asyncio.sleep(0.05)
     cuts.add(key(1))
     work.cancel()
-    ran = await asyncio.wait_for(work, 2)
+    ran = await asyncio.wait_for(work, 20)
     assert ran.value("stop_reason") == "cancelled"
     assert read_failure(ran).code is FailureCode.CANCELLED
     assert host.live == {}

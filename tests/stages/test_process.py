@@ -93,16 +93,16 @@ async def test_workers_flow_and_leave_cleanly_on_sigterm(tmp_path: Path) -> None
         for child in it.children.values():
             child.terminate()
         assert [await child.wait() for child in it.children.values()] == [0, 0, 0]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
     assert sorted(os.listdir(tmp_path)) == ["service.json"]
 
 
 async def test_a_leaving_run_worker_releases_what_it_stops(tmp_path: Path) -> None:
-    async with service(tmp_path, "scripted:noop?delay_s=30") as it:
+    async with service(tmp_path, "scripted:noop?delay_s=120") as it:
         it.lease(1, 2)
-        await until(lambda: len(it.gateway.said(Kind.STARTED, "run")) == 2, 10)
+        await until(lambda: len(it.gateway.said(Kind.STARTED, "run")) == 2)
         it.children["run-0"].terminate()
-        assert await asyncio.wait_for(it.children["run-0"].wait(), 5) == 0
+        assert await asyncio.wait_for(it.children["run-0"].wait(), 30) == 0
         await until(lambda: sorted(it.gateway.said(Kind.RELEASED, "run")) == [1, 2])
 
 
@@ -124,7 +124,7 @@ async def test_a_killed_run_worker_is_noticed_at_once_and_its_scored_rows_go_on(
         it.lease(1)
         await it.store.have(1)
         await it.kill("run-0")
-        await until(lambda: "run-0" not in it.gateway.sessions, 1)
+        await until(lambda: "run-0" not in it.gateway.sessions, 5)
         it.store.ack_all()
         await it.start("run")
         it.lease(2)
@@ -133,9 +133,9 @@ async def test_a_killed_run_worker_is_noticed_at_once_and_its_scored_rows_go_on(
 
 
 async def test_workers_outlive_their_gateway_and_say_what_they_hold(tmp_path: Path) -> None:
-    async with service(tmp_path, "scripted:noop?delay_s=1.5") as it:
+    async with service(tmp_path, "scripted:noop?delay_s=4") as it:
         it.lease(1)
-        await until(lambda: it.gateway.said(Kind.STARTED, "run") == [1], 10)
+        await until(lambda: len(it.gateway.sessions) == 3 and it.gateway.said(Kind.STARTED, "run") == [1])
         for channel in list(it.gateway.sessions.values()):
             await channel.close()
         await until(lambda: len(it.gateway.hellos) == 6)

@@ -68,7 +68,7 @@ async def running(bench: Bench) -> AsyncIterator[Bench]:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop work until something holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 

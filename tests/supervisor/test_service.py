@@ -86,7 +86,7 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
         (supervisor.config.socket_dir / "child-1.sock").touch()
         child.signal(signal.SIGKILL)
         await _gone(before)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (child.alive and child.pid != before and child.lives == 2):
                 await asyncio.sleep(0.01)
             await child.ready(10)
