@@ -192,11 +192,9 @@ def _rate(what: str, ours: Rounds, socket: Rounds, payload: float, note: str) ->
 
 
 def _times(what: str, ours: Rounds, rival: Rounds, name: str, bar: int) -> Row:
-    by_numpy = [more["numpy_s"] / ours.median_s for more in rival.more if "numpy_s" in more]
-    also = f"; {statistics.median(by_numpy):.0f} if its lists went through numpy" if by_numpy else ""
     return Row(
         what=what, value=ours.median_s * 1e3, unit="ms", repeats=_ms(ours.seconds), cpu_s=statistics.median(ours.cpu_s), rival=name,
-        rival_value=rival.median_s * 1e3, rival_command=f"{COMMAND} {name}", ratio=rival.median_s / ours.median_s, note=f"bar {bar}{also}",
+        rival_value=rival.median_s * 1e3, rival_command=f"{COMMAND} {name}", ratio=rival.median_s / ours.median_s, note=f"bar {bar}",
     )  # fmt: skip
 
 
