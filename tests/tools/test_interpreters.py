@@ -58,6 +58,17 @@ async def test_printed_output_of_both_streams_and_of_programs(run: Interpreter) 
         assert done.output.split() == ["a", "b", "c", "d"]
 
 
+async def test_what_programs_print_is_shown_once(run: Interpreter) -> None:
+    cells = [f"import os; _ = os.system('echo hi{number}')" for number in range(20)]
+    outputs = [(await run(code)).output for code in [*cells, "import time; time.sleep(0.3)"]]
+    assert "".join(outputs) == "".join(f"hi{number}\n" for number in range(20))
+
+
+async def test_what_comes_after_the_end_of_a_cell_belongs_to_the_next(run: Interpreter) -> None:
+    assert (await run("import subprocess; _ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])")).output == ""
+    assert (await run("import time; time.sleep(1)")).output == "late\n"
+
+
 async def test_an_exception_is_output_with_exit_code_1(run: Interpreter) -> None:
     done = await run("def f():\n    return 1 / 0\nf()")
     assert done.exit_code == 1

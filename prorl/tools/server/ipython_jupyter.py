@@ -2,6 +2,9 @@
 
 Any installed kernel does (`PRORL_KERNEL`, default python3). Unix sockets, so it works with the network cut; the connection file is
 0600 in a folder of its own. SIGINT interrupts the kernel, not the relay; when the kernel dies it is started again once per cell.
+
+Output that a cell's subprocesses or threads send after its end belongs to the next cell. What the kernel itself writes to its terminal
+is not shown: ipykernel sends all of it over IOPub, too.
 """
 
 from __future__ import annotations
@@ -11,12 +14,27 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from typing import Any
 
 START_S = 30.0
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+LAZY_FLUSH = """
+from select import select
+from ipykernel.iostream import OutStream
+flush = OutStream.flush
+def lazily(stream):
+    pipe = [stream._fid] if hasattr(stream, "_fid") else []
+    for _ in range(100):
+        if not (stream._flush_pending or stream._subprocess_flush_pending or select(pipe, [], [], 0)[0]):
+            return
+        flush(stream)
+OutStream.flush = lazily
+"""
+"""For ipykernel, which several times a cell waits for a thread to send what nobody has written, a third of a short cell's time, and
+does not wait for what programs have written."""
 
 
 def start() -> Any:
@@ -26,10 +44,13 @@ def start() -> Any:
     folder = tempfile.mkdtemp(prefix="k")
     manager = KernelManager(kernel_name=os.environ.get("PRORL_KERNEL", "python3"), transport="ipc", ip=f"{folder}/s")
     manager.connection_file = f"{folder}/c.json"
-    manager.start_kernel(extra_arguments=["--HistoryManager.enabled=False"])
+    null = subprocess.DEVNULL
+    manager.start_kernel(extra_arguments=["--HistoryManager.enabled=False"], stdout=null, stderr=null)
     client = manager.blocking_client()
     client.start_channels()
     client.wait_for_ready(timeout=START_S)
+    if manager.kernel_spec and manager.kernel_spec.language == "python":
+        client.execute(f"exec({LAZY_FLUSH!r}, {{}})", silent=True, store_history=False)
     return manager, client
 
 
@@ -76,8 +97,10 @@ def run_cell(manager: Any, client: Any, code: str) -> int | None:
             ready = dict(poller.poll())
             if iopub in ready:
                 message = client.session.recv(iopub, 0)[1]
-                if message["parent_header"].get("msg_id") == request:
+                is_ours = message["parent_header"].get("msg_id") == request
+                if is_ours:
                     idle = message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+                if is_ours or message["msg_type"] == "stream":
                     show(message)
             elif shell in ready:
                 message = client.session.recv(shell, 0)[1]
