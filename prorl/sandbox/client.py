@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, NoReturn
 
 from prorl.errors import SandboxError
-from prorl.sandbox.wire import FRAME_LIMIT, Frame, WireError, encode, receive
+from prorl.sandbox.wire import FRAME_LIMIT, Frame, WireError, encode, open_stream, receive
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
 
 GRACE_S = 8.0
@@ -40,7 +40,7 @@ async def connected(ref: SandboxRef, fate_of: FateOf, grace_s: float = GRACE_S) 
     """A connection to a sandbox's tool server, closed at the end of the block. Raises SandboxError."""
     try:
         async with asyncio.timeout(CONNECT_S):
-            reader, writer = await asyncio.open_unix_connection(ref.socket_path)
+            reader, writer = await open_stream(ref.socket_path)
     except (OSError, TimeoutError) as cause:
         fate = await fate_of(ref)
         raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause

@@ -16,6 +16,7 @@ import orjson
 
 LENGTHS = struct.Struct(">II")
 FRAME_LIMIT = 4 << 20
+READ_BYTES = 1 << 16
 MAX_SOCKET_PATH = 99
 """Bytes; the kernel takes 107, and relative names of others need room."""
 
@@ -37,6 +38,30 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     if LENGTHS.size + len(text) + len(body) > FRAME_LIMIT:
         raise WireError(f"a frame of {len(text) + len(body)} bytes; the limit is {FRAME_LIMIT}")
     return LENGTHS.pack(len(text), len(body)) + text + body
+
+
+class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
+    """A stream read into memory that is there already: asyncio's own asks the kernel for 256 KiB and gives them back for each answer."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        super().__init__(reader)
+        self._space = memoryview(bytearray(READ_BYTES))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport puts what it reads."""
+        return self._space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """The transport has read."""
+        self.data_received(bytes(self._space[:nbytes]))
+
+
+async def open_stream(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """`asyncio.open_unix_connection` by way of `Stream`. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, protocol = await loop.create_unix_connection(lambda: Stream(reader), path)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 async def receive(reader: asyncio.StreamReader) -> Frame | None:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 OUTPUT_BYTES = 64 << 10
 MAX_CLIENTS = 16
+READ_BYTES = 1 << 16
+"""More at once would be a mapping of its own for each read, whatever has come."""
 OURS = {"bash", "python", "files", "ipython", "jupyter"}
 DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
@@ -121,7 +123,7 @@ class Server:
     def _receive(self, fd: int) -> None:
         connection, buffer = self._clients[fd]
         try:
-            data = connection.recv(FRAME_LIMIT)
+            data = connection.recv(READ_BYTES)
             buffer.feed(data)
             frame = buffer.next()
             while frame is not None:
