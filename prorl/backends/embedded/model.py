@@ -86,8 +86,9 @@ class Model:
     def __init__(self, weights: Weights, length: int) -> None:
         self.weights = weights
         shape = weights.shape
-        frequency = shape.rope_theta ** (-np.arange(0, shape.head_dim, 2, dtype=np.float64) / shape.head_dim)
-        angle = np.arange(length, dtype=np.float64)[:, None] * frequency
+        # In float32, as transformers and vLLM have it: exact angles would be further from theirs than all other rounding is.
+        frequency = 1 / np.float32(shape.rope_theta) ** (np.arange(0, shape.head_dim, 2, dtype=np.float32) / np.float32(shape.head_dim))
+        angle = np.arange(length, dtype=np.float32)[:, None] * frequency
         # Both halves of a head turn by the same angles; shape [length, 1, E] broadcasts over heads.
         self._cos = np.tile(np.cos(angle), 2)[:, None].astype(np.float32)
         self._sin = np.concatenate([-np.sin(angle), np.sin(angle)], axis=1)[:, None].astype(np.float32)

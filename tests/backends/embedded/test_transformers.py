@@ -10,6 +10,8 @@ import pytest
 
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.engine import Engine, Row
+from prorl.backends.embedded.model import Model
+from prorl.backends.embedded.weights import load
 from prorl.types import PolicyVersion
 from tests.backends.embedded.helpers import RENDERER, engine, prompts, request, run
 
@@ -70,6 +72,17 @@ def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(tmp_pat
     rows = run(served, [request(ids, seed, stops=(), max_tokens=20) for seed, ids in enumerate(starts)])
     reference = _reference(tmp_path)
     assert max(_gap(row, reference) for row in rows) < BOUND
+
+
+def test_positions_turn_by_the_angles_that_transformers_rounds_to() -> None:
+    """Exact angles are 3e-5 away at 500 tokens, and were most of the distance between sampler and trainer."""
+    length = 512
+    ours = Model(load(TOY), length)
+    rotary = transformers.AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32).model.rotary_emb
+    cos, sin = (part[0].numpy() for part in rotary(torch.zeros(1, 1), torch.arange(length)[None]))
+    sign = np.repeat([-1.0, 1.0], cos.shape[1] // 2)  # ours carries the sign of the half that it turns
+    assert np.abs(ours._cos[:, 0] - cos).max() < 1e-6
+    assert np.abs(ours._sin[:, 0] - sign * sin).max() < 1e-6
 
 
 def test_the_toys_tokenizer_is_the_same_for_transformers() -> None:
