@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -15,8 +16,10 @@ import pytest
 import pytest_asyncio
 
 from prorl.sandbox.host import UnixSandboxHost
+from prorl.sandbox.kinds.apptainer import program
 from prorl.sandbox.probe import probe_one
 from prorl.types import SandboxRef
+from tests.sandbox import small_image
 
 KINDS = ("pyns", "local", "bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
 
@@ -98,3 +101,28 @@ async def sandboxd(shared: Sandboxd) -> AsyncIterator[Sandboxd]:
     left = (await shared.host.status())["sandboxes"]
     await asyncio.gather(*(shared.host.stop(SandboxRef(sandbox_id=entry["id"])) for entry in left))
     assert (await shared.host.status())["live"] == 0
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that other users may pass through."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def base(place: Path) -> Path:
+    """The root file system of a few megabytes."""
+    return small_image.make_image(place)
+
+
+@pytest.fixture(scope="module")
+def sif(base: Path) -> Path:
+    """The same as one file."""
+    if why_not("apptainer"):
+        pytest.skip(why_not("apptainer"))
+    path = base.parent / "image.sif"
+    environment = {"PATH": os.environ["PATH"], "HOME": str(base.parent), "APPTAINER_CONFIGDIR": str(base.parent / "state")}
+    subprocess.run([program(), "-s", "build", str(path), str(base)], check=True, env=environment, capture_output=True)
+    return path

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,34 +15,10 @@ from prorl.errors import StorageError, UserError
 from prorl.sandbox.image_child import make_image
 from prorl.sandbox.image_maker import _client
 from prorl.sandbox.images import Registry
-from prorl.sandbox.kinds.apptainer import program
 from tests.sandbox import small_image
 from tests.sandbox.conftest import why_not
 
 TIME_S = 90.0
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A folder that other users may pass through."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-@pytest.fixture(scope="module")
-def base(place: Path) -> Path:
-    return small_image.make_image(place)
-
-
-@pytest.fixture(scope="module")
-def sif(base: Path) -> Path:
-    if why_not("apptainer"):
-        pytest.skip(why_not("apptainer"))
-    path = base.parent / "image.sif"
-    environment = {"PATH": os.environ["PATH"], "HOME": str(base.parent), "APPTAINER_CONFIGDIR": str(base.parent / "state")}
-    subprocess.run([program(), "-s", "build", str(path), str(base)], check=True, env=environment, capture_output=True)
-    return path
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,33 +16,9 @@ from prorl.sandbox.image_child import make_image
 from prorl.sandbox.images import Registry
 from prorl.sandbox.kinds.apptainer import program
 from prorl.types import FailureCode, SandboxSpec
-from tests.sandbox import small_image
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
 
 KINDS = ("bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    """A folder that other users may pass through."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-", dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-@pytest.fixture(scope="module")
-def image(place: Path) -> Path:
-    return small_image.make_image(place)
-
-
-@pytest.fixture(scope="module")
-def sif(image: Path) -> Path:
-    if why_not("apptainer"):
-        pytest.skip(why_not("apptainer"))
-    path = image.parent / "image.sif"
-    environment = {"PATH": os.environ["PATH"], "HOME": str(image.parent), "APPTAINER_CONFIGDIR": str(image.parent / "state")}
-    subprocess.run([program(), "-s", "build", str(path), str(image)], check=True, env=environment, capture_output=True)
-    return path
 
 
 async def ask(daemon: Sandboxd, spec: SandboxSpec, command: str, owner: str = "run/1/1") -> tuple[int | None, str]:
@@ -58,11 +31,11 @@ async def ask(daemon: Sandboxd, spec: SandboxSpec, command: str, owner: str = "r
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_folder_without_python(folder: Path, image: Path, kind: str) -> None:
+async def test_a_folder_without_python(folder: Path, base: Path, kind: str) -> None:
     if why_not(kind):
         pytest.skip(why_not(kind))
     daemon = await start_daemon(kind, folder)
-    ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(image)))
+    ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(base)))
     async with daemon.host.connect(ref) as sandbox:
         done = await sandbox.call("bash", {"command": "cat /etc/image-name; touch /etc/x"}, 10.0)
         assert done.output.startswith("mine\n")
@@ -72,11 +45,11 @@ async def test_a_folder_without_python(folder: Path, image: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_name_of_the_registry(folder: Path, image: Path, kind: str) -> None:
+async def test_a_name_of_the_registry(folder: Path, base: Path, kind: str) -> None:
     if why_not(kind):
         pytest.skip(why_not(kind))
     registry = Registry(folder / "images")
-    await make_image(registry.root, {"do": "build", "name": "mine", "source": str(image)}, 60.0)
+    await make_image(registry.root, {"do": "build", "name": "mine", "source": str(base)}, 60.0)
     daemon = await start_daemon(kind, folder, "--images", str(registry.root), "--image", "mine")
     assert await ask(daemon, SandboxSpec(), "cat /etc/image-name") == (0, "mine\n")
     with pytest.raises(SandboxError, match=r"no image 'other' .* there are: mine") as caught:
@@ -183,7 +156,7 @@ def helpers(sif: Path) -> list[str]:
 # ---- bad ones
 
 
-async def test_a_bad_image_is_the_tasks_fault(folder: Path, image: Path) -> None:
+async def test_a_bad_image_is_the_tasks_fault(folder: Path, base: Path) -> None:
     cache = ImageCache(folder / "images", runs_sif=True)
     (folder / "empty").mkdir()
     (folder / "text.sif").write_text("hello")
