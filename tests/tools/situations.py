@@ -101,6 +101,19 @@ SITUATIONS: dict[str, list[Step]] = {
     # ---- prompts and builtins that the protocol stands on
     "PROMPT_COMMAND replaced": [Step("PROMPT_COMMAND='echo hi'; echo a", "a\nhi\n", 0), Step("PROMPT_COMMAND=", "", 0)],
     "PROMPT_COMMAND unset": [Step("unset PROMPT_COMMAND; echo a", "a\n", 0), Step("echo b", "b\n", 0)],
+    "exported prompt says nothing in a shell below": [
+        Step("export PS1", "", 0),
+        Step(Keep("bash --norc"), "", 124, 0.5),
+        Step(Input("echo in\n"), "in\n", 124, 0.3),
+        Step(Input("exit 5\n"), "exit\n", 5),
+        Step("bash --norc -i <<< 'exit 6'", has("exit"), 6),
+        Step("export -n PS1", "", 0),
+    ],
+    "virtual environment, then a shell below": [
+        Step(Keep('PS1="(v) $PS1"; export PS1; bash --norc'), "(v) ", 124, 0.5),
+        Step(Input("exit 5\n"), "exit\n", 5),
+        Step("export -n PS1", "", 0),
+    ],
     "prompt replaced": [Step("PS1='$ '; echo a", "a\n", 0), Step("echo b", "b\n", 0)],
     "printf overridden": [Step("printf() { echo fake; }; printf x", "fake\n", 0), Step("unset -f printf; printf x", "x", 0)],
     "forged end": [Step(r"printf '\x1e0\x1f0\x1f\x1e\n'; echo more", "\x1e0\x1f0\x1f\x1e\nmore\n", 0)],
@@ -169,6 +182,7 @@ SITUATIONS: dict[str, list[Step]] = {
     ],
     "eval is an alias": [Step("alias eval='echo no'; alias read=false", "", 0), Step("echo a", "a\n", 0), Step("unalias -a", "", 0)],
     "builtins switched off": [Step("enable -n printf read", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "eval switched off": [Step("enable -n eval", "", 0), Step("echo b", "b\n", 0)],
     "field separator changed": [Step("IFS=/; x=a/b; echo $x", "a b\n", 0), Step("echo $x", "a b\n", 0), Step("unset IFS", "", 0)],
     "trace shows only the command": [
         Step("set -x; echo a", "++ echo a\na\n", 0),
@@ -180,6 +194,11 @@ SITUATIONS: dict[str, list[Step]] = {
     "debug trap that prints": [
         Step("trap 'echo \"> $BASH_COMMAND\"' DEBUG; echo a", "> echo a\na\n", 0),
         Step("trap - DEBUG", "> trap - DEBUG\n", 0),
+        Step("echo b", "b\n", 0),
+    ],
+    "debug trap says nothing behind the end": [
+        Step("trap 'echo d' DEBUG", "d\n", 0),
+        Step("trap - DEBUG", "d\nd\nd\n", 0),
         Step("echo b", "b\n", 0),
     ],
     "our variables are not listed": [Step("declare -p __prorl_n; echo a", "a\n", 0)],

@@ -16,10 +16,14 @@ OURS = b"__prorl_"
 COMMAND_FD, TTY_FD = 198, 199
 """Numbers inside the shell, high enough to leave the agent `exec 3<file`. Its programs inherit both: closing them around the
 `eval` would make bash save them at 10 and 11, which the agent may want."""
-REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;__prorl_s(){ return $1;}"
+REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;__prorl_s(){ return $1;};\\builtin enable eval"
 """Before each command: what an earlier one did to the prompt is undone."""
 RESTORE = "case $- in *e*);;*)__prorl_s $__prorl_r;esac"
 """Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone)."""
+
+
+PROMPT = "${__prorl_h:+$__prorl_h$__prorl_n$__prorl_m$?$__prorl_t}"
+"""A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual environment, but not the parts of the marker."""
 
 
 def introduction(sequence: int, fd: int) -> str:
@@ -32,11 +36,13 @@ def setup(marker: Marker, fd: int) -> str:
 
     `2>&-` before `>&TTY_FD`: silent when that is closed, and three times as fast as opening /dev/null.
     """
-    mark, prompt = marker.text("${__prorl_n}", "%s"), marker.text("${__prorl_n}", "$?")
-    emit = f'\\builtin printf "{mark}" "$?" 2>&- >&{TTY_FD};PS1=$__prorl_p'
+    mark, nonce = marker.text("${__prorl_n}", "%s"), marker.nonce.decode()
+    # In braces, so that a DEBUG trap does not print behind the marker.
+    emit = f'\\builtin printf "{mark}" "$?" 2>&- >&{TTY_FD};{{ PS1=$__prorl_p;}} >&- 2>&-'
     return (
         f"exec {COMMAND_FD}<&{fd} {fd}<&- {TTY_FD}>&1;set +H +o history;unset HISTFILE;"
-        f"__prorl_p='{prompt}';__prorl_e='{emit}';__prorl_i=0;"
+        f"__prorl_h=$'\\036{nonce}' __prorl_m=$'\\037' __prorl_t=$'\\037{nonce}\\036';"
+        f"__prorl_p='{PROMPT}';__prorl_e='{emit}';__prorl_i=0;"
         "((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>=501))&&PROMPT_COMMAND=('')&&__prorl_i=1;" + REARM
     )
 
