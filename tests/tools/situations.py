@@ -190,6 +190,16 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("set +x", ANY, 0),
         Step("echo c", "c\n", 0),
     ],
+    "trace leaves a last line without its end alone": [
+        Step("set -x; printf abc", "++ printf abc\nabc", 0),
+        Step("printf def", "+ builtin eval 'printf def'\n++ printf def\ndef", 0),
+        Step("set +x; printf z", "+ builtin eval 'set +x; printf z'\n++ set +x\nz", 0),
+    ],
+    "verbose leaves a last line without its end alone": [
+        Step("set -v; printf abc", "abc", 0),
+        Step("printf def", "printf def\ndef", 0),
+        Step("set +v", "set +v\n", 0),
+    ],
     "verbose shows only the command": [Step("set -v; echo a", "a\n", 0), Step("set +v; echo b", "set +v; echo b\nb\n", 0)],
     "debug trap that prints": [
         Step("trap 'echo \"> $BASH_COMMAND\"' DEBUG; echo a", "> echo a\na\n", 0),
@@ -197,7 +207,7 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("echo b", "b\n", 0),
     ],
     "debug trap says nothing behind the end": [
-        Step("trap 'echo d' DEBUG", "d\n", 0),
+        Step("trap 'echo d' DEBUG", "", 0),
         Step("trap - DEBUG", "d\nd\nd\n", 0),
         Step("echo b", "b\n", 0),
     ],

@@ -173,6 +173,7 @@ class Bash:
             self._abandon()
             raise
         self._busy = False
+        output.drop(typed.emission(self._marker).encode() + b"\n")
         output.drop_lines(typed.OURS, self._marker.nonce)  # `set -x`, `set -v`, a DEBUG trap and `declare` show what is ours
         exit_code = ended.exit_code or 0
         if ended.died:

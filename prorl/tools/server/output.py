@@ -42,6 +42,13 @@ class Capped:
         self._tail.clear()
         self.total = 0
 
+    def drop(self, text: bytes) -> None:
+        """Forget this text, wherever it is."""
+        for part in (self._head, self._tail):
+            if text in part:
+                self.total -= part.count(text) * len(text)
+                part[:] = part.replace(text, b"")
+
     def drop_lines(self, *words: bytes) -> None:
         """Forget every line that holds one of these words."""
         for part in (self._head, self._tail):
