@@ -174,6 +174,7 @@ SITUATIONS: dict[str, list[Step]] = {
     "our output closed": [Step("exec 199>&-; echo a", "a\n", 0), Step("echo b", "b\n", 0), Step("exit 3", RESTARTED, 3)],
     "all outputs and inputs closed": [Step("exec 0<&- 1>&- 2>&-", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
     "read-only prompt": [Step("readonly PS1; x=1", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "read-only status": [Step("readonly __prorl_r", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
     "read-only command": [Step("readonly __prorl_c", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
     "read and eval are functions": [
         Step("read() { echo no; }; eval() { echo no; }", "", 0),

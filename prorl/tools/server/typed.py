@@ -52,5 +52,5 @@ def setup(marker: Marker, fd: int) -> str:
 def evaluation(sequence: int) -> str:
     """The line before each command. The marker says `sequence - 1` as long as the command has not been read, then `sequence`."""
     read = f'IFS= \\builtin read -rd "" -u {COMMAND_FD} __prorl_c&&__prorl_n={sequence}||__prorl_c='
-    prepare = f"__prorl_r=$?;{{ __prorl_n={sequence - 1};{REARM};{read};{RESTORE};}} >&- 2>&-"
+    prepare = f"__prorl_n={sequence - 1} __prorl_r=$?;{{ {REARM};{read};{RESTORE};}} >&- 2>&-"
     return f'{prepare};\\builtin eval "$__prorl_c"\n'
