@@ -148,6 +148,8 @@ def _definition(registry: Registry, source: str, work: Path) -> None:
     if os.getuid() == 0:
         os.environ["APPTAINER_NO_PRIVS"] = "1"
         os.environ["APPTAINER_ADD_CAPS"] = ",".join(f"CAP_{name}" for name in POST_CAPABILITIES)
+    else:
+        os.environ["APPTAINER_IGNORE_SUBUID"] = "1"  # else files that %post gives away are a stranger's, whom we may not touch
     _spython(source, str(copy), work)
 
 
