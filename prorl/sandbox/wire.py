@@ -9,6 +9,7 @@ a byte of it is kept.
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from typing import Any, NamedTuple
 
@@ -33,8 +34,11 @@ class WireError(Exception):
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame as bytes. Raises WireError when it would be over the limit."""
-    text = orjson.dumps(header)
+    """One frame as bytes. Raises WireError when it would be over the limit, TypeError for what is not JSON."""
+    try:
+        text = orjson.dumps(header)
+    except TypeError:  # half a surrogate pair, as models write them: JSON can escape it, and the server says what is wrong with it
+        text = json.dumps(header).encode()
     if LENGTHS.size + len(text) + len(body) > FRAME_LIMIT:
         raise WireError(f"a frame of {len(text) + len(body)} bytes; the limit is {FRAME_LIMIT}")
     return LENGTHS.pack(len(text), len(body)) + text + body

@@ -266,6 +266,7 @@ SITUATIONS: dict[str, list[Step]] = {
     "200 MB": [Step("yes | head -c 200000000", re.compile(r"^(y\n){16384}\n\[\.\.\. \d+ bytes left out \.\.\.\]\n(y\n){16384}$"), 0, 60.0)],
     "just over the cap": [Step("head -c 70000 /dev/zero | tr '\\0' x", has("\n[... 4464 bytes left out ...]\n"), 0)],
     "bad bytes in a loop": [Step("for i in $(seq 200); do printf '\\xe2\\x82'; done | wc -c", "400\n", 0)],
+    "half a surrogate pair": [Step("echo \ud83d", has("surrogates not allowed"), 2), Step("echo ok", "ok\n", 0)],
     # ---- what a program inherits
     "descriptors of a program": [Step("ls /proc/self/fd | sort -n | xargs", "0 1 2 3 198 199\n", 0)],
     "ends of its own session": [Step("ps -o sid= -p $$ | tr -d ' ' | grep -cx $$", "1\n", 0)],
