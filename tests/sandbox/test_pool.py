@@ -76,7 +76,9 @@ async def test_a_warm_one_that_died_is_not_lent(pool: Pool) -> None:
 async def test_who_is_to_blame_is_known_before_all_is_cleared_up(pool: Pool) -> None:
     ref = await pool.start("run/1/1", "run", SPEC)
     (pid,) = (entry["pid"] for entry in pool.status()["sandboxes"] if entry["id"] == ref.sandbox_id)
-    asking = asyncio.create_task(pool.fate(ref))
+    there: list[bool] = []
+    fate = pool._maker.lives[ref.sandbox_id].fate
+    fate.add_done_callback(lambda _: there.append(ref.sandbox_id in [entry["id"] for entry in pool.status()["sandboxes"]]))
     os.kill(pid, signal.SIGKILL)
-    assert (await asking).code is FailureCode.SANDBOX_LOST
-    assert pool.status()["live"] >= 1
+    assert (await pool.fate(ref)).code is FailureCode.SANDBOX_LOST
+    assert there == [True]
