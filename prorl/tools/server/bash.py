@@ -39,6 +39,8 @@ SIZE = (50, 200)
 """Of the terminal: rows, columns."""
 INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
 START_S = 10.0
+TERMIOS_BYTES = 64
+"""At least the size of struct termios."""
 EXIT_TIMEOUT = 124
 
 
@@ -143,7 +145,7 @@ class Bash:
 
     def _execute(self, data: bytes, until: float, arguments: dict[str, Any], output: Capped) -> dict[str, Any]:
         self.start()
-        termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
+        self._make_sane()
         self._unread = False
         self._type(typed.evaluation(self._next()), data)
         return self._finish(until, arguments, output)
@@ -192,17 +194,20 @@ class Bash:
 
     # ---- the tty
 
-    def _sane_attributes(self) -> list[Any]:
+    def _sane_attributes(self) -> bytes:
+        """The kernel's own form, since termios.tcsetattr takes ten times as long to make it from a list."""
         attributes = termios.tcgetattr(self._fd)
         attributes[1] &= ~termios.OPOST
         attributes[3] &= ~termios.ECHO
         attributes[3] |= termios.ICANON | termios.ISIG
         termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
-        return attributes
+        return fcntl.ioctl(self._fd, termios.TCGETS, bytes(TERMIOS_BYTES))
+
+    def _make_sane(self) -> None:
+        fcntl.ioctl(self._fd, termios.TCSETS, self._attributes)
 
     def _type(self, line: str, text: bytes) -> None:
-        # Shell and server share the memfd's offset, so it is set here, before the shell reads.
-        os.ftruncate(self._memory, 0)
+        # Shell and server share the memfd's offset, so it is set here, before the shell reads. What is behind the NUL is never read.
         os.pwrite(self._memory, text + b"\0", 0)
         os.lseek(self._memory, 0, os.SEEK_SET)
         self._write(line.encode())
@@ -296,7 +301,7 @@ class Bash:
         if not self._pid:
             return Ended(EXIT_TIMEOUT)
         # With ISIG set, Ctrl-C is a signal and empties the input queue; `stty -isig` would make it a character.
-        termios.tcsetattr(self._fd, termios.TCSANOW, self._attributes)
+        self._make_sane()
         self._write(b"\x03")
         ended = self._collect(output, time.monotonic() + INTERRUPT_S)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):

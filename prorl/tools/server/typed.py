@@ -16,9 +16,9 @@ OURS = b"__prorl_"
 COMMAND_FD, TTY_FD = 198, 199
 """Numbers inside the shell, high enough to leave the agent `exec 3<file`. Its programs inherit both: closing them around the
 `eval` would make bash save them at 10 and 11, which the agent may want."""
-REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;__prorl_s(){ return $1;};\\builtin enable eval"
+REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;\\builtin enable eval"
 """Before each command: what an earlier one did to the prompt is undone."""
-RESTORE = "case $- in *e*);;*)__prorl_s $__prorl_r;esac"
+RESTORE = "case $-,$__prorl_r in *e*,*|*,0);;*)__prorl_s(){ return $1;};__prorl_s $__prorl_r;esac"
 """Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone)."""
 PROMPT = "${__prorl_h:+$__prorl_h$__prorl_n$__prorl_m$?$__prorl_t}"
 """A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual environment, but not the parts of the marker."""
