@@ -22,7 +22,7 @@ from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
 from prorl.service.gateway import Gateway
 from prorl.service.http import Border, error_body, status_of
-from prorl.service.manifest import code_version, write_manifest
+from prorl.service.manifest import check_there, code_version, write_manifest
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.storage import check_filter
 from prorl.types import Json, Task
@@ -92,6 +92,8 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         if config.run_id not in core.state.runs:
             get_agent(config.agent)
             write_manifest(gateway.config, config, gateway.wall())
+        else:
+            check_there(gateway.config, config.run_id)
         created = core.create_run(config)
         await gateway.durable()
         return reply(views.run_view(core, core.run(config.run_id)), 201 if created else 200)

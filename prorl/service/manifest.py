@@ -50,6 +50,13 @@ def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) ->
     return path
 
 
+def check_there(service: ServiceConfig, run_id: str) -> None:
+    """Raises ConflictError when somebody has removed the directory of a run that the log knows."""
+    path = service.root / run_id / MANIFEST
+    if not path.exists():
+        raise ConflictError(f"run {run_id!r} is known here, but {path} is gone", "its directory in its place", "choose another run_id")
+
+
 def _content(service: ServiceConfig, run: RunConfig, config: Json, created_at: float) -> dict[str, Json]:
     return {
         "run_id": run.run_id,

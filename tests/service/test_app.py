@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 import socket
 from pathlib import Path
 
@@ -83,6 +84,14 @@ async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) 
         (w.config.root / "newer" / "manifest.json").write_text('{"schema_version": 99, "config": {}}')
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "newer"})
         assert (status, "upgrade prorl" in answer["message"]) == (422, True)
+
+
+async def test_a_run_whose_directory_was_removed_is_not_gone_on_with(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        assert (await w.http("POST", "/v1/runs", {"run_id": "a"}))[0] == 201
+        shutil.rmtree(w.config.root / "a")
+        status, answer = await w.http("POST", "/v1/runs", {"run_id": "a"})
+        assert (status, "choose another run_id" in answer["message"]) == (409, True), answer
 
 
 async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
