@@ -81,22 +81,26 @@ def _run(gateway: Gateway, run_id: str) -> RunRecord:
     return gateway.core.run(run_id)
 
 
+async def _create(gateway: Gateway, config: RunConfig) -> Response:
+    if config.filter not in ("none", "dapo"):
+        await asyncio.to_thread(check_filter, config.filter)
+    if config.run_id not in gateway.core.state.runs:
+        get_agent(config.agent)
+        write_manifest(gateway.config, config, gateway.wall())
+    else:
+        check_there(gateway.config, config.run_id)
+    created = gateway.core.create_run(config)
+    await gateway.durable()
+    return reply(views.run_view(gateway.core, gateway.core.run(config.run_id)), 201 if created else 200)
+
+
 def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     core = gateway.core
 
     @app.post("/v1/runs", status_code=201)
     async def create_run(config: RunConfig) -> Response:
         """Make a run. The same body again answers 200 with its present state; another body for the same name 409."""
-        if config.filter not in ("none", "dapo"):
-            await asyncio.to_thread(check_filter, config.filter)
-        if config.run_id not in core.state.runs:
-            get_agent(config.agent)
-            write_manifest(gateway.config, config, gateway.wall())
-        else:
-            check_there(gateway.config, config.run_id)
-        created = core.create_run(config)
-        await gateway.durable()
-        return reply(views.run_view(core, core.run(config.run_id)), 201 if created else 200)
+        return await _create(gateway, config)
 
     @app.post("/v1/runs/{run_id}/groups", status_code=202, openapi_extra=_body(GroupsBody))
     async def submit(run_id: str, request: Request) -> Response:
