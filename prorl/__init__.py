@@ -5,7 +5,8 @@
     for batch in client.stream("mine"):
         ...
 
-The names below are all that is public here; each loads its module when it is first used, so that `import prorl` costs nothing.
+The names below are all that is public here; each loads its module when it is first used, so that
+`import prorl` costs nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Records <-> rows: each conversion is one function, and all of them are here.
 
-A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values, which `prorl.rows.grow` converts for
-many rows at once. Token ids and logprobs are copied once from numpy into Arrow buffers and are never Python lists.
-`validate_sequences` states what a valid sequence is; `row_hashes` what "equal rows" means.
+A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values,
+which `prorl.rows.grow` converts for many rows at once. Token ids and logprobs are copied once from
+numpy into Arrow buffers and are never Python lists. `validate_sequences` states what a valid
+sequence is; `row_hashes` what "equal rows" means.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ def task_from_json(text: str) -> Task:
     try:
         return Task(**orjson.loads(text))
     except (TypeError, orjson.JSONDecodeError) as error:
-        raise SchemaError(f"task JSON {text[:80]!r}: {error}", "task_id, env, prompt, data, data_source") from None
+        raise SchemaError(
+            f"task JSON {text[:80]!r}: {error}", "task_id, env, prompt, data, data_source"
+        ) from None
 
 
 def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:
@@ -164,7 +167,9 @@ def read_key(row: Row) -> AttemptKey:
     return AttemptKey(row.value("run_id"), row.value("rollout_id"), row.value("attempt"))
 
 
-def ready_columns(*, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float) -> Added:
+def ready_columns(
+    *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float
+) -> Added:
     """LEASED -> READY."""
     specs = orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]"
     return Added(TO_READY, (sandbox, [_message_values(m) for m in prompt], specs, init_s))
@@ -187,7 +192,11 @@ def read_sandbox(row: Row) -> SandboxRef:
 
 def _message_values(message: Message) -> tuple[Json, ...]:
     """In the order of MESSAGE."""
-    calls = orjson.dumps([call._asdict() for call in message.tool_calls]).decode() if message.tool_calls else "[]"
+    calls = (
+        orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
+        if message.tool_calls
+        else "[]"
+    )
     return message.role, message.content, calls, message.name, message.turn
 
 
@@ -198,7 +207,13 @@ _part_values = attrgetter(*(f.name for f in REWARD_PART))
 def read_message(value: dict[str, Json]) -> Message:
     """A MESSAGE struct as a record."""
     calls = tuple(ToolCall(**call) for call in orjson.loads(value["tool_calls"]))
-    return Message(role=value["role"], content=value["content"], tool_calls=calls, name=value["name"], turn=value["turn"])
+    return Message(
+        role=value["role"],
+        content=value["content"],
+        tool_calls=calls,
+        name=value["name"],
+        turn=value["turn"],
+    )
 
 
 def ran_columns(trajectory: Trajectory, *, run_s: float) -> Added:
@@ -228,17 +243,41 @@ def artefact_digest(artefact: bytes) -> str:
 
 def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> Added:
     """RAN -> SCORED; `score` is None for rows that pass unscored."""
-    reward, parts, grader_log = (score.reward, [_part_values(part) for part in score.parts], score.log) if score else (0.0, [], "")
-    values = (score is not None, reward, parts, grader_log, failure.failure_class, failure.code, failure.message, eval_s)
+    reward, parts, grader_log = (
+        (score.reward, [_part_values(part) for part in score.parts], score.log)
+        if score
+        else (0.0, [], "")
+    )
+    values = (
+        score is not None,
+        reward,
+        parts,
+        grader_log,
+        failure.failure_class,
+        failure.code,
+        failure.message,
+        eval_s,
+    )
     return Added(TO_SCORED, values)
 
 
 def read_failure(row: Row, prefix: str = "") -> Failure:
     """`failure_*` (or `eval_failure_*` with prefix "eval_") of a row."""
-    return Failure(code=FailureCode(row.value(f"{prefix}failure_code")), message=row.value(f"{prefix}failure_message"))
+    return Failure(
+        code=FailureCode(row.value(f"{prefix}failure_code")),
+        message=row.value(f"{prefix}failure_message"),
+    )
 
 
-_SEQUENCE_NAMES = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
+_SEQUENCE_NAMES = (
+    "token_ids_L",
+    "logprobs_C",
+    "span_end_S",
+    "span_kind_S",
+    "span_version_S",
+    "span_turn_S",
+    "span_temperature_S",
+)
 _sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
 
 
@@ -253,7 +292,10 @@ def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
     return tuple(
         Sequence(
             segment=columns[0][i].as_py(),
-            **{name: column[i].values.to_numpy(zero_copy_only=False) for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)},
+            **{
+                name: column[i].values.to_numpy(zero_copy_only=False)
+                for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)
+            },
         )
         for i in range(len(values))
     )
@@ -262,17 +304,25 @@ def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
 def validate_sequences(batch: pa.RecordBatch) -> list[str]:
     """One text per row of a `sequences` batch: empty if valid, else what is wrong.
 
-    Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to `len(logprobs)`; every logprob is
-    finite and <= 0; versions are -1 exactly on context; the reward is finite; nothing is null.
+    Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
+    `len(logprobs)`; every logprob is finite and <= 0; versions are -1 exactly on context; the
+    reward is finite; nothing is null.
     """
     nulls = [name for name in batch.schema.names if batch.column(name).null_count]
     if nulls:
         return [f"null in {', '.join(nulls)}"] * batch.num_rows
-    return [""] * batch.num_rows if _is_valid(batch) else [_problem(batch, i) for i in range(batch.num_rows)]
+    return (
+        [""] * batch.num_rows
+        if _is_valid(batch)
+        else [_problem(batch, i) for i in range(batch.num_rows)]
+    )
 
 
 def _is_valid(batch: pa.RecordBatch) -> bool:
-    """Whether every row is valid, looked at all at once; `_problem` says of one row what is wrong."""
+    """Whether every row is valid, looked at all at once;
+
+    `_problem` says of one row what is wrong.
+    """
 
     def flat(name: str) -> np.ndarray[Any, Any]:
         return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
@@ -282,13 +332,25 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
 
     nested = (batch.column(name).flatten().null_count for name in _LISTS)
     num_spans, num_tokens = lengths("span_end"), lengths("token_ids")
-    if any(nested) or (num_spans == 0).any() or any((lengths(name) != num_spans).any() for name in _SPANS):
+    if (
+        any(nested)
+        or (num_spans == 0).any()
+        or any((lengths(name) != num_spans).any() for name in _SPANS)
+    ):
         return False
-    ends, sampled, logprobs = flat("span_end"), flat("span_kind") >= SpanKind.TRAINED, flat("logprobs")
+    ends, sampled, logprobs = (
+        flat("span_end"),
+        flat("span_kind") >= SpanKind.TRAINED,
+        flat("logprobs"),
+    )
     last = np.cumsum(num_spans) - 1
     widths = np.diff(ends, prepend=0)
     widths[last[:-1] + 1] = ends[last[:-1] + 1]
-    num_sampled = np.add.reduceat(np.where(sampled, widths, 0), last - num_spans + 1) if len(last) else num_spans
+    num_sampled = (
+        np.add.reduceat(np.where(sampled, widths, 0), last - num_spans + 1)
+        if len(last)
+        else num_spans
+    )
     return bool(
         (num_tokens > 0).all()
         and (widths > 0).all()
@@ -312,14 +374,25 @@ def _problem(batch: pa.RecordBatch, i: int) -> str:
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     num_tokens = len(values("token_ids"))
-    ends, kinds, versions, logprobs = values("span_end"), values("span_kind"), values("span_version"), values("logprobs")
+    ends, kinds, versions, logprobs = (
+        values("span_end"),
+        values("span_kind"),
+        values("span_version"),
+        values("logprobs"),
+    )
     widths = np.diff(ends, prepend=0)
     sampled = kinds >= SpanKind.TRAINED
     if num_tokens == 0 or len(ends) == 0:
         return "no tokens"
     if ends[-1] != num_tokens or (widths <= 0).any():
         return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
-    if not len(ends) == len(kinds) == len(versions) == len(values("span_turn")) == len(values("span_temperature")):
+    if (
+        not len(ends)
+        == len(kinds)
+        == len(versions)
+        == len(values("span_turn"))
+        == len(values("span_temperature"))
+    ):
         return "span lists differ in length"
     if int(widths[sampled].sum()) != len(logprobs):
         return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
@@ -351,7 +424,11 @@ def row_hashes(batch: pa.RecordBatch) -> list[str]:
 
 def _row_bytes(column: pa.Array) -> list[bytes]:
     dtype = column.type
-    if pa.types.is_list(dtype) and pa.types.is_primitive(dtype.value_type) and not column.null_count:
+    if (
+        pa.types.is_list(dtype)
+        and pa.types.is_primitive(dtype.value_type)
+        and not column.null_count
+    ):
         offsets = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
         flat = np.ascontiguousarray(column.flatten().to_numpy(zero_copy_only=False))
         return [flat[a:b].tobytes() for a, b in pairwise(offsets)]

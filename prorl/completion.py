@@ -1,7 +1,9 @@
-"""What a valid `Completion` is: the one check that every model call passes before its tokens count, whoever sampled them.
+"""What a valid `Completion` is: the one check that every model call passes before its tokens count,
+whoever sampled them.
 
-Invariants: at least one token unless the call was aborted; ids inside the vocabulary; one finite logprob <= 0 per id; versions
-tile the ids. A row of logits with a NaN is wrong as a whole, so nothing is repaired here: the completion is refused.
+Invariants: at least one token unless the call was aborted; ids inside the vocabulary; one finite
+logprob <= 0 per id; versions tile the ids. A row of logits with a NaN is wrong as a whole, so
+nothing is repaired here: the completion is refused.
 """
 
 from __future__ import annotations
@@ -15,16 +17,26 @@ from prorl.types import Completion, FailureCode, FinishReason
 
 
 def check_completion(completion: Completion, vocab_size: int, max_tokens: int) -> Completion:
-    """Return the completion unchanged. Raises BackendError(BACKEND_PROTOCOL) naming the first thing that is wrong."""
+    """Return the completion unchanged.
+
+    Raises BackendError(BACKEND_PROTOCOL) naming the first thing that is wrong.
+    """
     problem = _shape_problem(completion, max_tokens) or _value_problem(completion, vocab_size)
     if problem:
-        raise BackendError(FailureCode.BACKEND_PROTOCOL, f"{completion.backend or 'backend'} sent {problem}")
+        raise BackendError(
+            FailureCode.BACKEND_PROTOCOL, f"{completion.backend or 'backend'} sent {problem}"
+        )
     return completion
 
 
 def _shape_problem(completion: Completion, max_tokens: int) -> str:
     ids_C, logprobs_C = completion.token_ids_C, completion.logprobs_C
-    if ids_C.ndim != 1 or logprobs_C.ndim != 1 or ids_C.dtype != np.int32 or logprobs_C.dtype != np.float32:
+    if (
+        ids_C.ndim != 1
+        or logprobs_C.ndim != 1
+        or ids_C.dtype != np.int32
+        or logprobs_C.dtype != np.float32
+    ):
         return f"ids {ids_C.dtype}{ids_C.shape} and logprobs {logprobs_C.dtype}{logprobs_C.shape}"
     if len(ids_C) != len(logprobs_C):
         return f"{len(ids_C)} ids with {len(logprobs_C)} logprobs"
@@ -44,7 +56,10 @@ def _value_problem(completion: Completion, vocab_size: int) -> str:
     ids_C, logprobs_C = completion.token_ids_C, completion.logprobs_C
     outside = np.flatnonzero((ids_C < 0) | (ids_C >= vocab_size))
     if len(outside):
-        return f"id {int(ids_C[outside[0]])} at {int(outside[0])}, outside a vocabulary of {vocab_size}"
+        return (
+            f"id {int(ids_C[outside[0]])} at {int(outside[0])}, outside a vocabulary of"
+            f" {vocab_size}"
+        )
     # NaN compares false with everything, so this finds NaN, infinities and positive values at once.
     bad = np.flatnonzero(~((logprobs_C <= 0) & np.isfinite(logprobs_C)))
     if len(bad):

@@ -1,8 +1,9 @@
 """Config is data: pydantic models that name what they expect and refuse what they do not know.
 
-Two kinds: `ServiceConfig` is how a service runs on this machine (YAML files under `configs/`, written resolved to ROOT/service.json and
-passed to every process); `RunConfig` is one run (the body of `POST /v1/runs`, and `config` in a run's manifest).
-Precedence: default < file < environment `PRORL_*` < flag. Nothing here builds a live object.
+Two kinds: `ServiceConfig` is how a service runs on this machine (YAML files under `configs/`,
+written resolved to ROOT/service.json and passed to every process); `RunConfig` is one run (the body
+of `POST /v1/runs`, and `config` in a run's manifest). Precedence: default < file < environment
+`PRORL_*` < flag. Nothing here builds a live object.
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ class StageConfig(_Model):
     """One stage's pool on this node."""
 
     workers: int = Field(default=1, ge=0, le=64, description="processes")
-    slots: int = Field(default=16, ge=1, le=4096, description="rows that one worker has in hand at a time")
-    finished_bytes: int = Field(default=64 << 20, ge=1 << 20, description="finished rows kept for downstream, per worker")
+    slots: int = Field(
+        default=16, ge=1, le=4096, description="rows that one worker has in hand at a time"
+    )
+    finished_bytes: int = Field(
+        default=64 << 20, ge=1 << 20, description="finished rows kept for downstream, per worker"
+    )
 
 
 class SandboxConfig(_Model):
@@ -42,10 +47,22 @@ class SandboxConfig(_Model):
 
     kind: Literal["auto", "apptainer", "bwrap", "pyns", "local"] = "auto"
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
-    warm: int = Field(default=0, ge=0, le=256, description="warm sandboxes kept for the default spec")
-    images: Path | None = Field(default=None, description="folder of this node's images (`prorl image`); default ~/.cache/prorl/images")
-    image: str = Field(default="", description="image of tasks that name none: a name or an absolute path; empty = the host's /usr")
-    snapshot_bytes: int = Field(default=2 << 30, ge=0, description="prepared workspaces kept on disk for siblings of a task")
+    warm: int = Field(
+        default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"
+    )
+    images: Path | None = Field(
+        default=None,
+        description="folder of this node's images (`prorl image`); default ~/.cache/prorl/images",
+    )
+    image: str = Field(
+        default="",
+        description=(
+            "image of tasks that name none: a name or an absolute path; empty = the host's /usr"
+        ),
+    )
+    snapshot_bytes: int = Field(
+        default=2 << 30, ge=0, description="prepared workspaces kept on disk for siblings of a task"
+    )
 
 
 class StoreConfig(_Model):
@@ -53,20 +70,31 @@ class StoreConfig(_Model):
 
     flush_s: float = Field(default=0.5, gt=0, le=60)
     flush_bytes: int = Field(default=16 << 20, ge=1 << 16)
-    hot_bytes: int = Field(default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams")
+    hot_bytes: int = Field(
+        default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
+    )
 
 
 class ServiceConfig(_Model):
     """One service on one root. Locations are filled in by the supervisor before processes start."""
 
-    root: Path = Field(default=Path("prorl-runs"), description="holds control.db and the run directories")
+    root: Path = Field(
+        default=Path("prorl-runs"), description="holds control.db and the run directories"
+    )
     node_id: str = "local"
     topology: Literal["processes", "inline"] = "processes"
     host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
     http_port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
-    backends: tuple[str, ...] = Field(default=(), description="scripted:oracle, embedded:DIR, http://host:port ...")
-    backend_key: str = Field(default="", repr=False, description="bearer token of model servers; made for embedded ones")
-    models: dict[str, Path] = Field(default_factory=dict, description="embedded backends: address -> directory; set by the supervisor")
+    backends: tuple[str, ...] = Field(
+        default=(), description="scripted:oracle, embedded:DIR, http://host:port ..."
+    )
+    backend_key: str = Field(
+        default="", repr=False, description="bearer token of model servers; made for embedded ones"
+    )
+    models: dict[str, Path] = Field(
+        default_factory=dict,
+        description="embedded backends: address -> directory; set by the supervisor",
+    )
     model: str = Field(default="", description="model name that HTTP backends serve")
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")
     init: StageConfig = StageConfig()
@@ -74,9 +102,18 @@ class ServiceConfig(_Model):
     eval: StageConfig = StageConfig()
     sandbox: SandboxConfig = SandboxConfig()
     store: StoreConfig = StoreConfig()
-    trace: bool = Field(default=False, description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)")
-    socket_dir: Path = Field(default=Path(), description="short private directory for sockets; set by the supervisor")
-    token: str = Field(default="", repr=False, description="bearer token; set by the supervisor from ROOT/token (0600)")
+    trace: bool = Field(
+        default=False,
+        description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)",
+    )
+    socket_dir: Path = Field(
+        default=Path(), description="short private directory for sockets; set by the supervisor"
+    )
+    token: str = Field(
+        default="",
+        repr=False,
+        description="bearer token; set by the supervisor from ROOT/token (0600)",
+    )
 
     @property
     def gateway_flight(self) -> str:
@@ -128,23 +165,39 @@ class RunConfig(_Model):
     """One run: what `POST /v1/runs` takes."""
 
     run_id: str = Field(description="name of the run and of its directory")
-    filter: str = Field(default="none", description="`none`, `dapo`, or SQL (prorl/storage: the DAPO filter)")
+    filter: str = Field(
+        default="none", description="`none`, `dapo`, or SQL (prorl/storage: the DAPO filter)"
+    )
     delivery: Literal["store", "stream"] = "store"
     agent: str = "native"
     seed: int = Field(default=0, ge=0, lt=1 << 62)
     sampling: Sampling = Sampling()
     limits: Limits = Limits()
-    backends: tuple[str, ...] = Field(default=(), description="only for this run; else the service's")
-    target_groups: int = Field(default=0, ge=0, description="stop when that many groups are kept; 0 = all that was submitted")
+    backends: tuple[str, ...] = Field(
+        default=(), description="only for this run; else the service's"
+    )
+    target_groups: int = Field(
+        default=0,
+        ge=0,
+        description="stop when that many groups are kept; 0 = all that was submitted",
+    )
     max_open_groups: int = Field(default=256, ge=1, description="groups leased and not decided")
-    max_unacked_groups: int = Field(default=256, ge=1, description="delivery=stream: open plus kept groups that no commit covers")
-    max_staleness: int = Field(default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any")
+    max_unacked_groups: int = Field(
+        default=256,
+        ge=1,
+        description="delivery=stream: open plus kept groups that no commit covers",
+    )
+    max_staleness: int = Field(
+        default=-1, ge=-1, description="published minus oldest span version at hand-out; -1 = any"
+    )
 
     @field_validator("run_id")
     @classmethod
     def _name(cls, value: str) -> str:
         if not NAME.fullmatch(value):
-            raise ValueError("letters, digits, `_`, `.`, `-`, at most 128, starting with a letter or digit")
+            raise ValueError(
+                "letters, digits, `_`, `.`, `-`, at most 128, starting with a letter or digit"
+            )
         return value
 
 
@@ -163,9 +216,13 @@ class GroupBody(_Model):
 
     task: TaskBody
     n: int = Field(default=1, ge=1, le=1024)
-    key: str = Field(default="", max_length=512, description="idempotency key; empty = hash of run and position")
+    key: str = Field(
+        default="", max_length=512, description="idempotency key; empty = hash of run and position"
+    )
     sampling: Sampling | None = None
-    extra: dict[str, Json] = Field(default_factory=dict, description="kept as a JSON column of `rollouts`")
+    extra: dict[str, Json] = Field(
+        default_factory=dict, description="kept as a JSON column of `rollouts`"
+    )
 
 
 class GroupsBody(_Model):
@@ -181,7 +238,9 @@ class GroupsBody(_Model):
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
-    """One clear line for the first thing that pydantic refused, with a did-you-mean for unknown keys."""
+    """One clear line for the first thing that pydantic refused, with a did-you-mean for unknown
+    keys.
+    """
     first = error.errors()[0]
     path = ".".join(str(part) for part in first["loc"]) or "(top level)"
     if first["type"] == "extra_forbidden":
@@ -215,12 +274,20 @@ def load_file(path: Path) -> dict[str, Json]:
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}", "a readable YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path}: {str(error).splitlines()[0]}", "valid YAML") from None
+        raise ConfigError(
+            f"config file {path}: {str(error).splitlines()[0]}", "valid YAML"
+        ) from None
     if not isinstance(values, dict):
-        raise ConfigError(f"config file {path} holds {type(values).__name__}", "a mapping of settings")
+        raise ConfigError(
+            f"config file {path} holds {type(values).__name__}", "a mapping of settings"
+        )
     return values
 
 
 def environment(prefix: str = "PRORL_") -> dict[str, str]:
     """Settings from the environment: `PRORL_HTTP_PORT=8000` is `http_port`."""
-    return {name[len(prefix) :].lower(): value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :].lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }

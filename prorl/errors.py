@@ -17,8 +17,9 @@
         |-- GraderError                   a grader crashed: masks the rollout, never scores it 0
         `-- BudgetError (TimeoutError)    a time or token budget is used up
 
-A bad rollout is data, not a crash: inside a stage every exception ends as a row with a failure class and code. `boundary()`
-is the only `except Exception` in the package; it names what was crossed and keeps the cause.
+A bad rollout is data, not a crash: inside a stage every exception ends as a row with a failure
+class and code. `boundary()` is the only `except Exception` in the package; it names what was
+crossed and keeps the cause.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class ProrlError(Exception):
 
 
 class UserError(ProrlError, ValueError):
-    """The caller's mistake. The message says what was given, what was expected and how to mend it."""
+    """The caller's mistake.
+
+    The message says what was given, what was expected and how to mend it.
+    """
 
     def __init__(self, given: str, expected: str = "", mend: str = "") -> None:
         super().__init__(given, expected, mend)
@@ -118,7 +122,8 @@ class BudgetError(RolloutError, TimeoutError):
 
 @contextmanager
 def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterator[None]:
-    """Turn any foreign exception that crosses this line into `error(code, "what: ...")`; ours pass unchanged.
+    """Turn any foreign exception that crosses this line into `error(code, "what: ...")`; ours pass
+    unchanged.
 
     >>> from prorl.types import FailureCode
     >>> with boundary(ToolError, FailureCode.TOOL_PROTOCOL, "bash"):

@@ -1,7 +1,8 @@
 """Why a rollout ends other than well: classes, codes, and the table that maps one to the other.
 
-The class decides everything that follows: whether the rollout trains and whether it is tried again. Infrastructure failure is never a
-reward of 0; a sandbox that the agent itself broke is never an excuse from the loss.
+The class decides everything that follows: whether the rollout trains and whether it is tried again.
+Infrastructure failure is never a reward of 0; a sandbox that the agent itself broke is never an
+excuse from the loss.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Time as a value: a `Deadline` is passed in, never read from a global. The wire carries seconds that remain.
+"""Time as a value: a `Deadline` is passed in, never read from a global.
 
-Clocks are injected (`Clock` = a function that gives monotonic seconds), so that tests move time by hand.
+The wire carries seconds that remain.
+
+Clocks are injected (`Clock` = a function that gives monotonic seconds), so that tests move time by
+hand.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class Deadline:
-    """A budget that runs down on the receiver's own clock and can be paused (a backend that takes new weights).
+    """A budget that runs down on the receiver's own clock and can be paused (a backend that takes
+    new weights).
 
     >>> now = [0.0]
     >>> deadline = Deadline(10.0, clock=lambda: now[0])

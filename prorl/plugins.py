@@ -1,4 +1,6 @@
-"""Parts by name: our own first, then what users' packages register. The one place that reads installed packages' metadata.
+"""Parts by name: our own first, then what users' packages register.
+
+The one place that reads installed packages' metadata.
 
     [project.entry-points."prorl.envs"]
     trivia = "mypkg.trivia:TriviaEnv"
@@ -9,8 +11,9 @@
 | prorl.agents | the same for an agent | `prorl.protocols.Agent` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |
 
-A name of ours wins over a user's; of two packages that register one name, the one that Python finds first. A part that is not there or
-cannot be imported is the caller's error in one line; it is raised where a run or task is accepted, before anything is started.
+A name of ours wins over a user's; of two packages that register one name, the one that Python finds
+first. A part that is not there or cannot be imported is the caller's error in one line; it is
+raised where a run or task is accepted, before anything is started.
 """
 
 from __future__ import annotations
@@ -39,8 +42,13 @@ def registered(group: str) -> dict[str, EntryPoint]:
     return found
 
 
-def load(group: str, name: str, error: type[UserError], built_in: Mapping[str, str] = NO_PARTS) -> Any:
-    """What a name stands for, imported: `built_in` has `module:attribute`. Raises `error` with the nearest name, or why it failed."""
+def load(
+    group: str, name: str, error: type[UserError], built_in: Mapping[str, str] = NO_PARTS
+) -> Any:
+    """What a name stands for, imported:
+
+    `built_in` has `module:attribute`. Raises `error` with the nearest name, or why it failed.
+    """
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")
         return getattr(import_module(module), attribute)
@@ -51,7 +59,10 @@ def load(group: str, name: str, error: type[UserError], built_in: Mapping[str, s
 
 
 def make(group: str, name: str, error: type[UserError], built_in: Mapping[str, str]) -> Any:
-    """What a name stands for, imported and called. Raises `error` as `load` does, also when the call fails."""
+    """What a name stands for, imported and called.
+
+    Raises `error` as `load` does, also when the call fails.
+    """
     factory = load(group, name, error, built_in)
     with _blaming(group, name, "made", error):
         return factory()
@@ -61,8 +72,14 @@ def unknown(group: str, name: str, known: Iterable[str], error: type[UserError])
     """The error for a name that nobody has registered."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1)
-    mend = f"did you mean {near[0]!r}?" if near else f"register your own as an entry point of the group {group!r}"
-    return error(f"unknown {noun(group)} {name!r}", f"one of {', '.join(names)}" if names else "", mend)
+    mend = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"register your own as an entry point of the group {group!r}"
+    )
+    return error(
+        f"unknown {noun(group)} {name!r}", f"one of {', '.join(names)}" if names else "", mend
+    )
 
 
 def import_user(group: str, point: EntryPoint, error: type[UserError]) -> Any:
@@ -75,10 +92,14 @@ def import_user(group: str, point: EntryPoint, error: type[UserError]) -> Any:
 def _blaming(group: str, name: str, done: str, error: type[UserError]) -> Iterator[None]:
     """Whatever a part's own code raises becomes `error`, which names the part."""
     try:
-        with boundary(RolloutError, FailureCode.BAD_TASK, f"{noun(group)} {name!r} cannot be {done}"):
+        with boundary(
+            RolloutError, FailureCode.BAD_TASK, f"{noun(group)} {name!r} cannot be {done}"
+        ):
             yield
     except RolloutError as cause:
-        raise error(cause.message, mend="mend the package that registers it, or uninstall it") from cause
+        raise error(
+            cause.message, mend="mend the package that registers it, or uninstall it"
+        ) from cause
 
 
 def noun(group: str) -> str:

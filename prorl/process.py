@@ -1,8 +1,12 @@
-"""How a process of the service lives: gateway, stage workers and store alike. Their mains say what they serve, this says how.
+"""How a process of the service lives: gateway, stage workers and store alike.
 
-It dies with its parent (asked of the kernel, before anything else). It logs JSON lines on stderr, its own and the libraries'. It prints
-`ready {json}` on stdout when others can reach it. SIGTERM and SIGINT set an event. It leaves with 0, with 1 and a line for each error
-that somebody can mend, or with 70 and a traceback for a bug of ours; always by `os._exit`, since threads inside gRPC would keep it alive.
+Their mains say what they serve, this says how.
+
+It dies with its parent (asked of the kernel, before anything else). It logs JSON lines on stderr,
+its own and the libraries'. It prints `ready {json}` on stdout when others can reach it. SIGTERM and
+SIGINT set an event. It leaves with 0, with 1 and a line for each error that somebody can mend, or
+with 70 and a traceback for a bug of ours; always by `os._exit`, since threads inside gRPC would
+keep it alive.
 """
 
 from __future__ import annotations
@@ -28,16 +32,25 @@ from prorl.types import Json
 
 EXIT_CRASHED = 70
 SWITCH_S = 0.0005
-"""How long a busy Python thread may keep the others waiting: a stream's threads hand over in microseconds, the default is 5 ms."""
+"""How long a busy Python thread may keep the others waiting: a stream's threads hand over in
+microseconds, the default is 5 ms.
+"""
 
 Serve = Callable[[ServiceConfig], Coroutine[Any, Any, None]]
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `at`, `level`, `logger`, `event`, and what a structlog logger was given besides."""
+    """One JSON object a line:
+
+    `at`, `level`, `logger`, `event`, and what a structlog logger was given besides.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Json] = {"at": record.created, "level": record.levelname.lower(), "logger": record.name}
+        line: dict[str, Json] = {
+            "at": record.created,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line |= record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -52,7 +65,10 @@ def command_line(prog: str, description: str) -> argparse.ArgumentParser:
 
 
 def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
-    """Serve until `serve` returns or fails. `streams`: this process moves trajectories, not only control rows."""
+    """Serve until `serve` returns or fails.
+
+    `streams`: this process moves trajectories, not only control rows.
+    """
     die_with_parent(signal.SIGKILL)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
@@ -85,8 +101,13 @@ def say_ready(**values: Json) -> None:
 
 
 async def until_first(*works: asyncio.Future[Any] | Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of these ends; raises what it raised. The others go on: whoever owns them ends them."""
-    done, _ = await asyncio.wait([asyncio.ensure_future(work) for work in works], return_when=asyncio.FIRST_COMPLETED)
+    """Wait until one of these ends; raises what it raised.
+
+    The others go on: whoever owns them ends them.
+    """
+    done, _ = await asyncio.wait(
+        [asyncio.ensure_future(work) for work in works], return_when=asyncio.FIRST_COMPLETED
+    )
     for future in done:
         future.result()
 

@@ -1,10 +1,14 @@
-"""The architecture on a few screens: what the parts promise each other. Implementations meet only here.
+"""The architecture on a few screens: what the parts promise each other.
 
-    trainer, CLI --HTTP--> gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store --DoGet--> trainer
+Implementations meet only here.
 
-Everything between processes is a `Channel`: an ordered two-way stream of record batches, over Arrow Flight or inside one loop.
-Two protocols run over channels: an *edge* (work one way; credit and acks the other way) and *control* (events up, commands down);
-both are described in `prorl/schema.py`. A row of work grows from stage to stage: `prorl/rows.py`.
+    trainer, CLI --HTTP--> gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store
+    --DoGet--> trainer
+
+Everything between processes is a `Channel`: an ordered two-way stream of record batches, over Arrow
+Flight or inside one loop. Two protocols run over channels: an *edge* (work one way; credit and acks
+the other way) and *control* (events up, commands down); both are described in `prorl/schema.py`. A
+row of work grows from stage to stage: `prorl/rows.py`.
 """
 
 from __future__ import annotations
@@ -45,10 +49,13 @@ if TYPE_CHECKING:
 
 
 class Channel(Protocol):
-    """One end of an ordered two-way stream of record batches. All methods are called from the owner's event loop.
+    """One end of an ordered two-way stream of record batches.
 
-    `send` never blocks; what bounds the memory is the credit protocol above it. After the other end is gone `receive`
-    gives None and `send` drops silently: the protocol above decides what a lost stream means.
+    All methods are called from the owner's event loop.
+
+    `send` never blocks; what bounds the memory is the credit protocol above it. After the other end
+    is gone `receive` gives None and `send` drops silently: the protocol above decides what a lost
+    stream means.
     """
 
     @property
@@ -66,17 +73,38 @@ class Channel(Protocol):
 
 
 Accept = Callable[[Channel], Awaitable[None]]
-"""Runs for the life of one accepted channel; the channel closes when it returns. Raising refuses the stream with that text."""
+"""Runs for the life of one accepted channel; the channel closes when it returns.
+
+Raising refuses the stream with that text.
+"""
 
 
 class Network(Protocol):
-    """Makes channels. `FlightNetwork` between processes, `LocalNetwork` inside one loop; the same tests run over both."""
+    """Makes channels.
 
-    async def listen(self, name: str, routes: Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]) -> str:
-        """Serve routes: path -> (handler, schema it receives, schema it sends). Returns the location to dial."""
+    `FlightNetwork` between processes, `LocalNetwork` inside one loop; the same tests run over both.
+    """
 
-    async def dial(self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema) -> Channel:
-        """Open a channel. Raises UnavailableError when nobody listens, SchemaError when `schema_version` differs."""
+    async def listen(
+        self, name: str, routes: Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
+    ) -> str:
+        """Serve routes: path -> (handler, schema it receives, schema it sends).
+
+        Returns the location to dial.
+        """
+
+    async def dial(
+        self,
+        location: str,
+        path: str,
+        hello: Mapping[str, Json],
+        sends: pa.Schema,
+        receives: pa.Schema,
+    ) -> Channel:
+        """Open a channel.
+
+        Raises UnavailableError when nobody listens, SchemaError when `schema_version` differs.
+        """
 
     async def close(self) -> None:
         """Stop listening and end every channel; idempotent."""
@@ -90,11 +118,14 @@ class Operator(Protocol):
     async def __call__(self, row: Row) -> Added:
         """Take one row of the stage's input schema, return what its output schema has more.
 
-        A rollout's failure is part of what is returned; what raises is our own bug and becomes `stage_error`.
+        A rollout's failure is part of what is returned; what raises is our own bug and becomes
+        `stage_error`.
         """
 
     async def release(self, row: Row) -> None:
-        """Give back what INIT made for this row (its sandboxes), when the row is cut before its end; idempotent."""
+        """Give back what INIT made for this row (its sandboxes), when the row is cut before its
+        end; idempotent.
+        """
 
 
 # ---- the policy
@@ -114,7 +145,10 @@ class Tokenizer(Protocol):
 
 
 class Renderer(Protocol):
-    """Messages <-> ids. Ids that exist are never rendered again: the next prompt = earlier ids + `bridge`."""
+    """Messages <-> ids.
+
+    Ids that exist are never rendered again: the next prompt = earlier ids + `bridge`.
+    """
 
     stop_token_ids: tuple[int, ...]
     vocab_size: int
@@ -124,13 +158,17 @@ class Renderer(Protocol):
         """Ids of a first prompt, ending where the assistant starts to speak."""
 
     def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """Ids to append after a completion: its end marker if it was cut off, the new messages, the assistant's start."""
+        """Ids to append after a completion: its end marker if it was cut off, the new messages, the
+        assistant's start.
+        """
 
     def parse(self, completion_ids: Int32) -> Message:
         """The assistant message that was sampled; calls that do not parse carry their error."""
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included: for oracles and warm starts."""
+        """What a model would sample to say this assistant message, end marker included: for oracles
+        and warm starts.
+        """
 
     def assistant_starts(self, ids: Int32) -> int:
         """How often the assistant starts to speak in ids that this renderer made."""
@@ -142,7 +180,10 @@ class Backend(Protocol):
     name: str
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion. Raises BackendError; cancelling aborts the request at the backend."""
+        """Sample one completion.
+
+        Raises BackendError; cancelling aborts the request at the backend.
+        """
 
     async def close(self) -> None:
         """Idempotent."""
@@ -177,7 +218,10 @@ class AgentContext(Protocol):
     min_version: PolicyVersion
 
     def cancelled(self) -> bool:
-        """Asked between calls. To cut a call short, make this true and cancel the task that runs the agent."""
+        """Asked between calls.
+
+        To cut a call short, make this true and cancel the task that runs the agent.
+        """
 
 
 # ---- the world
@@ -190,9 +234,12 @@ class Sandbox(Protocol):
     ref: SandboxRef
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
-        """Run a tool: `bash {command}`, `python {code}`, `files {command, path, ...}`. A time-out is a result.
+        """Run a tool:
 
-        Raises SandboxError (we lost it), or SandboxError with SANDBOX_BROKEN when what the agent did is to blame.
+        `bash {command}`, `python {code}`, `files {command, path, ...}`. A time-out is a result.
+
+        Raises SandboxError (we lost it), or SandboxError with SANDBOX_BROKEN when what the agent
+        did is to blame.
         """
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
@@ -205,7 +252,9 @@ class Sandbox(Protocol):
         """Read a regular file below the workspace without following links."""
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """Keep the workspace's files in a file of the host; its size, or 0 when that would be more than `max_bytes`."""
+        """Keep the workspace's files in a file of the host; its size, or 0 when that would be more
+        than `max_bytes`.
+        """
 
     async def restore(self, path: str) -> None:
         """Put the files of a snapshot into the workspace."""
@@ -220,7 +269,10 @@ class SandboxHost(Protocol):
     node_id: str
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
-        """A fresh sandbox for (owner = run/rollout/attempt, purpose = run | eval). Raises SandboxError."""
+        """A fresh sandbox for (owner = run/rollout/attempt, purpose = run | eval).
+
+        Raises SandboxError.
+        """
 
     def connect(self, ref: SandboxRef) -> AbstractAsyncContextManager[Sandbox]:
         """Connect to its tool server."""
@@ -228,10 +280,14 @@ class SandboxHost(Protocol):
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Have one warm: a later `start` with the same arguments takes it."""
 
-    async def prepare(self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Make of a fresh sandbox what `work` makes of it: by `work`, or as a copy of what it made for an equal key on this node.
+    async def prepare(
+        self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Make of a fresh sandbox what `work` makes of it: by `work`, or as a copy of what it made
+        for an equal key on this node.
 
-        Callers with equal keys wait for the first of them; when its work raises, the next one does its own. Whether it is a copy.
+        Callers with equal keys wait for the first of them; when its work raises, the next one does
+        its own. Whether it is a copy.
         """
 
     async def stop(self, ref: SandboxRef) -> None:
@@ -261,25 +317,44 @@ class Env(Protocol):
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Put the task's files into a fresh RUN sandbox."""
 
-    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
-        """Run a tool call of the policy. Bad arguments are a result with exit code 2, not an exception."""
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
+        """Run a tool call of the policy.
+
+        Bad arguments are a result with exit code 2, not an exception.
+        """
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """What crosses into EVAL, from the final answer's text and the RUN sandbox."""
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
-        """Score the artefact in a fresh sandbox. Idempotent. Raises GraderError when the grader, not the artefact, fails."""
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
+        """Score the artefact in a fresh sandbox.
+
+        Idempotent. Raises GraderError when the grader, not the artefact, fails.
+        """
 
     def reference(self, task: Task) -> Reference:
-        """The reference solution, for oracles and checks. Raises TaskError when the task has none."""
+        """The reference solution, for oracles and checks.
+
+        Raises TaskError when the task has none.
+        """
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """What an Env has besides, whose `prepare` is worth doing once a node and not once a rollout. EVAL's sandbox is prepared too then."""
+    """What an Env has besides, whose `prepare` is worth doing once a node and not once a rollout.
+
+    EVAL's sandbox is prepared too then.
+    """
 
     def preparation(self, task: Task) -> str:
-        """All that `prepare` makes a workspace from: equal texts mean equal workspaces. Empty: nothing worth keeping."""
+        """All that `prepare` makes a workspace from: equal texts mean equal workspaces.
+
+        Empty: nothing worth keeping.
+        """
 
 
 class Reference(Protocol):
@@ -299,5 +374,7 @@ class RewardFn(Protocol):
 
     name: str
 
-    async def __call__(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> float:
+    async def __call__(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> float:
         """A value, usually in [0, 1]."""

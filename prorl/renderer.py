@@ -1,14 +1,16 @@
-"""Messages <-> token ids in ChatML with Hermes tool calls, the format of Qwen 2.5/3 and of many fine-tunes.
+"""Messages <-> token ids in ChatML with Hermes tool calls, the format of Qwen 2.5/3 and of many
+fine-tunes.
 
-    <|im_start|>system\\n ... tools ... <|im_end|>\\n
-    <|im_start|>user\\nHow much is 6*7?<|im_end|>\\n
-    <|im_start|>assistant\\n<tool_call>\\n{"name": "python", "arguments": {"code": "6*7"}}\\n</tool_call><|im_end|>\\n
+    <|im_start|>system\\n ... tools ... <|im_end|>\\n <|im_start|>user\\nHow much is
+    6*7?<|im_end|>\\n <|im_start|>assistant\\n<tool_call>\\n{"name": "python", "arguments": {"code":
+    "6*7"}}\\n</tool_call><|im_end|>\\n
     <|im_start|>user\\n<tool_response>\\n42\\n</tool_response><|im_end|>\\n
     <|im_start|>assistant\\n#### 42<|im_end|>
 
-Invariants: ids that exist are never rendered again (`bridge` gives only what follows them); content can never spell a marker,
-since `Tokenizer.encode` yields no specials; `parse` never raises, whatever was sampled. It does not promise that `completion` gives
-the ids that a model sampled for the same message: only the sampled ids are the truth.
+Invariants: ids that exist are never rendered again (`bridge` gives only what follows them); content
+can never spell a marker, since `Tokenizer.encode` yields no specials; `parse` never raises,
+whatever was sampled. It does not promise that `completion` gives the ids that a model sampled for
+the same message: only the sampled ids are the truth.
 """
 
 from __future__ import annotations
@@ -42,23 +44,32 @@ _EXCERPT_CHARS = 200
 
 
 class ChatMLRenderer:
-    """Implements `prorl.protocols.Renderer` over any tokenizer that has `<|im_start|>` and `<|im_end|>`.
+    """Implements `prorl.protocols.Renderer` over any tokenizer that has `<|im_start|>` and
+    `<|im_end|>`.
 
-    Tools are described as Qwen's template does, or on one line, `tools: python(code)`, for a checkpoint whose tokenizer has
-    `compact_tools`: a toy model has neither the context nor the training for more.
-    A tag that the tokenizer has no special for (some lack `<tool_call>`) is written and read as plain text.
+    Tools are described as Qwen's template does, or on one line, `tools: python(code)`, for a
+    checkpoint whose tokenizer has `compact_tools`: a toy model has neither the context nor the
+    training for more. A tag that the tokenizer has no special for (some lack `<tool_call>`) is
+    written and read as plain text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         missing = [tag for tag in (_START, _END) if tag not in tokenizer.specials]
         if missing:
-            raise ConfigError(f"the tokenizer lacks {' and '.join(missing)}", "a ChatML tokenizer", "use a ChatML model")
+            raise ConfigError(
+                f"the tokenizer lacks {' and '.join(missing)}",
+                "a ChatML tokenizer",
+                "use a ChatML model",
+            )
         self.tokenizer = tokenizer
         self.vocab_size = tokenizer.vocab_size
         self._end_id = tokenizer.specials[_END]
-        self.stop_token_ids = tuple(tokenizer.specials[tag] for tag in (_END, _EOT) if tag in tokenizer.specials)
+        self.stop_token_ids = tuple(
+            tokenizer.specials[tag] for tag in (_END, _EOT) if tag in tokenizer.specials
+        )
         self._tags = {tokenizer.specials[tag]: tag for tag in _TAGS if tag in tokenizer.specials}
-        # A look into a table is twenty times faster than `np.isin`, which sorts. The last entry stands for ids beyond it.
+        # A look into a table is twenty times faster than `np.isin`, which sorts. The last entry
+        # stands for ids beyond it.
         self._is_tag = np.zeros(max([self.vocab_size, *self._tags]) + 2, dtype=bool)
         self._is_tag[list(self._tags)] = True
         self._compact_tools = bool(getattr(tokenizer, "compact_tools", False))
@@ -76,13 +87,17 @@ class ChatMLRenderer:
         return np.concatenate([*chunks, *self._messages(rest), self._assistant_L])
 
     def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """Ids to append after a completion: its end marker if it was cut off, the new messages, the assistant's start."""
+        """Ids to append after a completion: its end marker if it was cut off, the new messages, the
+        assistant's start.
+        """
         ended = len(completion_ids) > 0 and int(completion_ids[-1]) == self._end_id
         close = self._ids("\n") if ended else self._ids(_END, "\n")
         return np.concatenate([close, *self._messages(messages), self._assistant_L])
 
     def parse(self, completion_ids: Int32) -> Message:
-        """The assistant message that was sampled: visible text and thoughts in `content`, calls apart, broken ones with their error."""
+        """The assistant message that was sampled: visible text and thoughts in `content`, calls
+        apart, broken ones with their error.
+        """
         content: list[str] = []
         calls: list[ToolCall] = []
         call: list[str] | None = None
@@ -105,7 +120,9 @@ class ChatMLRenderer:
         return Message(role="assistant", content="".join(content).strip(), tool_calls=tuple(calls))
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included: for oracles and warm starts."""
+        """What a model would sample to say this assistant message, end marker included: for oracles
+        and warm starts.
+        """
         return self._ids(*self._assistant_parts(message), _END)
 
     def assistant_starts(self, ids: Int32) -> int:
@@ -114,7 +131,9 @@ class ChatMLRenderer:
         if len(ids) < len(pattern):
             return 0
         starts = np.flatnonzero(ids[: len(ids) - len(pattern) + 1] == pattern[0])
-        return sum(bool(np.array_equal(ids[start : start + len(pattern)], pattern)) for start in starts)
+        return sum(
+            bool(np.array_equal(ids[start : start + len(pattern)], pattern)) for start in starts
+        )
 
     def _ids(self, *parts: str) -> Int32:
         """Markers become specials; every other part is plain text."""
@@ -122,17 +141,22 @@ class ChatMLRenderer:
 
     def _part(self, part: str) -> Int32:
         special = self.tokenizer.specials.get(part) if isinstance(part, _Tag) else None
-        return self.tokenizer.encode(part) if special is None else np.array([special], dtype=np.int32)
+        return (
+            self.tokenizer.encode(part) if special is None else np.array([special], dtype=np.int32)
+        )
 
     def _system(self, system: str, tools: Sequence[ToolSpec]) -> Int32:
         if self._compact_tools:
-            return self._ids(_START, f"system\n{system}\ntools: {', '.join(map(_signature, tools))}", _END, "\n")
+            return self._ids(
+                _START, f"system\n{system}\ntools: {', '.join(map(_signature, tools))}", _END, "\n"
+            )
         specs = "\n".join(_tool_json(tool) for tool in tools)
         head = f"{system}\n\n" if system else ""
         return self._ids(
             _START,
-            f"system\n{head}# Tools\n\nYou may call these functions; each line is one JSON signature.\n<tools>\n{specs}\n</tools>\n\n"
-            "To call one, write a JSON object with its name and arguments between these tags:\n",
+            f"system\n{head}# Tools\n\nYou may call these functions; each line is one JSON"
+            f" signature.\n<tools>\n{specs}\n</tools>\n\nTo call one, write a JSON object with its"
+            " name and arguments between these tags:\n",
             _CALL,
             '\n{"name": <function name>, "arguments": <object of arguments>}\n',
             _CALL_END,
@@ -181,7 +205,9 @@ class ChatMLRenderer:
         text = self.tokenizer.decode(ids) if len(ids) else ""
         tags = [tag for tag in _TAGS if tag not in self.tokenizer.specials]
         while text:
-            position, tag = min(((text.find(tag), tag) for tag in tags if tag in text), default=(len(text), _Tag()))
+            position, tag = min(
+                ((text.find(tag), tag) for tag in tags if tag in text), default=(len(text), _Tag())
+            )
             yield text[:position]
             yield tag
             text = text[position + len(tag) :]
@@ -204,7 +230,11 @@ def _signature(tool: ToolSpec) -> str:
 
 
 def _tool_json(tool: ToolSpec) -> str:
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+    }
     return orjson.dumps({"type": "function", "function": function}).decode()
 
 
@@ -215,13 +245,20 @@ def _call_json(call: ToolCall) -> str:
 def _parse_call(text: str) -> ToolCall:
     try:
         value: Json = orjson.loads(text)
-        orjson.dumps(value)  # what nests deeper than can be written back is refused here, not when it is stored
+        # what nests deeper than can be written back is refused here, not when it is stored
+        orjson.dumps(value)
     except ValueError as cause:
         return ToolCall("", {}, f"the call is not valid JSON ({cause}): {_excerpt(text)}")
     except TypeError:
         return ToolCall("", {}, f"the call nests too deeply: {_excerpt(text)}")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get("arguments"), dict):
-        return ToolCall("", {}, f'a call is {{"name": "...", "arguments": {{...}}}}, not {_excerpt(text)}')
+    if (
+        not isinstance(value, dict)
+        or not isinstance(value.get("name"), str)
+        or not isinstance(value.get("arguments"), dict)
+    ):
+        return ToolCall(
+            "", {}, f'a call is {{"name": "...", "arguments": {{...}}}}, not {_excerpt(text)}'
+        )
     return ToolCall(value["name"], value["arguments"])
 
 

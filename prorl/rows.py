@@ -1,8 +1,10 @@
-"""`Row`, one row of a message on an edge, and `grow`, which gives rows the columns that a stage adds.
+"""`Row`, one row of a message on an edge, and `grow`, which gives rows the columns that a stage
+adds.
 
-A message holds up to hundreds of rows, and a call into Arrow costs more than the values of a small row. So a row is a place in its
-message and is not cut out of it; what a stage adds stays Python values until it is converted for many rows at once; and rows that
-are neighbours in one message go on together without a copy. The price: a message stays in memory as long as one of its rows does.
+A message holds up to hundreds of rows, and a call into Arrow costs more than the values of a small
+row. So a row is a place in its message and is not cut out of it; what a stage adds stays Python
+values until it is converted for many rows at once; and rows that are neighbours in one message go
+on together without a copy. The price: a message stays in memory as long as one of its rows does.
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ def stack(parts: Sequence[Row]) -> pa.RecordBatch:
     slices: list[pa.RecordBatch] = []
     start = 0
     for i in range(1, len(parts) + 1):
-        if i == len(parts) or parts[i].place != parts[i - 1].place + 1 or parts[i].batch is not parts[start].batch:
+        if (
+            i == len(parts)
+            or parts[i].place != parts[i - 1].place + 1
+            or parts[i].batch is not parts[start].batch
+        ):
             slices.append(parts[start].batch.slice(parts[start].place, i - start))
             start = i
     return slices[0] if len(slices) == 1 else pa.concat_batches(slices)
@@ -67,11 +73,17 @@ class Step:
         return cls(after, pa.struct(fields), {field.name: i for i, field in enumerate(fields)})
 
 
-TO_READY, TO_RAN, TO_SCORED = Step.between(LEASED, READY), Step.between(READY, RAN), Step.between(RAN, SCORED)
+TO_READY, TO_RAN, TO_SCORED = (
+    Step.between(LEASED, READY),
+    Step.between(READY, RAN),
+    Step.between(RAN, SCORED),
+)
 
 
 class Added(NamedTuple):
-    """What a stage adds to one row: values in the order of the step's columns, structs as tuples in the order of their fields."""
+    """What a stage adds to one row: values in the order of the step's columns, structs as tuples in
+    the order of their fields.
+    """
 
     step: Step
     values: tuple[Json, ...]
@@ -87,7 +99,10 @@ class Added(NamedTuple):
 
 
 def grow(before: Sequence[Row], added: Sequence[Added]) -> pa.RecordBatch:
-    """Rows of the next edge. Raises what Arrow raises for values that are not of their columns' types."""
+    """Rows of the next edge.
+
+    Raises what Arrow raises for values that are not of their columns' types.
+    """
     step = added[0].step
     columns = pa.array([one.values for one in added], step.added).flatten()
     return pa.RecordBatch.from_arrays([*stack(before).columns, *columns], schema=step.schema)

@@ -1,7 +1,9 @@
-"""A rubric: a weighted sum of named judgements of an artefact, for envs that score by more than one thing.
+"""A rubric: a weighted sum of named judgements of an artefact, for envs that score by more than one
+thing.
 
-Invariants: functions run one after the other in the given order, since they share a sandbox and a deadline; a function that raises or
-gives what is not a finite number raises GraderError, which masks the rollout and never scores it 0.
+Invariants: functions run one after the other in the given order, since they share a sandbox and a
+deadline; a function that raises or gives what is not a finite number raises GraderError, which
+masks the rollout and never scores it 0.
 
 >>> import asyncio
 >>> from prorl.types import Task
@@ -31,12 +33,18 @@ class Rubric:
     def __init__(self, *rewards: tuple[RewardFn, float]) -> None:
         names = [function.name for function, _ in rewards]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ConfigError(f"two rewards are named {', '.join(twice)}", "names that differ", "rename one")
-        if wrong := [f"{function.name}={weight}" for function, weight in rewards if not math.isfinite(weight)]:
+            raise ConfigError(
+                f"two rewards are named {', '.join(twice)}", "names that differ", "rename one"
+            )
+        if wrong := [
+            f"{function.name}={weight}" for function, weight in rewards if not math.isfinite(weight)
+        ]:
             raise ConfigError(f"weights {', '.join(wrong)}", "finite numbers")
         self._rewards = rewards
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
         """Every function's value. Raises GraderError."""
         parts = []
         for function, weight in self._rewards:
@@ -47,7 +55,12 @@ class Rubric:
             if not math.isfinite(value):
                 raise GraderError(FailureCode.GRADER_ERROR, f"{function.name} gave {value}")
             parts.append(RewardPart(name=function.name, value=value, weight=weight))
-        return Score(parts=tuple(parts), log="\n".join(f"{part.name} = {part.value:g} (weight {part.weight:g})" for part in parts))
+        return Score(
+            parts=tuple(parts),
+            log="\n".join(
+                f"{part.name} = {part.value:g} (weight {part.weight:g})" for part in parts
+            ),
+        )
 
 
 class _PlainReward:
@@ -56,7 +69,9 @@ class _PlainReward:
     def __init__(self, name: str, function: Callable[[Task, bytes], float]) -> None:
         self.name, self._function = name, function
 
-    async def __call__(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> float:
+    async def __call__(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> float:
         return self._function(task, artefact)
 
 

@@ -1,4 +1,5 @@
-"""Every shape that crosses a process or reaches a disk: the four edges, the control stream, the tables of a run directory.
+"""Every shape that crosses a process or reaches a disk: the four edges, the control stream, the
+tables of a run directory.
 
 A rollout is a row that grows. Each edge's schema is the previous one plus what the stage added:
 
@@ -7,19 +8,23 @@ A rollout is a row that grows. Each edge's schema is the previous one plus what 
     RAN     + sequences, turns, messages, artefact, stop reason, failure, run_s, llm_s, tool_s
     SCORED  + scored, reward, reward_parts, grader_log, eval failure, eval_s
 
-*Edge protocol* over a `Channel`: the consumer dials `edge/<name>` on its upstream and sends EDGE_BACK batches: `credit` rows (rows and
-bytes, additive) and `ack` rows (run_id, rollout_id, attempt). The upstream sends work batches of the edge's schema, never more
-than credit. No credit, no send. Several consumers compete; a row goes to one of them. On `lease` and `ready` a row counts as handed
-over when it is received (nothing is redelivered); on `ran` and `scored` the upstream keeps a row until its ack, which the consumer
-sends only after its own downstream acked (EVAL) or the commit is durable (store), and redelivers it to another consumer when the
-stream is lost. *Control protocol*: `prorl/control.py`.
+*Edge protocol* over a `Channel`: the consumer dials `edge/<name>` on its upstream and sends
+EDGE_BACK batches: `credit` rows (rows and bytes, additive) and `ack` rows (run_id, rollout_id,
+attempt). The upstream sends work batches of the edge's schema, never more than credit. No credit,
+no send. Several consumers compete; a row goes to one of them. On `lease` and `ready` a row counts
+as handed over when it is received (nothing is redelivered); on `ran` and `scored` the upstream
+keeps a row until its ack, which the consumer sends only after its own downstream acked (EVAL) or
+the commit is durable (store), and redelivers it to another consumer when the stream is lost.
+*Control protocol*: `prorl/control.py`.
 
-Rules for all of them: list children are named `element`; token columns hold no nulls; a record batch stays under `MAX_BATCH_BYTES`
-unless one row (or, in streams to trainers, one group) alone is larger; rows are hashed by value (`row_hashes`), never by IPC bytes.
-Both ends of a channel compare `SCHEMA_VERSION` when it opens; a run directory carries it in its manifest.
+Rules for all of them: list children are named `element`; token columns hold no nulls; a record
+batch stays under `MAX_BATCH_BYTES` unless one row (or, in streams to trainers, one group) alone is
+larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends of a channel compare
+`SCHEMA_VERSION` when it opens; a run directory carries it in its manifest.
 
-Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls), `rollouts` (what SQL filters), `turns`,
-`messages` (for people), `groups` (append-only events), `tasks`. `partial` keeps attempts that did not commit, in SCORED's shape.
+Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls), `rollouts`
+(what SQL filters), `turns`, `messages` (for people), `groups` (append-only events), `tasks`.
+`partial` keeps attempts that did not commit, in SCORED's shape.
 """
 
 from __future__ import annotations
@@ -33,15 +38,23 @@ import pyarrow as pa
 from prorl.errors import SchemaError
 
 SCHEMA_VERSION = 1
-"""Raised by one when a column changes its meaning or type, or goes. Adding an optional column does not raise it."""
+"""Raised by one when a column changes its meaning or type, or goes.
+
+Adding an optional column does not raise it.
+"""
 
 MAX_BATCH_BYTES = 2**21 - 4096
-"""Bodies below 2 MiB arrive 8-byte aligned and stay off malloc's mmap path (research: Flight alignment)."""
+"""Bodies below 2 MiB arrive 8-byte aligned and stay off malloc's mmap path (research:
+
+Flight alignment).
+"""
 
 MAX_INLINE_ARTEFACT_BYTES = 256 << 10
 
 MAX_SEGMENTS = 1024
-"""`sequence_id = rollout_id * MAX_SEGMENTS + segment`: the same for every retry, redelivery and replay."""
+"""`sequence_id = rollout_id * MAX_SEGMENTS + segment`: the same for every retry, redelivery and
+replay.
+"""
 
 
 def _req(name: str, dtype: pa.DataType) -> pa.Field:
@@ -57,19 +70,36 @@ def _struct(**fields: pa.DataType) -> pa.StructType:
 
 
 def _versioned(fields: list[pa.Field], name: str) -> pa.Schema:
-    return pa.schema(fields, metadata={b"prorl.schema": name.encode(), b"prorl.schema_version": str(SCHEMA_VERSION).encode()})
+    return pa.schema(
+        fields,
+        metadata={
+            b"prorl.schema": name.encode(),
+            b"prorl.schema_version": str(SCHEMA_VERSION).encode(),
+        },
+    )
 
 
-SAMPLING = _struct(temperature=pa.float32(), top_p=pa.float32(), top_k=pa.int32(), max_tokens=pa.int32())
+SAMPLING = _struct(
+    temperature=pa.float32(), top_p=pa.float32(), top_k=pa.int32(), max_tokens=pa.int32()
+)
 
 LIMITS = _struct(
-    init_s=pa.float64(), run_s=pa.float64(), eval_s=pa.float64(), queue_s=pa.float64(), tool_s=pa.float64(),
-    max_turns=pa.int32(), max_tokens=pa.int32(), max_attempts=pa.int32(), max_worker_losses=pa.int32(),
-)  # fmt: skip
+    init_s=pa.float64(),
+    run_s=pa.float64(),
+    eval_s=pa.float64(),
+    queue_s=pa.float64(),
+    tool_s=pa.float64(),
+    max_turns=pa.int32(),
+    max_tokens=pa.int32(),
+    max_attempts=pa.int32(),
+    max_worker_losses=pa.int32(),
+)
 
 SANDBOX_REF = _struct(node_id=pa.utf8(), sandbox_id=pa.utf8(), socket_path=pa.utf8())
 
-MESSAGE = _struct(role=pa.utf8(), content=pa.utf8(), tool_calls=pa.utf8(), name=pa.utf8(), turn=pa.int32())
+MESSAGE = _struct(
+    role=pa.utf8(), content=pa.utf8(), tool_calls=pa.utf8(), name=pa.utf8(), turn=pa.int32()
+)
 """`tool_calls` is JSON text: [{"name", "arguments", "error"}]."""
 
 _SPANS: Mapping[str, pa.DataType] = MappingProxyType(
@@ -82,13 +112,24 @@ _SPANS: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 
-SEQUENCE = _struct(segment=pa.int32(), token_ids=_list(pa.int32()), logprobs=_list(pa.float32()), **_SPANS)
+SEQUENCE = _struct(
+    segment=pa.int32(), token_ids=_list(pa.int32()), logprobs=_list(pa.float32()), **_SPANS
+)
 
 TURN = _struct(
-    turn=pa.int32(), segment=pa.int32(), prompt_tokens=pa.int32(), completion_tokens=pa.int32(), cached_tokens=pa.int32(),
-    finish_reason=pa.utf8(), temperature=pa.float32(), policy_version=pa.int32(), backend=pa.utf8(),
-    llm_s=pa.float64(), tool_s=pa.float64(), tool_calls=pa.int32(),
-)  # fmt: skip
+    turn=pa.int32(),
+    segment=pa.int32(),
+    prompt_tokens=pa.int32(),
+    completion_tokens=pa.int32(),
+    cached_tokens=pa.int32(),
+    finish_reason=pa.utf8(),
+    temperature=pa.float32(),
+    policy_version=pa.int32(),
+    backend=pa.utf8(),
+    llm_s=pa.float64(),
+    tool_s=pa.float64(),
+    tool_calls=pa.int32(),
+)
 
 REWARD_PART = _struct(name=pa.utf8(), value=pa.float64(), weight=pa.float64())
 
@@ -166,7 +207,9 @@ SCORED = _versioned(
     "edge/scored",
 )
 
-EDGES: Mapping[str, pa.Schema] = MappingProxyType({"lease": LEASED, "ready": READY, "ran": RAN, "scored": SCORED})
+EDGES: Mapping[str, pa.Schema] = MappingProxyType(
+    {"lease": LEASED, "ready": READY, "ran": RAN, "scored": SCORED}
+)
 
 REDELIVERED_EDGES = frozenset({"ran", "scored"})
 """Edges whose rows are kept until acked and sent again when a stream is lost."""
@@ -216,7 +259,10 @@ SEQUENCES = _versioned(
 )
 
 STREAM = _versioned([_req("delivery_seq", pa.int64()), *SEQUENCES], "stream")
-"""What `DoGet` gives a trainer: `sequences` in delivery order; whole groups, each batch made of whole groups."""
+"""What `DoGet` gives a trainer:
+
+`sequences` in delivery order; whole groups, each batch made of whole groups.
+"""
 
 ROLLOUTS = _versioned(
     [
@@ -260,7 +306,15 @@ ROLLOUTS = _versioned(
 
 TURNS = _versioned([_req("rollout_id", pa.int64()), _req("attempt", pa.int32()), *TURN], "turns")
 
-MESSAGES = _versioned([_req("rollout_id", pa.int64()), _req("attempt", pa.int32()), _req("index", pa.int32()), *MESSAGE], "messages")
+MESSAGES = _versioned(
+    [
+        _req("rollout_id", pa.int64()),
+        _req("attempt", pa.int32()),
+        _req("index", pa.int32()),
+        *MESSAGE,
+    ],
+    "messages",
+)
 
 GROUPS = _versioned(
     [
@@ -278,7 +332,10 @@ GROUPS = _versioned(
     ],
     "groups",
 )
-"""`event` is decided, delivered or stale; `kept`/`reason` belong to decided, `delivery_seq` (else -1) to delivered."""
+"""`event` is decided, delivered or stale;
+
+`kept`/`reason` belong to decided, `delivery_seq` (else -1) to delivered.
+"""
 
 TASKS = _versioned(
     [
@@ -295,7 +352,14 @@ TASKS = _versioned(
 )
 
 TABLES: Mapping[str, pa.Schema] = MappingProxyType(
-    {"sequences": SEQUENCES, "rollouts": ROLLOUTS, "turns": TURNS, "messages": MESSAGES, "groups": GROUPS, "tasks": TASKS}
+    {
+        "sequences": SEQUENCES,
+        "rollouts": ROLLOUTS,
+        "turns": TURNS,
+        "messages": MESSAGES,
+        "groups": GROUPS,
+        "tasks": TASKS,
+    }
 )
 
 
@@ -315,7 +379,9 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
     if ours == theirs:
         return
     wrong = sorted({name for name, _ in set(ours) ^ set(theirs)}) or ["the order of columns"]
-    raise SchemaError(f"{where} differs in {', '.join(wrong)}", f"the columns of {schema_name(expected)}")
+    raise SchemaError(
+        f"{where} differs in {', '.join(wrong)}", f"the columns of {schema_name(expected)}"
+    )
 
 
 def schema_name(schema: pa.Schema) -> str:
@@ -324,11 +390,13 @@ def schema_name(schema: pa.Schema) -> str:
 
 
 def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without our code.
+    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without
+    our code.
 
-    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets: `loss_mask` uint8 (1 = trains),
-    `sampled_mask` uint8, `logprobs` float32 (0 where nothing was sampled), `versions` int32 (-1 for context), `turns` int32 and
-    `temperatures` float32. One vectorised pass; nothing but `token_ids` is shared with the input.
+    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets:
+    `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0 where nothing was
+    sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures` float32. One
+    vectorised pass; nothing but `token_ids` is shared with the input.
     """
     import numpy as np
 
@@ -356,10 +424,23 @@ def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
         "turns": per_token("span_turn"),
         "temperatures": per_token("span_temperature"),
     }
-    keep = [name for name in batch.schema.names if name not in _SPANS and name != "logprobs" and name != "token_ids"]
+    keep = [
+        name
+        for name in batch.schema.names
+        if name not in _SPANS and name != "logprobs" and name != "token_ids"
+    ]
     arrays = [batch.column(name) for name in keep]
-    arrays += [pa.ListArray.from_arrays(offsets, values, type=_list(values.type)) for values in [tokens.flatten()]]
-    arrays += [pa.ListArray.from_arrays(offsets, pa.array(v), type=_list(pa.array(v[:0]).type)) for v in lists.values()]
+    arrays += [
+        pa.ListArray.from_arrays(offsets, values, type=_list(values.type))
+        for values in [tokens.flatten()]
+    ]
+    arrays += [
+        pa.ListArray.from_arrays(offsets, pa.array(v), type=_list(pa.array(v[:0]).type))
+        for v in lists.values()
+    ]
     fields = [batch.schema.field(name) for name in keep]
-    fields += [_req(name, array.type) for name, array in zip(["token_ids", *lists], arrays[len(keep) :], strict=True)]
+    fields += [
+        _req(name, array.type)
+        for name, array in zip(["token_ids", *lists], arrays[len(keep) :], strict=True)
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=_versioned(fields, "dense"))

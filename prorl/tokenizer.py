@@ -1,8 +1,10 @@
-"""Text <-> token ids: a tokenizer of 256 bytes and nine specials that needs no files, and any Hugging Face `tokenizer.json`.
+"""Text <-> token ids: a tokenizer of 256 bytes and nine specials that needs no files, and any
+Hugging Face `tokenizer.json`.
 
-Invariants: `encode` never yields the id of a special token, whatever the text spells, so that content (a prompt, a tool's output)
-can neither end a message nor start a call. `decode` spells specials out and turns invalid UTF-8 into U+FFFD. Ids are int32 arrays.
-It does not promise that `decode(encode(text)) == text` for tokenizers that normalise text; for `ByteTokenizer` it does.
+Invariants: `encode` never yields the id of a special token, whatever the text spells, so that
+content (a prompt, a tool's output) can neither end a message nor start a call. `decode` spells
+specials out and turns invalid UTF-8 into U+FFFD. Ids are int32 arrays. It does not promise that
+`decode(encode(text)) == text` for tokenizers that normalise text; for `ByteTokenizer` it does.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class ByteTokenizer:
     """
 
     def __init__(self) -> None:
-        self.specials: Mapping[str, int] = {text: _NUM_BYTES + index for index, text in enumerate(SPECIALS)}
+        self.specials: Mapping[str, int] = {
+            text: _NUM_BYTES + index for index, text in enumerate(SPECIALS)
+        }
         self.vocab_size = _NUM_BYTES + len(SPECIALS)
         self._special_text = dict(zip(self.specials.values(), self.specials, strict=True))
 
@@ -76,8 +80,9 @@ def _decode_bytes(ids: Int32) -> str:
 class HFTokenizer:
     """A Hugging Face `tokenizer.json`, read with the `tokenizers` package (extra `render`).
 
-    `compact_tools` (`"prorl_compact_tools": true` in tokenizer_config.json) asks the renderer for one line of tools, for toy models.
-    Two copies are held: the file as it is decodes; one without its added tokens encodes, so that text is only ever text.
+    `compact_tools` (`"prorl_compact_tools": true` in tokenizer_config.json) asks the renderer for
+    one line of tools, for toy models. Two copies are held: the file as it is decodes; one without
+    its added tokens encodes, so that text is only ever text.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -85,27 +90,45 @@ class HFTokenizer:
             import tokenizers
         except ImportError as cause:
             raise ConfigError(
-                f"tokenizer {str(path)!r} is a Hugging Face directory", "the package tokenizers", "pip install 'prorl[render]'"
+                f"tokenizer {str(path)!r} is a Hugging Face directory",
+                "the package tokenizers",
+                "pip install 'prorl[render]'",
             ) from cause
         data = _read_tokenizer_json(Path(path))
-        self.specials: Mapping[str, int] = {token["content"]: token["id"] for token in data.get("added_tokens", ())}
+        self.specials: Mapping[str, int] = {
+            token["content"]: token["id"] for token in data.get("added_tokens", ())
+        }
         self._special_ids = np.array(sorted(self.specials.values()), dtype=np.int32)
-        self._special_text = re.compile("|".join(re.escape(text) for text in self.specials) or r"(?!)")
+        self._special_text = re.compile(
+            "|".join(re.escape(text) for text in self.specials) or r"(?!)"
+        )
         self._decoder = tokenizers.Tokenizer.from_str(orjson.dumps(data).decode())
-        plain = data | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        plain = data | {
+            "added_tokens": [],
+            "post_processor": None,
+            "truncation": None,
+            "padding": None,
+        }
         self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
-        self.vocab_size = max(_model_size(Path(path)), 1 + max(self._decoder.get_vocab(with_added_tokens=True).values()))
-        self.compact_tools = _setting(Path(path) / "tokenizer_config.json", "prorl_compact_tools") is True
+        self.vocab_size = max(
+            _model_size(Path(path)),
+            1 + max(self._decoder.get_vocab(with_added_tokens=True).values()),
+        )
+        self.compact_tools = (
+            _setting(Path(path) / "tokenizer_config.json", "prorl_compact_tools") is True
+        )
 
     def encode(self, text: str) -> Int32:
         """Ids of plain text, without any begin or end token."""
         ids = self._encode(text)
         if not np.isin(ids, self._special_ids).any():
             return ids
-        # Some vocabularies hold their specials as ordinary pieces too: cut each one in two, so that no piece spells it.
+        # Some vocabularies hold their specials as ordinary pieces too: cut each one in two, so that
+        # no piece spells it.
         cuts = [0, *(match.start() + 1 for match in self._special_text.finditer(text)), len(text)]
         ids = np.concatenate([self._encode(text[start:end]) for start, end in pairwise(cuts)])
-        # What is left comes from a normaliser that rewrites look-alikes into a special: losing it is better than obeying it.
+        # What is left comes from a normaliser that rewrites look-alikes into a special: losing it
+        # is better than obeying it.
         return ids[~np.isin(ids, self._special_ids)]
 
     def decode(self, ids: Int32) -> str:
@@ -123,15 +146,23 @@ def _read_tokenizer_json(directory: Path) -> dict[str, Any]:
         data = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as cause:
         raise ConfigError(
-            f"cannot read {path}: {cause}", "a Hugging Face directory with tokenizer.json", "name its directory, or use `bytes`"
+            f"cannot read {path}: {cause}",
+            "a Hugging Face directory with tokenizer.json",
+            "name its directory, or use `bytes`",
         ) from cause
     if not isinstance(data, dict) or "model" not in data:
-        raise ConfigError(f"{path} has no `model`", "a Hugging Face tokenizer.json", "export it with save_pretrained()")
+        raise ConfigError(
+            f"{path} has no `model`",
+            "a Hugging Face tokenizer.json",
+            "export it with save_pretrained()",
+        )
     return data
 
 
 def _model_size(directory: Path) -> int:
-    """Rows of the model's embedding, which may be padded beyond the tokenizer's own ids; 0 when not stated."""
+    """Rows of the model's embedding, which may be padded beyond the tokenizer's own ids; 0 when not
+    stated.
+    """
     size = _setting(directory / "config.json", "vocab_size")
     return size if isinstance(size, int) else 0
 
@@ -150,6 +181,12 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if spec == "bytes":
         return ByteTokenizer()
     if not Path(spec).is_dir():
-        mend = "did you mean `bytes`?" if difflib.get_close_matches(spec, ["bytes", "byte"]) else "name an existing directory"
-        raise ConfigError(f"unknown tokenizer {spec!r}", "`bytes` or a Hugging Face directory", mend)
+        mend = (
+            "did you mean `bytes`?"
+            if difflib.get_close_matches(spec, ["bytes", "byte"])
+            else "name an existing directory"
+        )
+        raise ConfigError(
+            f"unknown tokenizer {spec!r}", "`bytes` or a Hugging Face directory", mend
+        )
     return HFTokenizer(spec)

@@ -1,11 +1,16 @@
-"""The vocabulary: every record that crosses a boundary inside prorl. Open this file first, `protocols.py` second.
+"""The vocabulary: every record that crosses a boundary inside prorl.
 
-    Task --n siblings--> Group --> Rollout --1..n--> Attempt --> Trajectory = Sequences + Turns + Messages
+Open this file first, `protocols.py` second.
 
-All records are frozen. Token ids and logprobs are numpy arrays from the moment a model call returns until they are an Arrow
-buffer; they are never Python lists in between. Shape suffixes: L = tokens of a sequence, C = sampled tokens, S = spans.
+    Task --n siblings--> Group --> Rollout --1..n--> Attempt --> Trajectory = Sequences + Turns +
+    Messages
 
-This module imports nothing but the standard library and numpy's array type, and does nothing when imported.
+All records are frozen. Token ids and logprobs are numpy arrays from the moment a model call returns
+until they are an Arrow buffer; they are never Python lists in between. Shape suffixes: L = tokens
+of a sequence, C = sampled tokens, S = spans.
+
+This module imports nothing but the standard library and numpy's array type, and does nothing when
+imported.
 """
 
 from __future__ import annotations
@@ -28,7 +33,9 @@ if TYPE_CHECKING:
     Float32 = NDArray[np.float32]
 
 PolicyVersion = NewType("PolicyVersion", int)
-"""Id of the weights that sampled a token: given by the gateway, monotone, never reused; 0 is the start, -1 means context."""
+"""Id of the weights that sampled a token: given by the gateway, monotone, never reused; 0 is the
+start, -1 means context.
+"""
 
 Json = Any
 """A JSON value, only where JSON enters or leaves."""
@@ -119,7 +126,10 @@ class SpanKind(IntEnum):
 
 
 class AttemptKey(NamedTuple):
-    """Names one attempt everywhere: on edges, in acks, in the log. `attempt` is the fencing token."""
+    """Names one attempt everywhere: on edges, in acks, in the log.
+
+    `attempt` is the fencing token.
+    """
 
     run_id: str
     rollout_id: int
@@ -128,7 +138,10 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem. `data` is the domain's own: the env says what it reads from it (`prorl/envs`)."""
+    """One problem.
+
+    `data` is the domain's own: the env says what it reads from it (`prorl/envs`).
+    """
 
     task_id: str
     """Unique in its source, e.g. `HumanEval/0`."""
@@ -144,7 +157,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled. Training runs use top_p 1 and no top_k, so that logprobs are those of the policy."""
+    """How tokens are sampled.
+
+    Training runs use top_p 1 and no top_k, so that logprobs are those of the policy.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -156,7 +172,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """Budgets of one rollout. The wire carries what remains; receivers time with their own monotonic clock."""
+    """Budgets of one rollout.
+
+    The wire carries what remains; receivers time with their own monotonic clock.
+    """
 
     init_s: float = 60.0
     """INIT, per attempt (infra)."""
@@ -172,7 +191,9 @@ class RolloutLimits:
     max_tokens: int = 16384
     """Tokens of a sequence, context included."""
     max_attempts: int = 3
-    """Attempts after infra failures; deaths of our own workers are counted apart (`max_worker_losses`)."""
+    """Attempts after infra failures; deaths of our own workers are counted apart
+    (`max_worker_losses`).
+    """
     max_worker_losses: int = 10
 
 
@@ -185,7 +206,10 @@ class ToolSpec(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A call that the policy asks for. `error` is set when its text could not be parsed; the policy is told."""
+    """A call that the policy asks for.
+
+    `error` is set when its text could not be parsed; the policy is told.
+    """
 
     name: str
     arguments: Mapping[str, Json]
@@ -206,7 +230,10 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message for people. Token ids never come from here again once a prompt has been rendered."""
+    """One message for people.
+
+    Token ids never come from here again once a prompt has been rendered.
+    """
 
     role: str
     """`system`, `user`, `assistant`, `tool` or `grader`."""
@@ -242,7 +269,10 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Completion:
-    """Exact ids out. `version_ends`/`versions` split the ids where the weights changed; mostly one entry."""
+    """Exact ids out.
+
+    `version_ends`/`versions` split the ids where the weights changed; mostly one entry.
+    """
 
     token_ids_C: Int32
     logprobs_C: Float32
@@ -257,9 +287,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequence:
-    """One append-only token sequence of an attempt; segment > 0 only when a harness rewrote its history.
+    """One append-only token sequence of an attempt; segment > 0 only when a harness rewrote its
+    history.
 
-    Spans tile the tokens: `span_end_S[-1] == len(token_ids_L)`; lengths of spans with kind >= 1 sum to `len(logprobs_C)`.
+    Spans tile the tokens: `span_end_S[-1] == len(token_ids_L)`; lengths of spans with kind >= 1 sum
+    to `len(logprobs_C)`.
     """
 
     segment: int
@@ -293,7 +325,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why something ended other than well. `failure_class` follows from the code unless the stage knows better."""
+    """Why something ended other than well.
+
+    `failure_class` follows from the code unless the stage knows better.
+    """
 
     code: FailureCode
     message: str = ""
@@ -356,11 +391,16 @@ class SandboxSpec:
     """What an env asks of a sandbox for one stage."""
 
     image: str = ""
-    """Absolute path of a folder or .sif, or a name of the node's registry (`prorl image`); empty = the host's /usr, read-only."""
+    """Absolute path of a folder or .sif, or a name of the node's registry (`prorl image`); empty =
+    the host's /usr, read-only.
+    """
     overlay_bytes: int = 0
-    """What may be written over the image's files, where the kind can; 0 = the image is read-only."""
+    """What may be written over the image's files, where the kind can; 0 = the image is read-only.
+    """
     fakeroot: bool = False
-    """Be root of the image (uid 0 of a user namespace that holds no other uid), where the kind can: for `apt-get` and its like."""
+    """Be root of the image (uid 0 of a user namespace that holds no other uid), where the kind can:
+    for `apt-get` and its like.
+    """
     tools: tuple[str, ...] = ("bash", "python", "files")
     memory_bytes: int = 2 << 30
     processes: int = 128

@@ -1,7 +1,8 @@
-"""`python -m prorl.stages --config ROOT/service.json --stage run --worker run-0`: the process of one stage worker.
+"""`python -m prorl.stages --config ROOT/service.json --stage run --worker run-0`: the process of
+one stage worker.
 
-Prints `ready {"worker": ..., "location": ...}` when it listens. SIGTERM and SIGINT: stop what is in hand, report it, exit within 5 s.
-The rest is `prorl/process.py`.
+Prints `ready {"worker": ..., "location": ...}` when it listens. SIGTERM and SIGINT: stop what is in
+hand, report it, exit within 5 s. The rest is `prorl/process.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""EVAL: RAN -> SCORED. Scores the artefact, and nothing but the artefact, in a fresh sandbox. Idempotent: a row may come twice.
+"""EVAL:
 
-A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails is `grader_error`: the rollout is
-masked, never scored 0. Trouble with the sandbox is tried again here, on the same attempt, `TRIES` times at most and within
-`limits.eval_s`; what remains is `eval_failed`. At the end everything that the attempt still has at sandboxd is stopped.
+RAN -> SCORED. Scores the artefact, and nothing but the artefact, in a fresh sandbox. Idempotent: a
+row may come twice.
+
+A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails is
+`grader_error`: the rollout is masked, never scored 0. Trouble with the sandbox is tried again here,
+on the same attempt, `TRIES` times at most and within `limits.eval_s`; what remains is
+`eval_failed`. At the end everything that the attempt still has at sandboxd is stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +51,14 @@ class EvalOperator:
 
     stage = Stage.EVAL
 
-    def __init__(self, host: SandboxHost, get_env: GetEnv, *, is_cut: Callable[[AttemptKey], bool], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        host: SandboxHost,
+        get_env: GetEnv,
+        *,
+        is_cut: Callable[[AttemptKey], bool],
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._host, self._get_env, self._is_cut, self._clock = host, get_env, is_cut, clock
 
     async def __call__(self, row: Row) -> Added:
@@ -73,12 +84,16 @@ class EvalOperator:
     async def _score(self, row: Row, key: AttemptKey) -> Score:
         task, eval_s = read_task(row), read_limit(row, "eval_s")
         env = self._get_env(task.env)
-        job = _Job(env, task, owner_of(key), row.value("artefact"), Deadline(eval_s, clock=self._clock))
+        job = _Job(
+            env, task, owner_of(key), row.value("artefact"), Deadline(eval_s, clock=self._clock)
+        )
         try:
             async with asyncio.timeout(eval_s + GRACE_S):
                 return await self._tries(job)
         except TimeoutError:
-            raise RolloutError(FailureCode.EVAL_FAILED, f"not scored within eval_s = {eval_s:g} s") from None
+            raise RolloutError(
+                FailureCode.EVAL_FAILED, f"not scored within eval_s = {eval_s:g} s"
+            ) from None
         finally:
             if needs_sandbox(env, task):
                 await asyncio.shield(self._stop(job.owner))
@@ -92,7 +107,10 @@ class EvalOperator:
                 log.info("scoring %s again: %s", job.owner, error)
                 problems.append(str(error))
                 await self._stop(job.owner)
-        raise RolloutError(FailureCode.EVAL_FAILED, f"{len(problems)} tries: {'; '.join(problems) or 'no time left'}")
+        raise RolloutError(
+            FailureCode.EVAL_FAILED,
+            f"{len(problems)} tries: {'; '.join(problems) or 'no time left'}",
+        )
 
     async def _once(self, job: _Job) -> Score:
         spec = job.env.sandbox(job.task, Stage.EVAL)

@@ -1,7 +1,9 @@
-"""`Growth`: rows that end in the same turn of the loop get their stage's columns in one call into Arrow.
+"""`Growth`: rows that end in the same turn of the loop get their stage's columns in one call into
+Arrow.
 
-When a stage gets a hundred rows in one message, most of them end together; converting them one by one would cost more than the work
-of a quick stage. A row whose values cannot be converted fails alone. Bounded by the stage's slots.
+When a stage gets a hundred rows in one message, most of them end together; converting them one by
+one would cost more than the work of a quick stage. A row whose values cannot be converted fails
+alone. Bounded by the stage's slots.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ class Growth:
         self._waiting: list[_Waiting] = []
 
     async def __call__(self, before: Row, added: Added) -> Row:
-        """The row of the next edge. Raises RolloutError (`stage_error`) for values that do not fit their columns."""
+        """The row of the next edge.
+
+        Raises RolloutError (`stage_error`) for values that do not fit their columns.
+        """
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._convert)

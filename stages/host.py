@@ -1,17 +1,23 @@
-"""`Stage`: hosts an operator between an Inlet and an Outlet. Knows rows, credit and events; nothing of sandboxes, models or graders.
+"""`Stage`: hosts an operator between an Inlet and an Outlet.
 
-    upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Growth --> Outlet --rows--> downstream
+Knows rows, credit and events; nothing of sandboxes, models or graders.
+
+    upstream --rows--> Inlet --> operator, one task per row, at most `slots` --> Growth --> Outlet
+    --rows--> downstream
                          <------- done, ack -------                  <------- acked, lost -------
 
-What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the Outlet had room for the result. What
-acks upstream: only EVAL, when the store acked; a RUN row is therefore kept until the store's commit.
+What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the
+Outlet had room for the result. What acks upstream: only EVAL, when the store acked; a RUN row is
+therefore kept until the store's commit.
 
-Every row in hand is told to the gateway when it comes (`started`) and, when no valid row will leave, when it ends: `failed` with the
-code, or `released` when somebody asked to stop it. A row whose failure is infra, task or cancelled still goes downstream if it has
-turns, for `partial/`. EVAL passes rows that failed in RUN on without a word, since their fate is decided.
+Every row in hand is told to the gateway when it comes (`started`) and, when no valid row will
+leave, when it ends: `failed` with the code, or `released` when somebody asked to stop it. A row
+whose failure is infra, task or cancelled still goes downstream if it has turns, for `partial/`.
+EVAL passes rows that failed in RUN on without a word, since their fate is decided.
 
-An operator's exception is never more than its own row: ours become their code, foreign ones `stage_error`.
-Not promised: an end in time, when an operator ignores both its deadline and its cancellation.
+An operator's exception is never more than its own row: ours become their code, foreign ones
+`stage_error`. Not promised: an end in time, when an operator ignores both its deadline and its
+cancellation.
 """
 
 from __future__ import annotations
@@ -48,11 +54,16 @@ log = logging.getLogger("prorl.stages")
 class Emit(Protocol):
     """`ControlClient.emit`."""
 
-    def __call__(self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None) -> None: ...
+    def __call__(
+        self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None
+    ) -> None: ...
 
 
 class Stage:
-    """One stage of one worker. `cuts` is shared with the operator: keys that were cancelled while it works on them."""
+    """One stage of one worker.
+
+    `cuts` is shared with the operator: keys that were cancelled while it works on them.
+    """
 
     def __init__(
         self,
@@ -67,11 +78,19 @@ class Stage:
         clock: Clock = time.monotonic,
     ) -> None:
         self.name = operator.stage
-        self._operator, self._inlet, self._emit, self._tokens, self._clock = operator, inlet, emit, tokens, clock
+        self._operator, self._inlet, self._emit, self._tokens, self._clock = (
+            operator,
+            inlet,
+            emit,
+            tokens,
+            clock,
+        )
         self._slots = slots
         self._cuts = cuts if cuts is not None else set()
         edge = DOWNSTREAM[self.name]
-        self.outlet = Outlet(edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost)
+        self.outlet = Outlet(
+            edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost
+        )
         self._working: dict[AttemptKey, asyncio.Task[None]] = {}
         self._finished: dict[AttemptKey, Row] = {}
         self._grow = Growth()
@@ -85,7 +104,9 @@ class Stage:
     # ---- life
 
     async def run(self) -> None:
-        """Work until the inlet is closed; rows in hand then are cancelled without a word (the process is leaving)."""
+        """Work until the inlet is closed; rows in hand then are cancelled without a word (the
+        process is leaving).
+        """
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             while taken := await self._inlet.take():
@@ -103,7 +124,11 @@ class Stage:
         await self._empty.wait()
 
     def cancel(self, key: AttemptKey) -> None:
-        """Stop a row. Partial turns are kept; a row that RUN or EVAL has finished goes on, the log decides about it."""
+        """Stop a row.
+
+        Partial turns are kept; a row that RUN or EVAL has finished goes on, the log decides about
+        it.
+        """
         task = self._working.get(key)
         if task is not None:
             if key not in self._cuts:
@@ -126,9 +151,14 @@ class Stage:
         """Payload of `stats` events."""
         self._count_busy()
         return {
-            "slots": self._slots, "busy": len(self._working), "queued": self.outlet.num_waiting, "done": self._num_done,
-            "failed": self._num_failed, "busy_s": round(self._busy_s, 3), "tokens": self._tokens(),
-        }  # fmt: skip
+            "slots": self._slots,
+            "busy": len(self._working),
+            "queued": self.outlet.num_waiting,
+            "done": self._num_done,
+            "failed": self._num_failed,
+            "busy_s": round(self._busy_s, 3),
+            "tokens": self._tokens(),
+        }
 
     # ---- one row
 
@@ -143,7 +173,9 @@ class Stage:
 
     def _decided(self, row: Row) -> bool:
         """Whether an earlier stage has already reported the attempt's failure."""
-        return self.name is StageName.EVAL and FAILURE_CLASS[row.value("failure_code")] not in TRAINS
+        return (
+            self.name is StageName.EVAL and FAILURE_CLASS[row.value("failure_code")] not in TRAINS
+        )
 
     async def _work(self, taken: Taken) -> None:
         key, row = taken.key, taken.row
@@ -178,7 +210,9 @@ class Stage:
             self._leave([key])
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
-        """Run the operator; what the row gets on its way downstream, or None when the attempt ends here, reported."""
+        """Run the operator; what the row gets on its way downstream, or None when the attempt ends
+        here, reported.
+        """
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
                 result = await self._operator(row)
@@ -206,7 +240,11 @@ class Stage:
         if column is None:
             return GOOD
         code: FailureCode = result.value(column)
-        return Failure(code=code, message=result.value(column.replace("code", "message"))) if code else GOOD
+        return (
+            Failure(code=code, message=result.value(column.replace("code", "message")))
+            if code
+            else GOOD
+        )
 
     def _worth_keeping(self, result: Added) -> bool:
         return self.name is StageName.EVAL or len(result.value("turns")) > 0
@@ -216,7 +254,13 @@ class Stage:
         if key in self._cuts:
             self._emit(Kind.RELEASED, key, stage=self.name)
         else:
-            self._emit(Kind.FAILED, key, stage=self.name, code=failure.code, payload={"message": failure.message})
+            self._emit(
+                Kind.FAILED,
+                key,
+                stage=self.name,
+                code=failure.code,
+                payload={"message": failure.message},
+            )
 
     async def _release(self, row: Row) -> None:
         try:

@@ -1,7 +1,11 @@
-"""INIT: LEASED -> READY. Makes the sandbox that RUN will act in, with the task's files in it; renders nothing, samples nothing.
+"""INIT:
 
-A task that its env cannot read is `bad_task` or `unknown_env` (class task, not tried again); trouble with the sandbox is class infra.
-What INIT started it gives back in `release`; once RUN took the row, RUN stops it. Bounded by `limits.init_s`.
+LEASED -> READY. Makes the sandbox that RUN will act in, with the task's files in it; renders
+nothing, samples nothing.
+
+A task that its env cannot read is `bad_task` or `unknown_env` (class task, not tried again);
+trouble with the sandbox is class infra. What INIT started it gives back in `release`; once RUN took
+the row, RUN stops it. Bounded by `limits.init_s`.
 """
 
 from __future__ import annotations
@@ -52,7 +56,9 @@ class InitOperator:
             ref = await self._sandbox(env, task, spec, row)
         else:
             await env.prepare(task, None)
-        return ready_columns(sandbox=ref, prompt=messages, tools=tools, init_s=self._clock() - began)
+        return ready_columns(
+            sandbox=ref, prompt=messages, tools=tools, init_s=self._clock() - began
+        )
 
     def _env(self, task: Task) -> Env:
         try:
@@ -70,7 +76,9 @@ class InitOperator:
                 async with self._host.connect(ref) as sandbox:
                     await prepare(self._host, env, task, spec, sandbox)
         except TimeoutError:
-            raise SandboxError(FailureCode.SANDBOX_START, f"not ready within init_s = {init_s:g} s") from None
+            raise SandboxError(
+                FailureCode.SANDBOX_START, f"not ready within init_s = {init_s:g} s"
+            ) from None
         return ref
 
     async def release(self, row: Row) -> None:

@@ -1,4 +1,6 @@
-"""Preparing a fresh sandbox as its env asks: once a node for siblings of a task where that is worth it, for INIT and EVAL alike."""
+"""Preparing a fresh sandbox as its env asks: once a node for siblings of a task where that is worth
+it, for INIT and EVAL alike.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,13 @@ from prorl.protocols import Env, Prepares, Sandbox, SandboxHost
 from prorl.types import FailureCode, SandboxSpec, Task
 
 
-async def prepare(host: SandboxHost, env: Env, task: Task, spec: SandboxSpec, sandbox: Sandbox) -> None:
-    """Put the task's files into a sandbox. Raises TaskError, RolloutError; a sandbox that breaks now was not broken by the policy."""
+async def prepare(
+    host: SandboxHost, env: Env, task: Task, spec: SandboxSpec, sandbox: Sandbox
+) -> None:
+    """Put the task's files into a sandbox.
+
+    Raises TaskError, RolloutError; a sandbox that breaks now was not broken by the policy.
+    """
     text = env.preparation(task) if isinstance(env, Prepares) else ""
 
     async def work() -> None:
@@ -25,8 +32,12 @@ async def prepare(host: SandboxHost, env: Env, task: Task, spec: SandboxSpec, sa
     except SandboxError as error:
         if error.code is not FailureCode.SANDBOX_BROKEN:
             raise
-        raise SandboxError(FailureCode.SANDBOX_START, f"broke while it was prepared: {error.message}") from error
+        raise SandboxError(
+            FailureCode.SANDBOX_START, f"broke while it was prepared: {error.message}"
+        ) from error
 
 
 def _key(*parts: str) -> str:
-    return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        "\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16
+    ).hexdigest()

@@ -1,8 +1,12 @@
-"""RUN: READY -> RAN. The agent drives the policy against the backend that the gateway assigned, in the sandbox that INIT made.
+"""RUN:
 
-EVAL's sandbox is reserved when RUN starts, so that it is warm when RUN ends. RUN stops the RUN sandbox in every case, and the
-reservation too when nothing will be scored. The agent keeps the budget (`limits.run_s`, paused while a backend takes weights); one
-that ignores its end is cancelled `GRACE_S` later. Model calls are reported as `progress`, at most one a second for a row.
+READY -> RAN. The agent drives the policy against the backend that the gateway assigned, in the
+sandbox that INIT made.
+
+EVAL's sandbox is reserved when RUN starts, so that it is warm when RUN ends. RUN stops the RUN
+sandbox in every case, and the reservation too when nothing will be scored. The agent keeps the
+budget (`limits.run_s`, paused while a backend takes weights); one that ignores its end is cancelled
+`GRACE_S` later. Model calls are reported as `progress`, at most one a second for a row.
 """
 
 from __future__ import annotations
@@ -24,7 +28,16 @@ from prorl.protocols import Backend, Env, Renderer, SandboxHost
 from prorl.rows import Added, Row
 from prorl.stages.host import TRAINS
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
-from prorl.types import AttemptKey, Completion, FailureCode, GenerateRequest, PolicyVersion, SandboxRef, Stage, Trajectory
+from prorl.types import (
+    AttemptKey,
+    Completion,
+    FailureCode,
+    GenerateRequest,
+    PolicyVersion,
+    SandboxRef,
+    Stage,
+    Trajectory,
+)
 
 GRACE_S = 60.0
 """After the deadline: fetching the artefact, a last tool call that ends by itself."""
@@ -38,7 +51,10 @@ Progress = Callable[[AttemptKey, int, int], None]
 
 
 class RunOperator:
-    """Implements `prorl.protocols.Operator`. Backends are opened once per URL and closed by `close`."""
+    """Implements `prorl.protocols.Operator`.
+
+    Backends are opened once per URL and closed by `close`.
+    """
 
     stage = Stage.RUN
 
@@ -54,7 +70,13 @@ class RunOperator:
         progress: Progress,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._host, self._get_env, self._renderer, self._model, self._api_key = host, get_env, renderer, model, api_key
+        self._host, self._get_env, self._renderer, self._model, self._api_key = (
+            host,
+            get_env,
+            renderer,
+            model,
+            api_key,
+        )
         self._is_cut, self._progress, self._clock = is_cut, progress, clock
         self._backends: dict[str, Backend] = {}
         self._opening = asyncio.Lock()
@@ -65,7 +87,10 @@ class RunOperator:
         self.pauses = Pauses()
 
     async def __call__(self, row: Row) -> Added:
-        """Run one attempt. Raises RolloutError when it cannot begin; what happens later is in the row."""
+        """Run one attempt.
+
+        Raises RolloutError when it cannot begin; what happens later is in the row.
+        """
         began = self._clock()
         ready = read_ready(row)
         lease = ready.lease
@@ -75,15 +100,30 @@ class RunOperator:
             backend = await self._backend(lease.backend)
             await self._reserve(env, lease)
             async with AsyncExitStack() as stack:
-                sandbox = await stack.enter_async_context(self._host.connect(ready.sandbox)) if ready.sandbox.sandbox_id else None
+                sandbox = (
+                    await stack.enter_async_context(self._host.connect(ready.sandbox))
+                    if ready.sandbox.sandbox_id
+                    else None
+                )
                 deadline = Deadline(lease.limits.run_s, clock=self._clock)
                 context = AttemptContext(
-                    task=lease.task, env=env, messages=ready.prompt, tools=ready.tools, renderer=self._renderer,
-                    backend=_Watched(backend, self, lease.key, deadline), sandbox=sandbox,
-                    deadline=deadline, key=lease.key, session=lease.rollout_key,
-                    cancelled=lambda: self._is_cut(lease.key), sampling=lease.sampling, limits=lease.limits,
-                    sample_index=lease.sample_index, run_seed=lease.run_seed, min_version=PolicyVersion(lease.min_version),
-                )  # fmt: skip
+                    task=lease.task,
+                    env=env,
+                    messages=ready.prompt,
+                    tools=ready.tools,
+                    renderer=self._renderer,
+                    backend=_Watched(backend, self, lease.key, deadline),
+                    sandbox=sandbox,
+                    deadline=deadline,
+                    key=lease.key,
+                    session=lease.rollout_key,
+                    cancelled=lambda: self._is_cut(lease.key),
+                    sampling=lease.sampling,
+                    limits=lease.limits,
+                    sample_index=lease.sample_index,
+                    run_seed=lease.run_seed,
+                    min_version=PolicyVersion(lease.min_version),
+                )
                 trajectory = await self._drive(lease.agent, context)
         finally:
             if needs_sandbox(env, lease.task):
@@ -109,7 +149,9 @@ class RunOperator:
             await asyncio.wait({work}, timeout=GRACE_S)
         if not work.done():
             work.cancel()
-            raise RolloutError(FailureCode.STAGE_ERROR, f"agent {agent} went on {GRACE_S:g} s after its end")
+            raise RolloutError(
+                FailureCode.STAGE_ERROR, f"agent {agent} went on {GRACE_S:g} s after its end"
+            )
         return work.result()
 
     async def _backend(self, url: str) -> Backend:
@@ -117,7 +159,7 @@ class RunOperator:
             if url not in self._backends:
                 self._backends[url] = await open_probed(
                     url, self._renderer, self._get_env, model=self._model, api_key=self._api_key
-                )  # fmt: skip
+                )
         return self._backends[url]
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
@@ -194,9 +236,13 @@ class Pauses:
 
 
 class _Watched:
-    """An attempt's view of its backend: counts turns and tokens, knows the newest version, stops the budget while it is paused."""
+    """An attempt's view of its backend: counts turns and tokens, knows the newest version, stops
+    the budget while it is paused.
+    """
 
-    def __init__(self, backend: Backend, operator: RunOperator, key: AttemptKey, deadline: Deadline) -> None:
+    def __init__(
+        self, backend: Backend, operator: RunOperator, key: AttemptKey, deadline: Deadline
+    ) -> None:
         self.name = backend.name
         self._backend, self._operator, self._key, self._deadline = backend, operator, key, deadline
         self._turns = self._tokens = 0

@@ -1,9 +1,12 @@
-"""`Worker`: one stage as a member of a service: its Stage, its edges, its control stream. The same over Flight and inside one loop.
+"""`Worker`: one stage as a member of a service: its Stage, its edges, its control stream.
+
+The same over Flight and inside one loop.
 
     async with Worker(config, "run", "run-0", network, host) as worker:
         await worker.wait()          # until the gateway said drain and nothing is in hand; raises what broke
 
-Who is upstream comes from the gateway: INIT's is the gateway itself, RUN's are the INIT workers, EVAL's the RUN workers.
+Who is upstream comes from the gateway: INIT's is the gateway itself, RUN's are the INIT workers,
+EVAL's the RUN workers.
 """
 
 from __future__ import annotations
@@ -32,24 +35,56 @@ LEAVE_S = 4.0
 class Worker:
     """Made, used and closed on one event loop."""
 
-    def __init__(self, config: ServiceConfig, stage: StageName, name: str, network: Network, host: SandboxHost) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        stage: StageName,
+        name: str,
+        network: Network,
+        host: SandboxHost,
+    ) -> None:
         pool: StageConfig = getattr(config, stage.value)
         self._config, self._network, self._stage_name, self._name = config, network, stage, name
         self._cuts: set[AttemptKey] = set()
         self._run_operator: RunOperator | None = None
-        identity = Identity(role=stage.value, worker=name, node=config.node_id, location=config.worker_flight(name), slots=pool.slots)
+        identity = Identity(
+            role=stage.value,
+            worker=name,
+            node=config.node_id,
+            location=config.worker_flight(name),
+            slots=pool.slots,
+        )
         self._control = ControlClient(
-            network, config.gateway_flight, identity, held=self._held, stats=self._stats,
+            network,
+            config.gateway_flight,
+            identity,
+            held=self._held,
+            stats=self._stats,
             on={
-                Kind.WELCOME: self._welcome, Kind.ENDPOINTS: self._endpoints, Kind.CANCEL: self._cancel, Kind.DRAIN: self._drain,
-                Kind.VERSION: self._version, Kind.PAUSED: self._paused,
+                Kind.WELCOME: self._welcome,
+                Kind.ENDPOINTS: self._endpoints,
+                Kind.CANCEL: self._cancel,
+                Kind.DRAIN: self._drain,
+                Kind.VERSION: self._version,
+                Kind.PAUSED: self._paused,
             },
-        )  # fmt: skip
-        self._inlet = Inlet(network, UPSTREAM[stage], identity.hello(), slots=pool.slots, window_bytes=pool.finished_bytes)
+        )
+        self._inlet = Inlet(
+            network,
+            UPSTREAM[stage],
+            identity.hello(),
+            slots=pool.slots,
+            window_bytes=pool.finished_bytes,
+        )
         self.stage = Stage(
-            self._operator(host), self._inlet, self._control.emit, slots=pool.slots, finished_bytes=pool.finished_bytes,
-            cuts=self._cuts, tokens=self._num_tokens,
-        )  # fmt: skip
+            self._operator(host),
+            self._inlet,
+            self._control.emit,
+            slots=pool.slots,
+            finished_bytes=pool.finished_bytes,
+            cuts=self._cuts,
+            tokens=self._num_tokens,
+        )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.location = ""
@@ -76,9 +111,14 @@ class Worker:
 
     async def __aenter__(self) -> Worker:
         outlet = self.stage.outlet
-        self.location = await self._network.listen(self._config.worker_flight(self._name), {outlet.path: outlet.route})
+        self.location = await self._network.listen(
+            self._config.worker_flight(self._name), {outlet.path: outlet.route}
+        )
         self._control.start()
-        self._tasks = tuple(asyncio.ensure_future(work) for work in (self.stage.run(), self._control.wait(), self._drained()))
+        self._tasks = tuple(
+            asyncio.ensure_future(work)
+            for work in (self.stage.run(), self._control.wait(), self._drained())
+        )
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -151,4 +191,6 @@ class Worker:
         return self._run_operator.num_tokens if self._run_operator is not None else 0
 
     def _progress(self, key: AttemptKey, turns: int, tokens: int) -> None:
-        self._control.emit(Kind.PROGRESS, key, stage=self._stage_name, payload={"turn": turns, "tokens": tokens})
+        self._control.emit(
+            Kind.PROGRESS, key, stage=self._stage_name, payload={"turn": turns, "tokens": tokens}
+        )

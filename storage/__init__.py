@@ -1,7 +1,9 @@
-"""Run directories: written by the store, read by anyone with Parquet, served to trainers over Flight, live or replayed.
+"""Run directories: written by the store, read by anyone with Parquet, served to trainers over
+Flight, live or replayed.
 
-Read `layout.py` (what lies where), then `writer.py` (how it gets there), `delivery.py` and `endpoint.py` (how trainers get it).
-The names below are for users; they load on first use, since the store's parts are heavy and one process rarely needs all of them.
+Read `layout.py` (what lies where), then `writer.py` (how it gets there), `delivery.py` and
+`endpoint.py` (how trainers get it). The names below are for users; they load on first use, since
+the store's parts are heavy and one process rarely needs all of them.
 """
 
 from importlib import import_module
@@ -17,7 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StoredRun", "check_filter", "list_runs", "open_replay", "query"]
 
-_HOMES = {"StoredRun": "catalog", "list_runs": "catalog", "query": "catalog", "check_filter": "filter", "open_replay": "replay"}
+_HOMES = {
+    "StoredRun": "catalog",
+    "list_runs": "catalog",
+    "query": "catalog",
+    "check_filter": "filter",
+    "open_replay": "replay",
+}
 
 
 def __getattr__(name: str) -> Any:

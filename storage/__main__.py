@@ -1,7 +1,8 @@
 """`python -m prorl.storage --config ROOT/service.json`: the store's process.
 
-Prints `ready {"location": ...}` when trainers can reach it. SIGTERM and SIGINT: what was scored is committed, within 5 s, then exit.
-Any error that it cannot mend ends it; the next one starts from the control log. The rest is `prorl/process.py`.
+Prints `ready {"location": ...}` when trainers can reach it. SIGTERM and SIGINT: what was scored is
+committed, within 5 s, then exit. Any error that it cannot mend ends it; the next one starts from
+the control log. The rest is `prorl/process.py`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,23 @@ async def serve(config: ServiceConfig) -> None:
     if config.trace:
         trace.start(config.root / "trace", WORKER)
     stop = stopping()
-    async with FlightNetwork(token=config.token) as network, serving(config, network, network) as (store, work):
+    async with (
+        FlightNetwork(token=config.token) as network,
+        serving(config, network, network) as (store, work),
+    ):
         say_ready(location=store.location)
         await until_first(work, stop.wait())
 
 
 def log_by_standard_library() -> None:
-    """structlog's events reach `JsonLines` as they are, on the levels that the standard library knows."""
+    """structlog's events reach `JsonLines` as they are, on the levels that the standard library
+    knows.
+    """
     structlog.configure(
-        processors=[structlog.processors.format_exc_info, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            structlog.processors.format_exc_info,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
@@ -36,7 +45,13 @@ def log_by_standard_library() -> None:
 def main() -> None:
     """Entry point."""
     log_by_standard_library()
-    live(command_line("python -m prorl.storage", "The store of a prorl service.").parse_args().config, serve, streams=True)
+    live(
+        command_line("python -m prorl.storage", "The store of a prorl service.")
+        .parse_args()
+        .config,
+        serve,
+        streams=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""What waits to be written for one run, and when it must be: the writer's bounded inbox. Pure state on the event loop, no I/O.
+"""What waits to be written for one run, and when it must be: the writer's bounded inbox.
 
-Bounded by credit: rows come from an `Inlet`, which grants no more than its slots; terminal rows, tasks and group events come from the
-gateway, as many as it has. Everything is keyed (attempt, rollout, event number, group), so that what is said twice waits once.
+Pure state on the event loop, no I/O.
+
+Bounded by credit: rows come from an `Inlet`, which grants no more than its slots; terminal rows,
+tasks and group events come from the gateway, as many as it has. Everything is keyed (attempt,
+rollout, event number, group), so that what is said twice waits once.
 """
 
 from __future__ import annotations
@@ -94,7 +97,10 @@ def _upto(rows: Mapping[int, object]) -> int:
 
 
 def part_tables(batch: Batch) -> dict[str, pa.Table]:
-    """Every table's rows of a batch, in the order of `TABLES`; tables without rows are left out. One copy of the tokens."""
+    """Every table's rows of a batch, in the order of `TABLES`; tables without rows are left out.
+
+    One copy of the tokens.
+    """
     found: dict[str, list[pa.Table]] = {name: [] for name in TABLES}
     if batch.rows:
         ordered = sorted(batch.rows.values(), key=lambda waiting: waiting.order)
@@ -109,11 +115,23 @@ def part_tables(batch: Batch) -> dict[str, pa.Table]:
     return {name: rows for name, rows in joined.items() if rows.num_rows}
 
 
-_COMMITTED = ("rollout_id", "attempt", "reward", "failure_class", "failure_code", "min_version", "max_version",
-              "num_turns", "num_tokens", "num_sampled")  # fmt: skip
+_COMMITTED = (
+    "rollout_id",
+    "attempt",
+    "reward",
+    "failure_class",
+    "failure_code",
+    "min_version",
+    "max_version",
+    "num_turns",
+    "num_tokens",
+    "num_sampled",
+)
 
 
-def commit_body(part: str, files: Iterable[PartFile], batch: Batch, rows: Mapping[str, pa.Table]) -> dict[str, Json]:
+def commit_body(
+    part: str, files: Iterable[PartFile], batch: Batch, rows: Mapping[str, pa.Table]
+) -> dict[str, Json]:
     """Payload of the `commit` request for a batch whose tables are `rows`."""
     rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
     return {
@@ -127,7 +145,9 @@ def commit_body(part: str, files: Iterable[PartFile], batch: Batch, rows: Mappin
 
 
 class GroupCounts:
-    """Says when the last member of a group has come, so that a waiting trainer need not wait for the timer."""
+    """Says when the last member of a group has come, so that a waiting trainer need not wait for
+    the timer.
+    """
 
     def __init__(self, default_size: int) -> None:
         self._default = default_size

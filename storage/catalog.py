@@ -1,8 +1,9 @@
 """Opening a run directory, a copied one too: its tables as Arrow datasets, and SQL over them.
 
-Only files that commits name are opened. DuckDB sees registered datasets and nothing else (`LockedDuckDB`), so that SQL from a user
-can neither write nor read another file. Views: `sequences, rollouts, turns, messages, groups, tasks`, and `deliveries` (group_id,
-delivery_seq, min_version: the order in which groups were handed out).
+Only files that commits name are opened. DuckDB sees registered datasets and nothing else
+(`LockedDuckDB`), so that SQL from a user can neither write nor read another file. Views:
+`sequences, rollouts, turns, messages, groups, tasks`, and `deliveries` (group_id, delivery_seq,
+min_version: the order in which groups were handed out).
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
 
-DELIVERIES = "select group_id, delivery_seq, min_version from groups where event = 'delivered' order by delivery_seq"
+DELIVERIES = (
+    "select group_id, delivery_seq, min_version from groups where event = 'delivered' order by"
+    " delivery_seq"
+)
 
 _THREADS = 4
 
@@ -30,7 +34,11 @@ class StoredRun:
     """A run directory as it was when it was opened. Holds no open file."""
 
     def __init__(self, where: str | Path) -> None:
-        """Open. Raises NotFoundError when `where` is no run directory, SchemaError when it is newer than this code."""
+        """Open.
+
+        Raises NotFoundError when `where` is no run directory, SchemaError when it is newer than
+        this code.
+        """
         self.directory = RunDir(where)
         self.manifest: Mapping[str, Json] = self.directory.manifest()
         self.commits: tuple[Commit, ...] = tuple(self.directory.commits())
@@ -42,7 +50,12 @@ class StoredRun:
 
     def files(self, table: str) -> list[PartFile]:
         """The parts of a table that hold rows, in commit order."""
-        return [file for commit in self.commits for file in commit.files if file.table == table and file.rows]
+        return [
+            file
+            for commit in self.commits
+            for file in commit.files
+            if file.table == table and file.rows
+        ]
 
     def dataset(self, table: str) -> ds.Dataset:
         """A table, lazily; columns that an older file lacks are null."""
@@ -62,13 +75,22 @@ class StoredRun:
     def _dataset(self, paths: list[str], schema: pa.Schema) -> ds.Dataset:
         if not paths:
             return ds.dataset(schema.empty_table())
-        scan = ds.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=not self.directory.local)
+        scan = ds.ParquetFragmentScanOptions(
+            page_checksum_verification=True, pre_buffer=not self.directory.local
+        )
         return ds.dataset(
-            paths, schema=schema, filesystem=self._filesystem(), format=ds.ParquetFileFormat(default_fragment_scan_options=scan)
+            paths,
+            schema=schema,
+            filesystem=self._filesystem(),
+            format=ds.ParquetFileFormat(default_fragment_scan_options=scan),
         )
 
     def _filesystem(self) -> Any:
-        return pafs.LocalFileSystem() if self.directory.local else pafs.PyFileSystem(pafs.FSSpecHandler(self.directory.fs))
+        return (
+            pafs.LocalFileSystem()
+            if self.directory.local
+            else pafs.PyFileSystem(pafs.FSSpecHandler(self.directory.fs))
+        )
 
     def sql(self, statement: str, timeout_s: float | None = None) -> pa.Table:
         """Run one SELECT over the views. Raises UserError for anything else."""
@@ -92,9 +114,11 @@ class StoredRun:
 
 
 def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.Table:
-    """SQL over a run directory: one SELECT over `sequences, rollouts, turns, messages, groups, tasks, deliveries`.
+    """SQL over a run directory: one SELECT over `sequences, rollouts, turns, messages, groups,
+    tasks, deliveries`.
 
-    Raises UserError for SQL that is not one SELECT or does not bind, NotFoundError and SchemaError as `StoredRun`.
+    Raises UserError for SQL that is not one SELECT or does not bind, NotFoundError and SchemaError
+    as `StoredRun`.
     """
     return StoredRun(run_dir).sql(sql, timeout_s)
 
@@ -106,8 +130,15 @@ def is_run(where: Path) -> bool:
 
 def list_runs(root: str | Path) -> list[str]:
     """Names of the run directories under a root, newest last."""
-    found = [path for path in Path(root).iterdir() if path.is_dir() and is_run(path)] if Path(root).is_dir() else []
-    return [path.name for path in sorted(found, key=lambda path: (path / "manifest.json").stat().st_mtime)]
+    found = (
+        [path for path in Path(root).iterdir() if path.is_dir() and is_run(path)]
+        if Path(root).is_dir()
+        else []
+    )
+    return [
+        path.name
+        for path in sorted(found, key=lambda path: (path / "manifest.json").stat().st_mtime)
+    ]
 
 
 def parquet_rows(run: RunDir, file: PartFile) -> int:

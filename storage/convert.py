@@ -1,7 +1,10 @@
-"""SCORED rows -> rows of the tables. Nested lists are flattened without copying a token; offsets of slices are rebased.
+"""SCORED rows -> rows of the tables.
 
-`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `judge` says which rows may be committed;
-it is the last gate before a row trains. Nothing here decides a rollout's fate and nothing touches a file.
+Nested lists are flattened without copying a token; offsets of slices are rebased.
+
+`tables` is vectorised over a batch: one Arrow call per column, whatever the number of rows. `judge`
+says which rows may be committed; it is the last gate before a row trains. Nothing here decides a
+rollout's fate and nothing touches a file.
 """
 
 from __future__ import annotations
@@ -16,7 +19,17 @@ import pyarrow.compute as pc
 
 from prorl.columns import validate_sequences
 from prorl.errors import RolloutError, boundary
-from prorl.schema import MAX_SEGMENTS, MESSAGE, MESSAGES, ROLLOUTS, SCORED, SEQUENCE, SEQUENCES, TABLES, TURNS
+from prorl.schema import (
+    MAX_SEGMENTS,
+    MESSAGE,
+    MESSAGES,
+    ROLLOUTS,
+    SCORED,
+    SEQUENCE,
+    SEQUENCES,
+    TABLES,
+    TURNS,
+)
 from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, RolloutState
 
 COMMITTED_CLASSES = frozenset({FailureClass.NONE, FailureClass.POLICY})
@@ -25,12 +38,20 @@ COMMITTED_CLASSES = frozenset({FailureClass.NONE, FailureClass.POLICY})
 
 def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
     """Failure code of each SCORED row: EVAL's if it failed there, else RUN's."""
-    eval_codes, run_codes = batch.column("eval_failure_code").to_pylist(), batch.column("failure_code").to_pylist()
-    return [FailureCode(eval_code or run_code) for eval_code, run_code in zip(eval_codes, run_codes, strict=True)]
+    eval_codes, run_codes = (
+        batch.column("eval_failure_code").to_pylist(),
+        batch.column("failure_code").to_pylist(),
+    )
+    return [
+        FailureCode(eval_code or run_code)
+        for eval_code, run_code in zip(eval_codes, run_codes, strict=True)
+    ]
 
 
 class Verdict(NamedTuple):
-    """What becomes of a SCORED row: committed, or kept in `partial/` and, with a problem, reported as invalid."""
+    """What becomes of a SCORED row: committed, or kept in `partial/` and, with a problem, reported
+    as invalid.
+    """
 
     committable: bool
     problem: str
@@ -41,8 +62,14 @@ def judge(batch: pa.RecordBatch) -> list[Verdict]:
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
             wanted = [FAILURE_CLASS[code] in COMMITTED_CLASSES for code in effective_codes(batch)]
-            found = [problem if want else "" for want, problem in zip(wanted, problems(batch), strict=True)]
-            return [Verdict(want and not problem, problem) for want, problem in zip(wanted, found, strict=True)]
+            found = [
+                problem if want else ""
+                for want, problem in zip(wanted, problems(batch), strict=True)
+            ]
+            return [
+                Verdict(want and not problem, problem)
+                for want, problem in zip(wanted, found, strict=True)
+            ]
     except RolloutError as error:
         if batch.num_rows == 1:
             return [Verdict(False, error.message)]
@@ -55,20 +82,30 @@ def problems(batch: pa.RecordBatch) -> list[str]:
         if batch.num_rows == 1:
             return [f"null in {nulls}"]
         return [problem for i in range(batch.num_rows) for problem in problems(batch.slice(i, 1))]
-    unscored = np.array([code is FailureCode.NONE for code in effective_codes(batch)]) & ~batch.column("scored").to_numpy(False)
+    unscored = np.array(
+        [code is FailureCode.NONE for code in effective_codes(batch)]
+    ) & ~batch.column("scored").to_numpy(False)
     infinite = ~np.isfinite(batch.column("reward").to_numpy())
-    found = ["neither scored nor failed" if a else "the reward is not finite" if b else "" for a, b in zip(unscored, infinite, strict=True)]
+    found = [
+        "neither scored nor failed" if a else "the reward is not finite" if b else ""
+        for a, b in zip(unscored, infinite, strict=True)
+    ]
     sequences, parents = _sequences(batch)
     segments = sequences.column("segment").to_numpy()
     expected = np.arange(len(parents)) - np.searchsorted(parents, parents)
-    for parent, segment, wanted, text in zip(parents, segments, expected, validate_sequences(sequences), strict=True):
+    for parent, segment, wanted, text in zip(
+        parents, segments, expected, validate_sequences(sequences), strict=True
+    ):
         if text or segment != wanted or segment >= MAX_SEGMENTS:
             found[parent] = text or f"segment {segment} where {wanted} was expected"
     return found
 
 
 def _nulls(batch: pa.RecordBatch) -> str:
-    """Names of columns and struct children that hold nulls; Arrow's own validation lets them through."""
+    """Names of columns and struct children that hold nulls;
+
+    Arrow's own validation lets them through.
+    """
 
     def walk(name: str, array: pa.Array) -> Iterable[str]:
         if array.null_count:
@@ -79,11 +116,17 @@ def _nulls(batch: pa.RecordBatch) -> str:
             for child, values in zip(array.type, array.flatten(), strict=True):
                 yield from walk(f"{name}.{child.name}", values)
 
-    return ", ".join(name for column, array in zip(batch.schema.names, batch.columns, strict=True) for name in walk(column, array))
+    return ", ".join(
+        name
+        for column, array in zip(batch.schema.names, batch.columns, strict=True)
+        for name in walk(column, array)
+    )
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem, in the order of the batch."""
+    """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem,
+    in the order of the batch.
+    """
     sequences, parents = _sequences(batch)
     return {
         "sequences": sequences,
@@ -104,7 +147,9 @@ def _sequences(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, A
     fields = {f.name: values for f, values in zip(SEQUENCE, structs.flatten(), strict=True)}
     for name in ("rollout_id", "group_id", "sample_index", "attempt", "reward"):
         fields[name] = batch.column(name).take(pa.array(parents))
-    fields["sequence_id"] = pa.array(fields["rollout_id"].to_numpy() * MAX_SEGMENTS + fields["segment"].to_numpy())
+    fields["sequence_id"] = pa.array(
+        fields["rollout_id"].to_numpy() * MAX_SEGMENTS + fields["segment"].to_numpy()
+    )
     return _batch(fields, SEQUENCES), parents
 
 
@@ -116,7 +161,9 @@ def _sums(values: np.ndarray[Any, Any], parents: np.ndarray[Any, Any], rows: int
     return pa.array(np.bincount(parents, weights=values, minlength=rows).astype(np.int32))
 
 
-def _rollouts(batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]) -> pa.RecordBatch:
+def _rollouts(
+    batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]
+) -> pa.RecordBatch:
     rows = batch.num_rows
     columns = {name: batch.column(name) for name in ROLLOUTS.names if name in SCORED.names}
     codes = effective_codes(batch)
@@ -129,9 +176,13 @@ def _rollouts(batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndar
         "failure_class": pa.array([FAILURE_CLASS[code].value for code in codes]),
         "failure_code": pa.array([code.value for code in codes]),
         "failure_message": pc.if_else(
-            pc.equal(batch.column("eval_failure_code"), ""), batch.column("failure_message"), batch.column("eval_failure_message")
+            pc.equal(batch.column("eval_failure_code"), ""),
+            batch.column("failure_message"),
+            batch.column("eval_failure_message"),
         ),
-        "num_sequences": pa.array(np.diff(batch.column("sequences").offsets.to_numpy()).astype(np.int32)),
+        "num_sequences": pa.array(
+            np.diff(batch.column("sequences").offsets.to_numpy()).astype(np.int32)
+        ),
         "num_turns": pa.array(np.diff(turns.offsets.to_numpy()).astype(np.int32)),
         "num_tokens": _sums(_lengths(sequences.column("token_ids")), parents, rows),
         "num_sampled": _sums(sampled, parents, rows),
@@ -148,16 +199,25 @@ def _lengths(lists: pa.ListArray) -> np.ndarray[Any, Any]:
     return np.diff(lists.offsets.to_numpy())
 
 
-def _versions(batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Lowest and highest version that sampled a token of each row; the lease's own where nothing was sampled."""
+def _versions(
+    batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]
+) -> tuple[Any, Any]:
+    """Lowest and highest version that sampled a token of each row; the lease's own where nothing
+    was sampled.
+    """
     spans = sequences.column("span_version")
     owners = parents[_parents(spans)] if len(parents) else np.zeros(0, np.int64)
     versions = spans.flatten().to_numpy()
     leased = batch.column("min_version").to_numpy()
-    low, high = np.full(batch.num_rows, np.iinfo(np.int32).max, np.int32), np.full(batch.num_rows, -1, np.int32)
+    low, high = (
+        np.full(batch.num_rows, np.iinfo(np.int32).max, np.int32),
+        np.full(batch.num_rows, -1, np.int32),
+    )
     np.minimum.at(low, owners[versions >= 0], versions[versions >= 0])
     np.maximum.at(high, owners[versions >= 0], versions[versions >= 0])
-    return np.where(high < 0, leased, low).astype(np.int32), np.where(high < 0, leased, high).astype(np.int32)
+    return np.where(high < 0, leased, low).astype(np.int32), np.where(
+        high < 0, leased, high
+    ).astype(np.int32)
 
 
 def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -168,51 +228,106 @@ def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages, and after each rollout's last one the grader's log as a message of role `grader`."""
+    """The messages, and after each rollout's last one the grader's log as a message of role
+    `grader`.
+    """
     said, graded = batch.column("messages").flatten(), _grader_messages(batch)
-    owners = np.concatenate([_parents(batch.column("messages")), np.flatnonzero(pc.not_equal(batch.column("grader_log"), ""))])
+    owners = np.concatenate(
+        [
+            _parents(batch.column("messages")),
+            np.flatnonzero(pc.not_equal(batch.column("grader_log"), "")),
+        ]
+    )
     order = np.argsort(owners, kind="stable")
     sorted_owners = owners[order]
     index = np.arange(len(owners)) - np.searchsorted(sorted_owners, sorted_owners)
     keys = [batch.column(name).take(pa.array(sorted_owners)) for name in ("rollout_id", "attempt")]
-    values = [pa.concat_arrays(pair).take(pa.array(order)) for pair in zip(said.flatten(), graded.flatten(), strict=True)]
-    return pa.RecordBatch.from_arrays([*keys, pa.array(index.astype(np.int32)), *values], schema=MESSAGES)
+    values = [
+        pa.concat_arrays(pair).take(pa.array(order))
+        for pair in zip(said.flatten(), graded.flatten(), strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(
+        [*keys, pa.array(index.astype(np.int32)), *values], schema=MESSAGES
+    )
 
 
 def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
     logs = batch.column("grader_log")
     turns = np.maximum(np.diff(batch.column("turns").offsets.to_numpy()) - 1, 0).astype(np.int32)
     rows = batch.num_rows
-    constants = {"role": pa.repeat("grader", rows), "tool_calls": pa.repeat("[]", rows), "name": pa.repeat("", rows)}
+    constants = {
+        "role": pa.repeat("grader", rows),
+        "tool_calls": pa.repeat("[]", rows),
+        "name": pa.repeat("", rows),
+    }
     columns = {**constants, "content": logs, "turn": pa.array(turns)}
     structs = pa.StructArray.from_arrays([columns[f.name] for f in MESSAGE], fields=list(MESSAGE))
     return structs.filter(pc.not_equal(logs, ""))
 
 
 TERMINAL_KEYS = (
-    "attempt", "status", "failure_class", "failure_code", "failure_message", "sample_index", "rollout_key",
-    "task_id", "data_source", "env", "agent", "queue_s", "extra",
-)  # fmt: skip
+    "attempt",
+    "status",
+    "failure_class",
+    "failure_code",
+    "failure_message",
+    "sample_index",
+    "rollout_key",
+    "task_id",
+    "data_source",
+    "env",
+    "agent",
+    "queue_s",
+    "extra",
+)
 """What a `terminal` command carries beside rollout and group."""
 
 
 def terminal_rows(terminals: Iterable[Mapping[str, Json]]) -> pa.Table:
-    """`rollouts` rows of rollouts that ended without a trajectory; each mapping holds rollout_id, group_id and TERMINAL_KEYS."""
+    """`rollouts` rows of rollouts that ended without a trajectory; each mapping holds rollout_id,
+    group_id and TERMINAL_KEYS.
+    """
     now = datetime.now(UTC)
     blank: dict[str, Json] = {
-        "valid": False, "stop_reason": "", "reward": None, "reward_parts": [], "artefact": b"", "artefact_digest": "",
-        "num_sequences": 0, "num_turns": 0, "num_tokens": 0, "num_sampled": 0, "num_tool_calls": 0, "min_version": -1,
-        "max_version": -1, "init_s": 0.0, "run_s": 0.0, "llm_s": 0.0, "tool_s": 0.0, "eval_s": 0.0, "committed_at": now,
-    }  # fmt: skip
+        "valid": False,
+        "stop_reason": "",
+        "reward": None,
+        "reward_parts": [],
+        "artefact": b"",
+        "artefact_digest": "",
+        "num_sequences": 0,
+        "num_turns": 0,
+        "num_tokens": 0,
+        "num_sampled": 0,
+        "num_tool_calls": 0,
+        "min_version": -1,
+        "max_version": -1,
+        "init_s": 0.0,
+        "run_s": 0.0,
+        "llm_s": 0.0,
+        "tool_s": 0.0,
+        "eval_s": 0.0,
+        "committed_at": now,
+    }
     return pa.Table.from_pylist([{**blank, **terminal} for terminal in terminals], schema=ROLLOUTS)
 
 
 def event_rows(table: str, rows: Iterable[Mapping[str, Json]]) -> pa.Table:
-    """`groups` or `tasks` rows from the JSON that the gateway sends; `at` is ISO text or microseconds since the epoch."""
+    """`groups` or `tasks` rows from the JSON that the gateway sends;
+
+    `at` is ISO text or microseconds since the epoch.
+    """
     schema = TABLES[table]
-    values = [{name: _moment(value) if name == "at" else value for name, value in row.items()} for row in rows]
+    values = [
+        {name: _moment(value) if name == "at" else value for name, value in row.items()}
+        for row in rows
+    ]
     return pa.Table.from_pylist(values, schema=schema)
 
 
 def _moment(value: Json) -> datetime:
-    return datetime.fromisoformat(value) if isinstance(value, str) else datetime.fromtimestamp(value / 1e6, UTC)
+    return (
+        datetime.fromisoformat(value)
+        if isinstance(value, str)
+        else datetime.fromtimestamp(value / 1e6, UTC)
+    )

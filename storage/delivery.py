@@ -1,7 +1,10 @@
-"""One run's delivery order, and who has read how far. `LiveOrder` asks the control log for it; `replay.py` has it from a directory.
+"""One run's delivery order, and who has read how far.
 
-There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed out, oldest span version first, then in
-the order of decisions. Every consumer is a cursor over that order. Any consumer may cause a hand-out; the log knows who asked.
+`LiveOrder` asks the control log for it; `replay.py` has it from a directory.
+
+There is one order per run: `delivery_seq` is dense from 0 and given when a group is first handed
+out, oldest span version first, then in the order of decisions. Every consumer is a cursor over that
+order. Any consumer may cause a hand-out; the log knows who asked.
 """
 
 from __future__ import annotations
@@ -50,10 +53,16 @@ class Order(Protocol):
         """delivery_seq that this consumer's last commit named; 0 without one."""
 
     async def take(self, wanted: Wanted) -> Given:
-        """Groups from `wanted.seq` on: at least one unless none comes in time. Raises ConflictError for a seq ahead of the order."""
+        """Groups from `wanted.seq` on: at least one unless none comes in time.
+
+        Raises ConflictError for a seq ahead of the order.
+        """
 
     async def commit(self, consumer: str, seq: int) -> None:
-        """Everything before `seq` is trained and durable. Raises ConflictError for a seq ahead of the order."""
+        """Everything before `seq` is trained and durable.
+
+        Raises ConflictError for a seq ahead of the order.
+        """
 
 
 class KeptGroup(NamedTuple):
@@ -70,7 +79,9 @@ Handout = Callable[[str, list[KeptGroup]], Awaitable[tuple[list[tuple[int, int]]
 SaveCursor = Callable[[str, int], Awaitable[None]]
 
 
-def bounded(groups: Iterable[int], size: Callable[[int], int], max_groups: int, max_bytes: int) -> list[int]:
+def bounded(
+    groups: Iterable[int], size: Callable[[int], int], max_groups: int, max_bytes: int
+) -> list[int]:
     """A prefix within the bounds, but at least one group.
 
     >>> bounded([1, 2, 3], lambda group: 10, 0, 25)
@@ -90,16 +101,22 @@ def check_seq(seq: int, delivered: int, run_id: str) -> None:
     """Raise ConflictError for a cursor that the order has not reached."""
     if seq > delivered:
         raise ConflictError(
-            f"cursor {run_id}@{seq} is ahead of run {run_id}, which has delivered {delivered} groups",
+            f"cursor {run_id}@{seq} is ahead of run {run_id}, which has delivered {delivered}"
+            " groups",
             f"at most {run_id}@{delivered}",
             "is this the run that the checkpoint was trained on?",
         )
 
 
 class LiveOrder:
-    """The order of a running run: hands kept groups out through the control log. Belongs to the event loop."""
+    """The order of a running run: hands kept groups out through the control log.
 
-    def __init__(self, run_id: str, *, size: Callable[[int], int], handout: Handout, save_cursor: SaveCursor) -> None:
+    Belongs to the event loop.
+    """
+
+    def __init__(
+        self, run_id: str, *, size: Callable[[int], int], handout: Handout, save_cursor: SaveCursor
+    ) -> None:
         """`size` gives a group's bytes, about."""
         self.run_id = run_id
         self._size, self._handout, self._save_cursor = size, handout, save_cursor
@@ -158,11 +175,20 @@ class LiveOrder:
         """See `Order`."""
         check_seq(wanted.seq, self.delivered, self.run_id)
         await self._until_ready(wanted)
-        groups = bounded(islice(self._delivered, wanted.seq, None), self._size, wanted.max_groups, wanted.max_bytes)
-        return Given(tuple(groups), end=self.finished and wanted.seq + len(groups) == self.delivered)
+        groups = bounded(
+            islice(self._delivered, wanted.seq, None),
+            self._size,
+            wanted.max_groups,
+            wanted.max_bytes,
+        )
+        return Given(
+            tuple(groups), end=self.finished and wanted.seq + len(groups) == self.delivered
+        )
 
     async def _until_ready(self, wanted: Wanted) -> None:
-        """Return when there is something at `wanted.seq`, when nothing will ever be, or when the time is up."""
+        """Return when there is something at `wanted.seq`, when nothing will ever be, or when the
+        time is up.
+        """
         deadline = asyncio.get_running_loop().time() + wanted.wait_s
         while self.delivered == wanted.seq and not self.finished:
             if self._kept:
@@ -175,8 +201,8 @@ class LiveOrder:
                 return
 
     async def _hand_out(self, wanted: Wanted) -> None:
-        # One request at a time: two would ask for the same groups. It outlives the client that caused it, because the log may
-        # have numbered the groups by the time that client is gone.
+        # One request at a time: two would ask for the same groups. It outlives the client that
+        # caused it, because the log may have numbered the groups by the time that client is gone.
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask(wanted))
             self._asking.add_done_callback(self._asked)
@@ -190,7 +216,9 @@ class LiveOrder:
     async def _ask(self, wanted: Wanted) -> None:
         oldest_first = sorted(self._kept, key=self._kept.__getitem__)
         chosen = bounded(oldest_first, self._size, wanted.max_groups, wanted.max_bytes)
-        groups = [KeptGroup(group_id, self._kept[group_id], self._size(group_id)) for group_id in chosen]
+        groups = [
+            KeptGroup(group_id, self._kept[group_id], self._size(group_id)) for group_id in chosen
+        ]
         delivered, stale = await self._handout(wanted.consumer, groups)
         for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
             self._place(group_id, seq)

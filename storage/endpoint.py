@@ -1,9 +1,12 @@
-"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status (`prorl/flight/ticket.py` has the shapes).
+"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status
+(`prorl/flight/ticket.py` has the shapes).
 
-A plan names groups and the place of each in one hot file, in delivery order; it ends early where the next group would lie in
-another file, so that a plan never needs two. `do_get` answers from the same hot copy with a Table of whole groups, small groups joined
-up to `JOIN_BYTES`; its schema metadata carries `prorl.cursor` and `prorl.end` for clients that asked for no plan.
-Reading parts and writing the hot copy happen on one thread, which owns `GroupIndex` and `HotCopy`; the loop owns the orders.
+A plan names groups and the place of each in one hot file, in delivery order; it ends early where
+the next group would lie in another file, so that a plan never needs two. `do_get` answers from the
+same hot copy with a Table of whole groups, small groups joined up to `JOIN_BYTES`; its schema
+metadata carries `prorl.cursor` and `prorl.end` for clients that asked for no plan. Reading parts
+and writing the hot copy happen on one thread, which owns `GroupIndex` and `HotCopy`; the loop owns
+the orders.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ from prorl.types import Json
 ResultT = TypeVar("ResultT")
 
 JOIN_BYTES = 256 << 10
-"""Joining copies, and fresh pages cost more than a message does: only groups that are small beside a message are joined."""
+"""Joining copies, and fresh pages cost more than a message does: only groups that are small beside
+a message are joined.
+"""
 
 log = structlog.get_logger("prorl.storage")
 
@@ -71,7 +76,9 @@ class Endpoint:
 
     def reads(self) -> FlightReads:
         """For `FlightNetwork.listen`."""
-        return FlightReads(get=self.get, info=self.info, actions={"commit": self.commit, "status": self.status})
+        return FlightReads(
+            get=self.get, info=self.info, actions={"commit": self.commit, "status": self.status}
+        )
 
     async def on_thread(self, work: Callable[[], ResultT]) -> ResultT:
         """Run work that touches an index or the hot copy on the thread that owns them."""
@@ -82,7 +89,9 @@ class Endpoint:
         self._thread.submit(work).add_done_callback(_report)
 
     async def info(self, command: bytes) -> fl.FlightInfo:
-        """`get_flight_info`: hand out, locate, answer with a plan and the ticket that gives the same groups."""
+        """`get_flight_info`: hand out, locate, answer with a plan and the ticket that gives the
+        same groups.
+        """
         ticket = Ticket.parse(command)
         schema = _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
@@ -96,20 +105,33 @@ class Endpoint:
             path=planned.places[0].path if planned.places else "",
             batches=tuple((place.offset, place.length) for place in planned.places),
         )
-        same = replace(ticket, cursor=str(first), max_groups=len(planned.places), max_bytes=2**62, wait_s=0.0)
+        same = replace(
+            ticket, cursor=str(first), max_groups=len(planned.places), max_bytes=2**62, wait_s=0.0
+        )
         endpoints = [fl.FlightEndpoint(same.dumps(), [])] if planned.places else []
         size = sum(place.length for place in planned.places)
-        return fl.FlightInfo(schema, fl.FlightDescriptor.for_command(command), endpoints, -1, size, app_metadata=plan.dumps())
+        return fl.FlightInfo(
+            schema,
+            fl.FlightDescriptor.for_command(command),
+            endpoints,
+            -1,
+            size,
+            app_metadata=plan.dumps(),
+        )
 
     async def get(self, data: bytes) -> pa.Table:
         """`do_get`: whole groups in delivery order."""
         ticket = Ticket.parse(data)
         schema = _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
-        packed = await self.on_thread(lambda: [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))])
+        packed = await self.on_thread(
+            lambda: [_shape(batch, ticket) for batch in _packed(self._read(run, seq, given))]
+        )
         cursor = Cursor(ticket.run, seq + len(given.groups))
         ends = {"prorl.cursor": str(cursor), "prorl.end": "true" if given.end else "false"}
-        return pa.Table.from_batches(packed, schema).replace_schema_metadata({**(schema.metadata or {}), **ends})
+        return pa.Table.from_batches(packed, schema).replace_schema_metadata(
+            {**(schema.metadata or {}), **ends}
+        )
 
     async def commit(self, body: bytes) -> bytes:
         """Action `commit`."""
@@ -134,11 +156,18 @@ class Endpoint:
         try:
             return self._runs[name]
         except KeyError:
-            raise NotFoundError(f"no run {name!r} is served here; there are: {', '.join(sorted(self._runs)) or 'none'}") from None
+            raise NotFoundError(
+                f"no run {name!r} is served here; there are:"
+                f" {', '.join(sorted(self._runs)) or 'none'}"
+            ) from None
 
     async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, Given]:
         run = await self._run(ticket.run)
-        seq = Cursor.parse(ticket.cursor, ticket.run).seq if ticket.cursor else run.order.committed(ticket.consumer)
+        seq = (
+            Cursor.parse(ticket.cursor, ticket.run).seq
+            if ticket.cursor
+            else run.order.committed(ticket.consumer)
+        )
         wanted = Wanted(ticket.consumer, seq, ticket.max_groups, ticket.max_bytes, ticket.wait_s)
         return run, seq, await run.order.take(wanted)
 
@@ -147,7 +176,9 @@ class Endpoint:
         places: list[Location] = []
         for delivery_seq, group_id in enumerate(given.groups, seq):
             key = (run.order.run_id, group_id)
-            place = self._hot.find(key) or self._hot.write(key, _delivered(run.index.read(group_id), delivery_seq))
+            place = self._hot.find(key) or self._hot.write(
+                key, _delivered(run.index.read(group_id), delivery_seq)
+            )
             if places and place.path != places[0].path:
                 break
             places.append(place)
@@ -177,7 +208,12 @@ def _report(done: Future[None]) -> None:
 
 def _status(order: Order, consumer: str) -> dict[str, Json]:
     cursor = Cursor(order.run_id, order.committed(consumer))
-    return {"run": order.run_id, "cursor": str(cursor), "delivered": order.delivered, "end": order.finished}
+    return {
+        "run": order.run_id,
+        "cursor": str(cursor),
+        "delivered": order.delivered,
+        "end": order.finished,
+    }
 
 
 def _body(body: bytes) -> dict[str, Json]:
@@ -197,7 +233,9 @@ def _delivered(group: pa.RecordBatch, delivery_seq: int) -> pa.RecordBatch:
 
 
 def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small groups joined to batches of up to `JOIN_BYTES`; a larger group goes alone, as it lies in its file."""
+    """Small groups joined to batches of up to `JOIN_BYTES`; a larger group goes alone, as it lies
+    in its file.
+    """
     waiting: list[pa.RecordBatch] = []
     num_bytes = 0
     for group in groups:
@@ -220,7 +258,10 @@ def _shape(batch: pa.RecordBatch, ticket: Ticket) -> pa.RecordBatch:
     shaped = dense(batch) if ticket.layout == "dense" else batch
     unknown = [name for name in ticket.columns if name not in shaped.schema.names]
     if unknown:
-        raise UserError(f"ticket asks for columns {', '.join(unknown)}", f"among {', '.join(shaped.schema.names)}")
+        raise UserError(
+            f"ticket asks for columns {', '.join(unknown)}",
+            f"among {', '.join(shaped.schema.names)}",
+        )
     return shaped.select(list(ticket.columns)) if ticket.columns else shaped
 
 

@@ -1,4 +1,6 @@
-"""A few numbers per group that decisions and hand-outs need: oldest version, size, whether there is anything to serve."""
+"""A few numbers per group that decisions and hand-outs need: oldest version, size, whether there is
+anything to serve.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,17 @@ class FactBook:
 
     def add(self, rollouts: pa.Table) -> None:
         """`rollouts` rows that were committed; rows without a trajectory count nothing."""
-        rows = rollouts.select(COLUMNS).filter(pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value))
+        rows = rollouts.select(COLUMNS).filter(
+            pc.equal(rollouts.column("status"), RolloutState.COMPLETED.value)
+        )
         sizes = estimate_bytes(rows).to_pylist()
-        columns = (rows.column(name).to_pylist() for name in ("group_id", "min_version", "num_sequences"))
+        columns = (
+            rows.column(name).to_pylist() for name in ("group_id", "min_version", "num_sequences")
+        )
         for group_id, version, sequences, size in zip(*columns, sizes, strict=True):
-            facts = self._groups.setdefault(group_id, GroupFacts(min_version=version, num_bytes=0, num_sequences=0))
+            facts = self._groups.setdefault(
+                group_id, GroupFacts(min_version=version, num_bytes=0, num_sequences=0)
+            )
             facts.min_version = min(facts.min_version, version)
             facts.num_bytes += size
             facts.num_sequences += sequences

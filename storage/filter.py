@@ -1,17 +1,20 @@
-"""The group filter: which complete groups are worth training on, decided by SQL that everyone can read and replace.
+"""The group filter: which complete groups are worth training on, decided by SQL that everyone can
+read and replace.
 
-What the SQL sees: a table `rollouts` with one row per *valid* member (completed, class "" or `policy`) of the groups to decide:
+What the SQL sees: a table `rollouts` with one row per *valid* member (completed, class "" or
+`policy`) of the groups to decide:
 
-    group_id int64, task_id text, num_members int32 (n, masked ones included), rollout_id int64, sample_index int32,
-    attempt int32, failure_class text ('' or 'policy'), reward float
+    group_id int64, task_id text, num_members int32 (n, masked ones included), rollout_id int64,
+    sample_index int32, attempt int32, failure_class text ('' or 'policy'), reward float
 
-What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group that it leaves out is dropped as
-`unselected`. Under a filter other than `none`, a group with fewer than 2 valid members never reaches the SQL: dropped as `incomplete`.
-(Under `none`, a group without a valid member is `incomplete` too: there is nothing to serve.)
+What it gives: `group_id`, `kept` (boolean) and `reason` (text), at most one row per group. A group
+that it leaves out is dropped as `unselected`. Under a filter other than `none`, a group with fewer
+than 2 valid members never reaches the SQL: dropped as `incomplete`. (Under `none`, a group without
+a valid member is `incomplete` too: there is nothing to serve.)
 
-The SQL runs in a `LockedDuckDB`, many groups a query, and is stopped after 5 s. A query that fails is tried again group by group; a
-group that still fails is dropped as `filter_error: ...`, since a group must never stay undecided. Decisions here are proposals: the
-control log's first one stands.
+The SQL runs in a `LockedDuckDB`, many groups a query, and is stopped after 5 s. A query that fails
+is tried again group by group; a group that still fails is dropped as `filter_error: ...`, since a
+group must never stay undecided. Decisions here are proposals: the control log's first one stands.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ select group_id,
 from rollouts
 group by group_id
 """
-"""DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal has no advantage and teaches nothing."""
+"""DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal has no advantage
+and teaches nothing.
+"""
 
 BUILT_IN = {"none": NONE_SQL, "dapo": DAPO_SQL}
 
@@ -46,10 +51,16 @@ TIMEOUT_S = 5.0
 
 MEMBERS = pa.schema(
     [
-        ("group_id", pa.int64()), ("task_id", pa.utf8()), ("num_members", pa.int32()), ("rollout_id", pa.int64()),
-        ("sample_index", pa.int32()), ("attempt", pa.int32()), ("failure_class", pa.utf8()), ("reward", pa.float32()),
+        ("group_id", pa.int64()),
+        ("task_id", pa.utf8()),
+        ("num_members", pa.int32()),
+        ("rollout_id", pa.int64()),
+        ("sample_index", pa.int32()),
+        ("attempt", pa.int32()),
+        ("failure_class", pa.utf8()),
+        ("reward", pa.float32()),
     ]
-)  # fmt: skip
+)
 """The `rollouts` table that a filter reads."""
 
 _OUTPUT = {"group_id": ("BIGINT", "INTEGER"), "kept": ("BOOLEAN",), "reason": ("VARCHAR",)}
@@ -72,8 +83,17 @@ class CompleteGroup:
     def of(cls, group_id: int, payload: Json) -> CompleteGroup:
         """From a `group_complete` command's payload."""
         members = tuple(
-            GroupMember(rollout_id, sample_index, attempt, RolloutState(state), FailureClass(failure_class), reward)
-            for rollout_id, sample_index, attempt, state, failure_class, reward in payload["members"]
+            GroupMember(
+                rollout_id,
+                sample_index,
+                attempt,
+                RolloutState(state),
+                FailureClass(failure_class),
+                reward,
+            )
+            for rollout_id, sample_index, attempt, state, failure_class, reward in payload[
+                "members"
+            ]
         )
         return cls(group_id=group_id, task_id=payload.get("task_id", ""), members=members)
 
@@ -93,7 +113,10 @@ def filter_sql(name: str) -> str:
 
 
 class GroupFilter:
-    """A run's filter, compiled. `decide` blocks for milliseconds (at most `TIMEOUT_S` a query): call it off the event loop."""
+    """A run's filter, compiled.
+
+    `decide` blocks for milliseconds (at most `TIMEOUT_S` a query): call it off the event loop.
+    """
 
     def __init__(self, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Compile. Raises ConfigError when `name` is neither built in nor SQL that binds."""
@@ -115,7 +138,9 @@ class GroupFilter:
 
     def _absent(self, group: CompleteGroup) -> GroupDecision:
         enough = len(group.valid) >= self._min_valid
-        return GroupDecision(group.group_id, kept=False, reason="unselected" if enough else "incomplete")
+        return GroupDecision(
+            group.group_id, kept=False, reason="unselected" if enough else "incomplete"
+        )
 
     def _ask_all(self, groups: Sequence[CompleteGroup]) -> dict[int, GroupDecision]:
         if not groups:
@@ -125,18 +150,36 @@ class GroupFilter:
         except ConfigError as error:
             if len(groups) == 1:
                 group_id = groups[0].group_id
-                return {group_id: GroupDecision(group_id, kept=False, reason=f"filter_error: {error.given}"[:200])}
-        return {group_id: decision for group in groups for group_id, decision in self._ask_all([group]).items()}
+                return {
+                    group_id: GroupDecision(
+                        group_id, kept=False, reason=f"filter_error: {error.given}"[:200]
+                    )
+                }
+        return {
+            group_id: decision
+            for group in groups
+            for group_id, decision in self._ask_all([group]).items()
+        }
 
     def _ask(self, groups: Sequence[CompleteGroup]) -> dict[int, GroupDecision]:
         self._database.register("rollouts", _table(groups))
         answer = self._database.query(self._sql, self._timeout_s)
         columns = [answer.column(name).to_pylist() for name in _OUTPUT]
-        decisions = [GroupDecision(group_id, kept, str(reason)) for group_id, kept, reason in zip(*columns, strict=True)]
+        decisions = [
+            GroupDecision(group_id, kept, str(reason))
+            for group_id, kept, reason in zip(*columns, strict=True)
+        ]
         wanted = {group.group_id for group in groups}
         found = {decision.group_id: decision for decision in decisions}
-        if len(found) != len(decisions) or not wanted.issuperset(found) or any(d.kept is None for d in decisions):
-            raise ConfigError("filter gave a group twice, an unknown group, or a NULL", "one row per group: group_id, kept, reason")
+        if (
+            len(found) != len(decisions)
+            or not wanted.issuperset(found)
+            or any(d.kept is None for d in decisions)
+        ):
+            raise ConfigError(
+                "filter gave a group twice, an unknown group, or a NULL",
+                "one row per group: group_id, kept, reason",
+            )
         return found
 
     def close(self) -> None:
@@ -145,7 +188,9 @@ class GroupFilter:
 
 
 class RefusingFilter:
-    """Stands for SQL that does not compile in a run that exists already: every group is dropped, with the reason."""
+    """Stands for SQL that does not compile in a run that exists already: every group is dropped,
+    with the reason.
+    """
 
     def __init__(self, error: ConfigError) -> None:
         self._reason = f"filter_error: {error.given}"[:200]
@@ -167,7 +212,10 @@ def compile_filter(name: str) -> GroupFilter | RefusingFilter:
 
 
 def check_filter(name: str) -> None:
-    """Raise ConfigError unless `name` is a filter: `none`, `dapo`, or SQL that binds and gives the right columns."""
+    """Raise ConfigError unless `name` is a filter:
+
+    `none`, `dapo`, or SQL that binds and gives the right columns.
+    """
     if name not in BUILT_IN:
         GroupFilter(name).close()
 
@@ -183,8 +231,20 @@ def _check_output(found: Mapping[str, str]) -> None:
 
 def _table(groups: Sequence[CompleteGroup]) -> pa.Table:
     rows = [
-        (g.group_id, g.task_id, len(g.members), m.rollout_id, m.sample_index, m.attempt, m.failure_class.value, m.reward)
+        (
+            g.group_id,
+            g.task_id,
+            len(g.members),
+            m.rollout_id,
+            m.sample_index,
+            m.attempt,
+            m.failure_class.value,
+            m.reward,
+        )
         for g in groups
         for m in g.valid
     ]
-    return pa.Table.from_arrays([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MEMBERS, strict=True)], schema=MEMBERS)
+    return pa.Table.from_arrays(
+        [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MEMBERS, strict=True)],
+        schema=MEMBERS,
+    )

@@ -1,8 +1,10 @@
-"""Finds a group's sequences in the parts: which row groups of which files hold it, and the rows as one batch.
+"""Finds a group's sequences in the parts: which row groups of which files hold it, and the rows as
+one batch.
 
-The index holds a few numbers per group, read from the key columns only. Rows come sorted by (sample_index, segment), which makes the
-batch of a group the same whatever parts its members lie in and however often it is read. A bounded cache keeps rows that were just
-committed, since a group is mostly streamed right after its last member was written.
+The index holds a few numbers per group, read from the key columns only. Rows come sorted by
+(sample_index, segment), which makes the batch of a group the same whatever parts its members lie in
+and however often it is read. A bounded cache keeps rows that were just committed, since a group is
+mostly streamed right after its last member was written.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class GroupIndex:
         return group_id in self._places
 
     def add_written(self, file: PartFile, rows: pa.Table) -> None:
-        """Index a `sequences` part that was just written from `rows`, and remember the rows while there is room."""
+        """Index a `sequences` part that was just written from `rows`, and remember the rows while
+        there is room.
+        """
         ids = rows.column("group_id").to_numpy()
         number = self._place(file, [ids[start:stop] for start, stop in row_groups(rows)])
         for group_id in np.unique(ids).tolist():
@@ -56,7 +60,10 @@ class GroupIndex:
     def add_stored(self, file: PartFile) -> None:
         """Index a `sequences` part on disk by its key column."""
         with PartReader(self.run, file) as part:
-            ids = [part.read([i], ["group_id"]).column("group_id").to_numpy() for i in range(part.num_row_groups)]
+            ids = [
+                part.read([i], ["group_id"]).column("group_id").to_numpy()
+                for i in range(part.num_row_groups)
+            ]
         self._place(file, ids)
 
     def _place(self, file: PartFile, ids_by_row_group: list[np.ndarray[Any, Any]]) -> int:
@@ -78,19 +85,26 @@ class GroupIndex:
             self.cached_bytes -= dropped.nbytes
 
     def forget(self, group_ids: Iterable[int]) -> None:
-        """Drop cached rows of groups that will not be read soon (dropped, or served); the index stays."""
+        """Drop cached rows of groups that will not be read soon (dropped, or served); the index
+        stays.
+        """
         for group_id in group_ids:
             for place in self._places.get(group_id, ()):
                 if (rows := self._cache.pop((group_id, place.file), None)) is not None:
                     self.cached_bytes -= rows.nbytes
 
     def read(self, group_id: int) -> pa.RecordBatch:
-        """All sequences of a group, sorted by (sample_index, segment). Raises NotFoundError when no part has any."""
+        """All sequences of a group, sorted by (sample_index, segment).
+
+        Raises NotFoundError when no part has any.
+        """
         places = self._places.get(group_id)
         if not places:
             raise NotFoundError(f"group {group_id} has no sequences in {self.run.root}")
         rows = pa.concat_tables([self._rows(group_id, place) for place in places])
-        order = pc.sort_indices(rows, sort_keys=[("sample_index", "ascending"), ("segment", "ascending")]).to_pylist()
+        order = pc.sort_indices(
+            rows, sort_keys=[("sample_index", "ascending"), ("segment", "ascending")]
+        ).to_pylist()
         slices = [rows.slice(i, 1) for i in order]
         ((batch,)) = pa.concat_tables(slices).combine_chunks().to_batches()
         return batch.replace_schema_metadata(SEQUENCES.metadata)

@@ -1,9 +1,11 @@
-"""The hot copy: kept groups as record batches in Arrow IPC stream files, for trainers on this host to map and for `do_get` to read.
+"""The hot copy: kept groups as record batches in Arrow IPC stream files, for trainers on this host
+to map and for `do_get` to read.
 
-One batch per group, in the STREAM schema (its delivery_seq never changes), at a known (path, offset, length). Files only grow and are
-never truncated: a mapping of one stays valid after it is unlinked. They grow by whole blocks, whose unused end is zeros. The whole is
-bounded: when it is over its budget the oldest file goes, and its groups are written again from the parts when somebody asks. Nothing
-here is fsynced, and all of it is removed at start and at `close`: it is disposable.
+One batch per group, in the STREAM schema (its delivery_seq never changes), at a known (path,
+offset, length). Files only grow and are never truncated: a mapping of one stays valid after it is
+unlinked. They grow by whole blocks, whose unused end is zeros. The whole is bounded: when it is
+over its budget the oldest file goes, and its groups are written again from the parts when somebody
+asks. Nothing here is fsynced, and all of it is removed at start and at `close`: it is disposable.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ FILES = 8
 """Into how many files the budget is divided: what is thrown away at once is an eighth of it."""
 
 BLOCK_BYTES = 2 << 20
-"""A block that comes into being in one write lies in one huge page of the page cache, where the filesystem has them (ext4, xfs): who maps
-the file then reads it with one page fault per block instead of hundreds."""
+"""A block that comes into being in one write lies in one huge page of the page cache, where the
+filesystem has them (ext4, xfs): who maps the file then reads it with one page fault per block
+instead of hundreds.
+"""
 
 Key = tuple[str, int]
 """(run, group)."""
@@ -64,7 +68,10 @@ class HotCopy:
         return self._locations.get(key)
 
     def read(self, key: Key) -> pa.RecordBatch | None:
-        """The group's batch, mapped: no byte is read before it is touched. None when it is not here."""
+        """The group's batch, mapped: no byte is read before it is touched.
+
+        None when it is not here.
+        """
         place = self._locations.get(key)
         if place is None:
             return None
@@ -83,7 +90,9 @@ class HotCopy:
         return location
 
     def _append(self, path: str, content: pa.Buffer) -> int:
-        """Write at the end of the newest file; a block that begins here is written whole, zeros included. Returns where it lies."""
+        """Write at the end of the newest file; a block that begins here is written whole, zeros
+        included. Returns where it lies.
+        """
         offset, end = self._end, self._end + content.size
         parts = [memoryview(content)]
         if end > self._files[path]:
@@ -119,7 +128,9 @@ class HotCopy:
         path, _ = self._files.popitem(last=False)
         self._maps.pop(path, None)
         Path(path).unlink(missing_ok=True)
-        self._locations = {key: location for key, location in self._locations.items() if location.path != path}
+        self._locations = {
+            key: location for key, location in self._locations.items() if location.path != path
+        }
 
     def close(self) -> None:
         """Remove everything; idempotent."""

@@ -6,9 +6,10 @@
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
     RUN/partial/ROLLOUT-ATTEMPT.parquet      attempts that did not commit, in SCORED's shape, outside every view
 
-Invariants: a commit names whole files that never change; every row of a table is in exactly one named file; commits are numbered
-densely from 1. A file that no commit names does not exist for a reader (a crash may leave some; `RunDir.sweep` removes them).
-Everything goes through fsspec, so that a run directory may lie in an object store; a copied one works like the original.
+Invariants: a commit names whole files that never change; every row of a table is in exactly one
+named file; commits are numbered densely from 1. A file that no commit names does not exist for a
+reader (a crash may leave some; `RunDir.sweep` removes them). Everything goes through fsspec, so
+that a run directory may lie in an object store; a copied one works like the original.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class Commit:
 
     @classmethod
     def loads(cls, data: bytes, where: str) -> Commit:
-        """Inverse of `dumps`. Raises SchemaError for a newer version or a file that is no commit."""
+        """Inverse of `dumps`.
+
+        Raises SchemaError for a newer version or a file that is no commit.
+        """
         try:
             values = orjson.loads(data)
             check_version(values["schema_version"], where)
@@ -104,14 +108,25 @@ class RunDir:
                 publish(self.fs, self.path(table, EMPTY), content)
 
     def manifest(self) -> dict[str, Json]:
-        """The manifest. Raises NotFoundError when this is no run directory, SchemaError when it is of another version."""
+        """The manifest.
+
+        Raises NotFoundError when this is no run directory, SchemaError when it is of another
+        version.
+        """
         try:
             values = orjson.loads(self.fs.cat_file(self.path(MANIFEST)))
         except (FileNotFoundError, NotADirectoryError):
-            raise NotFoundError(f"{self.root} is no run directory: it holds no {MANIFEST}") from None
+            raise NotFoundError(
+                f"{self.root} is no run directory: it holds no {MANIFEST}"
+            ) from None
         except orjson.JSONDecodeError as error:
-            raise SchemaError(f"{self.path(MANIFEST)} is not JSON: {error}", "a manifest as prorl writes it") from None
-        check_version(values.get("schema_version") if isinstance(values, dict) else None, f"run directory {self.root}")
+            raise SchemaError(
+                f"{self.path(MANIFEST)} is not JSON: {error}", "a manifest as prorl writes it"
+            ) from None
+        check_version(
+            values.get("schema_version") if isinstance(values, dict) else None,
+            f"run directory {self.root}",
+        )
         return dict(values)
 
     def commit_path(self, commit_seq: int) -> str:
@@ -119,17 +134,31 @@ class RunDir:
         return self.path(COMMITS, f"{commit_seq:010d}.json")
 
     def commits(self) -> list[Commit]:
-        """Every published commit, in order. Raises SchemaError for one that this code cannot read."""
-        names = [name for name in self.names(COMMITS) if name.endswith(".json") and not name.startswith(TEMP_MARK)]
+        """Every published commit, in order.
+
+        Raises SchemaError for one that this code cannot read.
+        """
+        names = [
+            name
+            for name in self.names(COMMITS)
+            if name.endswith(".json") and not name.startswith(TEMP_MARK)
+        ]
         paths = [self.path(COMMITS, name) for name in sorted(names)]
         return [Commit.loads(self.fs.cat_file(path), path) for path in paths]
 
     def sweep(self, parts: Collection[str]) -> list[str]:
-        """Remove what a dead writer left: temporary files, and parts whose name is not in `parts`. Touches nothing else."""
+        """Remove what a dead writer left: temporary files, and parts whose name is not in `parts`.
+
+        Touches nothing else.
+        """
         removed = []
         for folder in (COMMITS, PARTIAL, *TABLES):
             for name in self.names(folder):
-                stale_part = folder in TABLES and name.startswith("part-") and name.removesuffix(".parquet") not in parts
+                stale_part = (
+                    folder in TABLES
+                    and name.startswith("part-")
+                    and name.removesuffix(".parquet") not in parts
+                )
                 if name.startswith(TEMP_MARK) or stale_part:
                     self.fs.rm_file(self.path(folder, name))
                     removed.append(f"{folder}/{name}")
@@ -139,4 +168,6 @@ class RunDir:
         """What lies in a folder of the run; nothing when there is no such folder."""
         self.fs.invalidate_cache()
         if self.fs.exists(self.path(folder)):
-            yield from (str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False))
+            yield from (
+                str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False)
+            )

@@ -1,10 +1,12 @@
-"""One run that is going on: its writer, its decisions, its delivery order, tied together over the control log.
+"""One run that is going on: its writer, its decisions, its delivery order, tied together over the
+control log.
 
     SCORED rows, terminals, tasks, events -> RunWriter -> committed parts -> index, facts
     group_complete -> filter -> propose -> what the log says -> order -> trainers
 
-Made from the log's snapshot of the run; a second snapshot (the gateway was away) only adds what is missing. The log decides everything:
-a decision is a proposal until the reply, a delivery_seq exists once the log gave it.
+Made from the log's snapshot of the run; a second snapshot (the gateway was away) only adds what is
+missing. The log decides everything: a decision is a proposal until the reply, a delivery_seq exists
+once the log gave it.
 """
 
 from __future__ import annotations
@@ -31,15 +33,27 @@ from prorl.types import GroupDecision, Json
 
 
 class LiveRun:
-    """Make it from a snapshot, feed it from the control stream and the inlet, `run` it; `drain` ends `run`."""
+    """Make it from a snapshot, feed it from the control stream and the inlet, `run` it;
 
-    def __init__(self, root: Path, snapshot: Mapping[str, Json], control: ControlPort, endpoint: Endpoint, settings: StoreConfig) -> None:
+    `drain` ends `run`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        snapshot: Mapping[str, Json],
+        control: ControlPort,
+        endpoint: Endpoint,
+        settings: StoreConfig,
+    ) -> None:
         self.run_id = str(snapshot["run_id"])
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
         self._facts = FactBook()
         streams = snapshot["config"]["delivery"] == "stream"
-        self.index = GroupIndex(RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0)
+        self.index = GroupIndex(
+            RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0
+        )
         self._filter = compile_filter(snapshot["filter_sql"])
         self._complete: dict[int, CompleteGroup] = {}
         self._asked = asyncio.Event()
@@ -47,16 +61,29 @@ class LiveRun:
         self.ready = asyncio.Event()
         """Set once it is recovered and can be served."""
         self.rows_committed = 0
-        self.order = LiveOrder(self.run_id, size=self._facts.num_bytes, handout=self._handout, save_cursor=self._save_cursor)
+        self.order = LiveOrder(
+            self.run_id,
+            size=self._facts.num_bytes,
+            handout=self._handout,
+            save_cursor=self._save_cursor,
+        )
         self.writer = RunWriter(
-            self.index.run, self.run_id, control,
-            flush_s=settings.flush_s, flush_bytes=settings.flush_bytes, group_size=int(snapshot["group_size"]),
-            eager=streams, on_commit=self._committed,
-        )  # fmt: skip
+            self.index.run,
+            self.run_id,
+            control,
+            flush_s=settings.flush_s,
+            flush_bytes=settings.flush_bytes,
+            group_size=int(snapshot["group_size"]),
+            eager=streams,
+            on_commit=self._committed,
+        )
         self.writer.restore(snapshot)
 
     async def run(self) -> None:
-        """Its life: recover, then write and decide until drained. Raises what only a new start of the process can mend."""
+        """Its life: recover, then write and decide until drained.
+
+        Raises what only a new start of the process can mend.
+        """
         await self.writer.open(self._snapshots[0])
         for rollouts in await self._endpoint.on_thread(self._load):
             self._facts.add(rollouts)
@@ -72,7 +99,10 @@ class LiveRun:
             self._filter.close()
 
     def _load(self) -> list[pa.Table]:
-        """What earlier lives of the store committed: facts' columns, and the index. Blocking; on the thread that owns the index."""
+        """What earlier lives of the store committed: facts' columns, and the index.
+
+        Blocking; on the thread that owns the index.
+        """
         if not self.index.run.commits():
             return []
         stored = StoredRun(self.index.run.root)
@@ -121,7 +151,12 @@ class LiveRun:
                 self._asked.clear()
             groups, self._complete = list(self._complete.values()), {}
             decisions = await asyncio.to_thread(self._filter.decide, groups)
-            payload = {"decisions": [self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)]}
+            payload = {
+                "decisions": [
+                    self._proposal(group, found)
+                    for group, found in zip(groups, decisions, strict=True)
+                ]
+            }
             answer = await self._control.request(Kind.PROPOSE, run_id=self.run_id, payload=payload)
             for stands in answer["decisions"]:
                 if stands["kept"]:
@@ -141,13 +176,17 @@ class LiveRun:
             "min_version": self._facts.min_version(group.group_id),
         }
 
-    async def _handout(self, consumer: str, groups: list[KeptGroup]) -> tuple[list[tuple[int, int]], list[int]]:
+    async def _handout(
+        self, consumer: str, groups: list[KeptGroup]
+    ) -> tuple[list[tuple[int, int]], list[int]]:
         payload = {"consumer": consumer, "groups": [list(group) for group in groups]}
         answer = await self._control.request(Kind.HANDOUT, run_id=self.run_id, payload=payload)
         return [(group_id, seq) for group_id, seq in answer["delivered"]], list(answer["stale"])
 
     async def _save_cursor(self, consumer: str, seq: int) -> None:
-        await self._control.request(Kind.CURSOR, run_id=self.run_id, payload={"consumer": consumer, "seq": seq})
+        await self._control.request(
+            Kind.CURSOR, run_id=self.run_id, payload={"consumer": consumer, "seq": seq}
+        )
 
     def finish(self) -> None:
         """Nothing will be kept any more."""

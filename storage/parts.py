@@ -1,9 +1,11 @@
 """One table of one part as Parquet bytes and back: the settings, the row groups, the hashes.
 
-Settings and their reasons (measured: research/dataplane.md 4.4): zstd level 1 is the knee of the curve; token ids and logprobs are
-byte-stream-split and never dictionary-encoded; row groups of `sequences` hold 8-64 rows and end where a group ends, so that one group
-is read without its neighbours; page checksums on both sides, since Parquet reads a flipped byte as data without them.
-A part is built in memory (the writer bounds it by its flush size), so that its hash and its file come from the same bytes.
+Settings and their reasons (measured: research/dataplane.md 4.4): zstd level 1 is the knee of the
+curve; token ids and logprobs are byte-stream-split and never dictionary-encoded; row groups of
+`sequences` hold 8-64 rows and end where a group ends, so that one group is read without its
+neighbours; page checksums on both sides, since Parquet reads a flipped byte as data without them. A
+part is built in memory (the writer bounds it by its flush size), so that its hash and its file come
+from the same bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +25,21 @@ from prorl.storage.layout import PartFile, RunDir
 MIN_GROUP_ROWS = 8
 MAX_GROUP_ROWS = 64
 
-_SPLIT = {"token_ids.list.element": "BYTE_STREAM_SPLIT", "logprobs.list.element": "BYTE_STREAM_SPLIT"}
-_NESTED_SPLIT = {f"sequences.list.element.{column}": encoding for column, encoding in _SPLIT.items()}
+_SPLIT = {
+    "token_ids.list.element": "BYTE_STREAM_SPLIT",
+    "logprobs.list.element": "BYTE_STREAM_SPLIT",
+}
+_NESTED_SPLIT = {
+    f"sequences.list.element.{column}": encoding for column, encoding in _SPLIT.items()
+}
 
-_SCALARS = {name: [f.name for f in schema if not pa.types.is_nested(f.type)] for name, schema in TABLES.items()}
-_TEXT = {name: [f.name for f in schema if pa.types.is_string(f.type)] for name, schema in TABLES.items()}
+_SCALARS = {
+    name: [f.name for f in schema if not pa.types.is_nested(f.type)]
+    for name, schema in TABLES.items()
+}
+_TEXT = {
+    name: [f.name for f in schema if pa.types.is_string(f.type)] for name, schema in TABLES.items()
+}
 
 
 def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
@@ -68,11 +80,14 @@ def encode_partial(row: pa.RecordBatch, run_id: str) -> pa.Buffer:
 
 
 def _footer(schema: pa.Schema, run_id: str, part: str) -> pa.Schema:
-    return schema.with_metadata({**schema.metadata, b"prorl.run_id": run_id.encode(), b"prorl.part": part.encode()})
+    return schema.with_metadata(
+        {**schema.metadata, b"prorl.run_id": run_id.encode(), b"prorl.part": part.encode()}
+    )
 
 
 def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
-    """Where to cut `sequences` rows that are sorted by group: at borders of groups, 8-64 rows each where that is possible.
+    """Where to cut `sequences` rows that are sorted by group: at borders of groups, 8-64 rows each
+    where that is possible.
 
     A group of more than 64 rows is cut inside; the last row group may be short.
     """
@@ -83,7 +98,11 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
         while border - start > MAX_GROUP_ROWS:
             cuts.append((start, start + MAX_GROUP_ROWS))
             start += MAX_GROUP_ROWS
-        if following is None or border - start >= MIN_GROUP_ROWS or following - start > MAX_GROUP_ROWS:
+        if (
+            following is None
+            or border - start >= MIN_GROUP_ROWS
+            or following - start > MAX_GROUP_ROWS
+        ):
             cuts.append((start, border))
             start = border
     return cuts
@@ -92,7 +111,9 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
 def part_file(table: str, part: str, rows: int, content: pa.Buffer) -> PartFile:
     """How a commit names it."""
     digest = hashlib.sha256(content).hexdigest()
-    return PartFile(table=table, path=f"{table}/{part}.parquet", rows=rows, bytes=content.size, sha256=digest)
+    return PartFile(
+        table=table, path=f"{table}/{part}.parquet", rows=rows, bytes=content.size, sha256=digest
+    )
 
 
 def empties(run_id: str) -> Mapping[str, pa.Buffer]:
@@ -101,14 +122,25 @@ def empties(run_id: str) -> Mapping[str, pa.Buffer]:
 
 
 class PartReader:
-    """One open part; page checksums are verified. Raises StorageError for a damaged file, SchemaError for another version."""
+    """One open part; page checksums are verified.
+
+    Raises StorageError for a damaged file, SchemaError for another version.
+    """
 
     def __init__(self, run: RunDir, file: PartFile) -> None:
         self._where, self._table = run.path(file.path), file.table
         self._file = run.fs.open(self._where, "rb")
         try:
-            self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True, pre_buffer=False)
-            check_version((self._parquet.schema_arrow.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, self._where)
+            self._parquet = pq.ParquetFile(
+                self._file, page_checksum_verification=True, pre_buffer=False
+            )
+            check_version(
+                (self._parquet.schema_arrow.metadata or {})
+                .get(b"prorl.schema_version", b"")
+                .decode()
+                or None,
+                self._where,
+            )
         except (pa.ArrowException, OSError) as error:
             self._file.close()
             raise StorageError(f"{self._where}: {error}") from None
@@ -118,7 +150,9 @@ class PartReader:
         """How many row groups it has."""
         return int(self._parquet.num_row_groups)
 
-    def read(self, row_groups: list[int] | None = None, columns: list[str] | None = None) -> pa.Table:
+    def read(
+        self, row_groups: list[int] | None = None, columns: list[str] | None = None
+    ) -> pa.Table:
         """Rows in the table's schema (all row groups, all columns unless named)."""
         wanted = list(range(self.num_row_groups)) if row_groups is None else row_groups
         try:
@@ -146,6 +180,8 @@ def read_part(run: RunDir, file: PartFile, columns: list[str] | None = None) -> 
 
 
 SEQUENCE_KEYS = [
-    name for name in SEQUENCES.names if name in ("sequence_id", "rollout_id", "group_id", "sample_index", "attempt", "segment")
+    name
+    for name in SEQUENCES.names
+    if name in ("sequence_id", "rollout_id", "group_id", "sample_index", "attempt", "segment")
 ]
 """Columns of `sequences` that cost next to nothing to read."""

@@ -1,10 +1,14 @@
-"""How bytes become a file that a reader can trust: whole or absent, whatever dies in between. One function per kind of filesystem.
+"""How bytes become a file that a reader can trust: whole or absent, whatever dies in between.
 
-Local: a temporary name in the same directory, fsync, rename, fsync of the directory. Object stores: one put that fails when the
-key exists (`If-None-Match: *`), which fsspec calls mode "create". Publishing equal bytes under a name twice is success; other
-bytes under a name that is taken raise StorageError, because then two writers believe they own the directory.
+One function per kind of filesystem.
 
-It does not promise that a name is free of temporary files after a crash: `layout.RunDir.sweep` removes them.
+Local: a temporary name in the same directory, fsync, rename, fsync of the directory. Object stores:
+one put that fails when the key exists (`If-None-Match: *`), which fsspec calls mode "create".
+Publishing equal bytes under a name twice is success; other bytes under a name that is taken raise
+StorageError, because then two writers believe they own the directory.
+
+It does not promise that a name is free of temporary files after a crash: `layout.RunDir.sweep`
+removes them.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ Publish = Callable[["AbstractFileSystem", str, "bytes | pa.Buffer"], None]
 
 
 def publish(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
-    """Make `content` durable under `path`. Raises StorageError when it cannot, or when the name holds something else."""
+    """Make `content` durable under `path`.
+
+    Raises StorageError when it cannot, or when the name holds something else.
+    """
     if isinstance(fs, LocalFileSystem):
         publish_local(Path(path), content)
     else:
@@ -38,7 +45,9 @@ def publish(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> No
 
 
 def publish_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """The local rule (Pillai et al., OSDI 2014): rename without fsync can leave an empty file after a crash."""
+    """The local rule (Pillai et al., OSDI 2014): rename without fsync can leave an empty file after
+    a crash.
+    """
     view = memoryview(content)
     if path.exists():
         return _same(path.read_bytes(), view, str(path))
@@ -70,7 +79,10 @@ def sync_directory(path: Path) -> None:
 
 
 def publish_object(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
-    """Put if absent. A reply that was lost shows as "exists" on the second try, with equal bytes."""
+    """Put if absent.
+
+    A reply that was lost shows as "exists" on the second try, with equal bytes.
+    """
     try:
         fs.pipe_file(path, bytes(memoryview(content)), mode="create")
     except FileExistsError:
@@ -82,4 +94,6 @@ def publish_object(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer
 
 def _same(found: bytes, ours: memoryview, path: str) -> None:
     if found != ours:
-        raise StorageError(f"{path} exists with other content: does another service write to this directory?")
+        raise StorageError(
+            f"{path} exists with other content: does another service write to this directory?"
+        )

@@ -1,8 +1,9 @@
 """A stored run served again: equal values in equal order, from its directory alone.
 
-Order: groups that were delivered, by delivery_seq; then kept groups that were never handed out, in the order in which they were
-decided, continuing the dense numbering; stale and dropped groups are not served. Cursors of the live run mean the same here. Commits
-are kept in memory only: a replay changes nothing on disk.
+Order: groups that were delivered, by delivery_seq; then kept groups that were never handed out, in
+the order in which they were decided, continuing the dense numbering; stale and dropped groups are
+not served. Cursors of the live run mean the same here. Commits are kept in memory only: a replay
+changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class ReplayOrder:
         """See `Order`; never waits."""
         check_seq(wanted.seq, self.delivered, self.run_id)
         ahead = islice(self._groups, wanted.seq, None)
-        groups = bounded(ahead, lambda group: self._sizes.get(group, 0), wanted.max_groups, wanted.max_bytes)
+        groups = bounded(
+            ahead, lambda group: self._sizes.get(group, 0), wanted.max_groups, wanted.max_bytes
+        )
         return Given(tuple(groups), end=wanted.seq + len(groups) == self.delivered)
 
     async def commit(self, consumer: str, seq: int) -> None:
@@ -56,22 +59,44 @@ class ReplayOrder:
 
 def delivery_order(stored: StoredRun) -> list[int]:
     """Group ids in the order in which a replay serves them."""
-    events = stored.read("groups", ["event_seq", "group_id", "event", "kept", "delivery_seq"]).sort_by("event_seq")
-    delivered = events.filter(pc.equal(events.column("event"), "delivered")).sort_by("delivery_seq").column("group_id").to_pylist()
-    decided = events.filter(pc.and_(pc.equal(events.column("event"), "decided"), events.column("kept")))
-    gone = set(delivered) | set(events.filter(pc.equal(events.column("event"), "stale")).column("group_id").to_pylist())
-    return [*delivered, *(group for group in decided.column("group_id").to_pylist() if group not in gone)]
+    events = stored.read(
+        "groups", ["event_seq", "group_id", "event", "kept", "delivery_seq"]
+    ).sort_by("event_seq")
+    delivered = (
+        events.filter(pc.equal(events.column("event"), "delivered"))
+        .sort_by("delivery_seq")
+        .column("group_id")
+        .to_pylist()
+    )
+    decided = events.filter(
+        pc.and_(pc.equal(events.column("event"), "decided"), events.column("kept"))
+    )
+    gone = set(delivered) | set(
+        events.filter(pc.equal(events.column("event"), "stale")).column("group_id").to_pylist()
+    )
+    return [
+        *delivered,
+        *(group for group in decided.column("group_id").to_pylist() if group not in gone),
+    ]
 
 
 def group_bytes(stored: StoredRun) -> dict[int, int]:
     """About how many bytes of Arrow data each group's sequences are."""
     rows = stored.read("rollouts", ["group_id", "num_tokens", "num_sampled"])
-    sums = pa.table({"group": rows.column("group_id"), "bytes": estimate_bytes(rows)}).group_by("group").aggregate([("bytes", "sum")])
-    return dict(zip(sums.column("group").to_pylist(), sums.column("bytes_sum").to_pylist(), strict=True))
+    sums = (
+        pa.table({"group": rows.column("group_id"), "bytes": estimate_bytes(rows)})
+        .group_by("group")
+        .aggregate([("bytes", "sum")])
+    )
+    return dict(
+        zip(sums.column("group").to_pylist(), sums.column("bytes_sum").to_pylist(), strict=True)
+    )
 
 
 def estimate_bytes(rollouts: pa.Table) -> pa.ChunkedArray:
-    """Arrow bytes of each rollout's sequences, from its counts: 4 per token, 4 per logprob, some for keys and spans."""
+    """Arrow bytes of each rollout's sequences, from its counts: 4 per token, 4 per logprob, some
+    for keys and spans.
+    """
     tokens = pc.add(rollouts.column("num_tokens"), rollouts.column("num_sampled")).cast(pa.int64())
     return pc.add(pc.multiply(tokens, 4), 256)
 

@@ -1,10 +1,13 @@
-"""The store: takes SCORED rows from every EVAL, makes them durable, decides groups, serves trainers. One per service at first.
+"""The store: takes SCORED rows from every EVAL, makes them durable, decides groups, serves
+trainers. One per service at first.
 
     async with serving(config, network, trainers) as (store, work): await work
 
-`network` carries control and edges (Flight between processes, local in one loop); `trainers` is the Flight network whose TCP endpoint
-answers plans, reads, commits and status. The store keeps no truth: killed at any moment, the next one starts from the control log's
-snapshots and from what is sent again. A run that the log no longer tells of (finished, all of it read) is served from its directory.
+`network` carries control and edges (Flight between processes, local in one loop); `trainers` is the
+Flight network whose TCP endpoint answers plans, reads, commits and status. The store keeps no
+truth: killed at any moment, the next one starts from the control log's snapshots and from what is
+sent again. A run that the log no longer tells of (finished, all of it read) is served from its
+directory.
 """
 
 from __future__ import annotations
@@ -49,14 +52,27 @@ HOT = ".hot"
 class Store:
     """The parts of a running store. Made by `serving`."""
 
-    def __init__(self, config: ServiceConfig, network: Network, endpoint: Endpoint, location: str) -> None:
+    def __init__(
+        self, config: ServiceConfig, network: Network, endpoint: Endpoint, location: str
+    ) -> None:
         self.config, self.location = config, location
         self._endpoint = endpoint
         self._runs: dict[str, LiveRun] = {}
         self._run_came = asyncio.Event()
-        identity = Identity(role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS)
-        self.control = ControlClient(network, config.gateway_flight, identity, held=self._held, stats=self._stats, on=self._handlers())
-        self._inlet = Inlet(network, "scored", identity.hello(), slots=SLOTS, window_bytes=WINDOW_BYTES)
+        identity = Identity(
+            role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
+        )
+        self.control = ControlClient(
+            network,
+            config.gateway_flight,
+            identity,
+            held=self._held,
+            stats=self._stats,
+            on=self._handlers(),
+        )
+        self._inlet = Inlet(
+            network, "scored", identity.hello(), slots=SLOTS, window_bytes=WINDOW_BYTES
+        )
         self._group: asyncio.TaskGroup | None = None
         self._lives: set[asyncio.Task[None]] = set()
 
@@ -64,11 +80,17 @@ class Store:
         return {
             Kind.ENDPOINTS: lambda row: self._inlet.set_upstreams(row.payload.get("eval", ())),
             Kind.RUN: self._on_run,
-            Kind.ROWS: lambda row: self._of(row).writer.add_rows(row.payload["table"], row.payload["rows"]),
-            Kind.TERMINAL: lambda row: self._of(row).writer.add_terminal(
-                {"rollout_id": row.rollout_id, "group_id": row.group_id, **row.payload}
+            Kind.ROWS: (
+                lambda row: self._of(row).writer.add_rows(row.payload["table"], row.payload["rows"])
             ),
-            Kind.GROUP_COMPLETE: lambda row: self._of(row).complete(CompleteGroup.of(row.group_id, row.payload)),
+            Kind.TERMINAL: (
+                lambda row: self._of(row).writer.add_terminal(
+                    {"rollout_id": row.rollout_id, "group_id": row.group_id, **row.payload}
+                )
+            ),
+            Kind.GROUP_COMPLETE: (
+                lambda row: self._of(row).complete(CompleteGroup.of(row.group_id, row.payload))
+            ),
             Kind.FINISHED: lambda row: self._of(row).finish(),
         }
 
@@ -80,7 +102,15 @@ class Store:
 
     def _stats(self) -> Json:
         done = sum(run.rows_committed for run in self._runs.values())
-        return {"slots": SLOTS, "busy": self._inlet.in_hand, "queued": 0, "done": done, "failed": 0, "busy_s": 0.0, "tokens": 0}
+        return {
+            "slots": SLOTS,
+            "busy": self._inlet.in_hand,
+            "queued": 0,
+            "done": done,
+            "failed": 0,
+            "busy_s": 0.0,
+            "tokens": 0,
+        }
 
     def _on_run(self, row: ControlRow) -> None:
         assert self._group is not None
@@ -88,7 +118,9 @@ class Store:
         if run is not None:
             self._group.create_task(run.restore(row.payload))
             return
-        run = self._runs[row.run_id] = LiveRun(self.config.root, row.payload, self.control, self._endpoint, self.config.store)
+        run = self._runs[row.run_id] = LiveRun(
+            self.config.root, row.payload, self.control, self._endpoint, self.config.store
+        )
         self._lives.add(self._group.create_task(run.run(), name=f"run {row.run_id}"))
         self._run_came.set()
         self._run_came = asyncio.Event()
@@ -106,17 +138,23 @@ class Store:
                         group.create_task(self._stray(row))
 
     def _add(self, taken: Taken) -> None:
-        self._runs[taken.key.run_id].writer.add(taken.key, taken.row, lambda: self._inlet.ack([taken.key]), taken.num_bytes)
+        self._runs[taken.key.run_id].writer.add(
+            taken.key, taken.row, lambda: self._inlet.ack([taken.key]), taken.num_bytes
+        )
 
     async def _stray(self, taken: Taken) -> None:
-        """A row of a run that the log has not told of: wait for it, or hear that the row's fate is decided."""
+        """A row of a run that the log has not told of: wait for it, or hear that the row's fate is
+        decided.
+        """
         while taken.key.run_id not in self._runs:
             came = self._run_came
             try:
                 async with asyncio.timeout(STRAY_S):
                     await came.wait()
             except TimeoutError:
-                answer = await self.control.request(Kind.RESERVE, run_id=taken.key.run_id, payload={"attempts": [list(taken.key)]})
+                answer = await self.control.request(
+                    Kind.RESERVE, run_id=taken.key.run_id, payload={"attempts": [list(taken.key)]}
+                )
                 if answer["refused"]:
                     log.info("a row of no open run", key=taken.key, reason=answer["refused"][0][3])
                     self._inlet.ack([taken.key])
@@ -127,7 +165,9 @@ class Store:
         """A run that is not live: from its directory, once the log has told of everything that is."""
         with suppress(NotFoundError):
             # The reply comes after every snapshot that the log had for us.
-            await self.control.request(Kind.HANDOUT, run_id=run_id, payload={"consumer": "", "groups": []})
+            await self.control.request(
+                Kind.HANDOUT, run_id=run_id, payload={"consumer": "", "groups": []}
+            )
         if (run := self._runs.get(run_id)) is not None:
             await run.ready.wait()
             return ServedRun(order=run.order, index=run.index)
@@ -153,8 +193,13 @@ class Store:
 
 
 @asynccontextmanager
-async def serving(config: ServiceConfig, network: Network, trainers: FlightNetwork) -> AsyncIterator[tuple[Store, asyncio.Task[None]]]:
-    """A store and its work: await the task to learn why it cannot go on. Leaving the block drains it; the networks stay open."""
+async def serving(
+    config: ServiceConfig, network: Network, trainers: FlightNetwork
+) -> AsyncIterator[tuple[Store, asyncio.Task[None]]]:
+    """A store and its work: await the task to learn why it cannot go on.
+
+    Leaving the block drains it; the networks stay open.
+    """
     endpoint = Endpoint(config.root / HOT, config.store.hot_bytes)
     location = await trainers.listen(f"grpc://{config.host}:0", {}, endpoint.reads())
     store = Store(config, network, endpoint, location)

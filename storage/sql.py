@@ -1,8 +1,10 @@
-"""A DuckDB that only reads what it was given: no files, no network, no settings, one SELECT at a time, stopped at a deadline.
+"""A DuckDB that only reads what it was given: no files, no network, no settings, one SELECT at a
+time, stopped at a deadline.
 
-Users' SQL (a run's filter, `prorl sql`) runs inside our processes, so everything that is not a query over registered tables must
-fail: external access is off, Python variables are not tables, the configuration is locked, and a text that is not exactly one
-SELECT is refused before it is bound (DuckDB would run the statements before the last one while binding it).
+Users' SQL (a run's filter, `prorl sql`) runs inside our processes, so everything that is not a
+query over registered tables must fail: external access is off, Python variables are not tables, the
+configuration is locked, and a text that is not exactly one SELECT is refused before it is bound
+(DuckDB would run the statements before the last one while binding it).
 """
 
 from __future__ import annotations
@@ -29,11 +31,20 @@ _SETTINGS = (
 class LockedDuckDB:
     """An in-memory DuckDB over registered Arrow data. One query at a time; not thread-safe."""
 
-    def __init__(self, *, threads: int = 1, memory: str = "512MB", error: type[UserError] = UserError, what: str = "SQL") -> None:
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        memory: str = "512MB",
+        error: type[UserError] = UserError,
+        what: str = "SQL",
+    ) -> None:
         self._error, self._what = error, what
         self._checked: str | None = None
         self._statement = ""
-        self._connection = duckdb.connect(":memory:", config={"threads": str(threads), "memory_limit": memory})
+        self._connection = duckdb.connect(
+            ":memory:", config={"threads": str(threads), "memory_limit": memory}
+        )
         for setting in _SETTINGS:
             self._connection.execute(setting)
 
@@ -42,24 +53,39 @@ class LockedDuckDB:
         self._connection.register(name, source)
 
     def bind(self, sql: str) -> Mapping[str, str]:
-        """Columns and types that a SELECT would give, without running it. Raises `error` when it does not bind."""
+        """Columns and types that a SELECT would give, without running it.
+
+        Raises `error` when it does not bind.
+        """
         try:
             relation = self._connection.sql(self._one_select(sql))
-            return dict(zip(relation.columns, (str(dtype) for dtype in relation.types), strict=True))
+            return dict(
+                zip(relation.columns, (str(dtype) for dtype in relation.types), strict=True)
+            )
         except duckdb.Error as error:
             raise self._refuse(error) from None
 
     def query(self, sql: str, timeout_s: float | None = None) -> pa.Table:
-        """Run one SELECT. Raises `error` for anything else, for SQL that fails and for SQL that is still running at `timeout_s`."""
+        """Run one SELECT.
+
+        Raises `error` for anything else, for SQL that fails and for SQL that is still running at
+        `timeout_s`.
+        """
         if sql != self._checked:
             self._one_select(sql)
-        timer = threading.Timer(timeout_s, self._connection.interrupt) if timeout_s is not None else None
+        timer = (
+            threading.Timer(timeout_s, self._connection.interrupt)
+            if timeout_s is not None
+            else None
+        )
         if timer:
             timer.start()
         try:
             return self._connection.sql(self._statement).to_arrow_table()
         except duckdb.InterruptException:
-            raise self._error(f"{self._what} was stopped after {timeout_s:g} s", "a query that ends sooner") from None
+            raise self._error(
+                f"{self._what} was stopped after {timeout_s:g} s", "a query that ends sooner"
+            ) from None
         except duckdb.Error as error:
             raise self._refuse(error) from None
         finally:

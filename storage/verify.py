@@ -1,10 +1,13 @@
-"""Checks a run directory against its own words: hashes, row counts, invariants, order. Reads everything once; changes nothing.
+"""Checks a run directory against its own words: hashes, row counts, invariants, order.
 
-A finding is one line about one file or row. No finding means: commits are dense; every named file is there with the size, hash and rows
-that its commit says; nothing that no commit names lies between them; no rollout, sequence or event is stored twice; sequences
-belong to completed rollouts, are valid and as many as the rollouts count; the delivery order is dense and within what was kept.
-Not checked: whether the log accepted more rollouts than are stored (that needs control.db). A run that is being written right now may
-show files that are about to be named.
+Reads everything once; changes nothing.
+
+A finding is one line about one file or row. No finding means: commits are dense; every named file
+is there with the size, hash and rows that its commit says; nothing that no commit names lies
+between them; no rollout, sequence or event is stored twice; sequences belong to completed rollouts,
+are valid and as many as the rollouts count; the delivery order is dense and within what was kept.
+Not checked: whether the log accepted more rollouts than are stored (that needs control.db). A run
+that is being written right now may show files that are about to be named.
 """
 
 from __future__ import annotations
@@ -40,48 +43,81 @@ class Finding:
 
 _QUERIES = {
     "rollouts": {
-        "rollout {0} is stored {1} times": "select rollout_id, count(*) from rollouts group by 1 having count(*) > 1",
-        "rollout {0} is completed but its class is {1!r}": """
-            select rollout_id, failure_class from rollouts where status = 'completed' and failure_class not in ('', 'policy')""",
-        "rollout {0} is {1} but valid": "select rollout_id, status from rollouts where valid and status <> 'completed'",
+        "rollout {0} is stored {1} times": (
+            "select rollout_id, count(*) from rollouts group by 1 having count(*) > 1"
+        ),
+        "rollout {0} is completed but its class is {1!r}": (
+            """
+            select rollout_id, failure_class from rollouts where status = 'completed' and failure_class not in ('', 'policy')"""
+        ),
+        "rollout {0} is {1} but valid": (
+            "select rollout_id, status from rollouts where valid and status <> 'completed'"
+        ),
     },
     "sequences": {
-        "sequence {0} is stored {1} times": "select sequence_id, count(*) from sequences group by 1 having count(*) > 1",
-        "rollout {0} counts {1} sequences and {2} tokens, stored are {3} and {4}": """
+        "sequence {0} is stored {1} times": (
+            "select sequence_id, count(*) from sequences group by 1 having count(*) > 1"
+        ),
+        "rollout {0} counts {1} sequences and {2} tokens, stored are {3} and {4}": (
+            """
             select rollout_id, num_sequences, num_tokens, coalesce(n, 0), coalesce(t, 0)
             from rollouts left join (
                 select rollout_id, attempt, count(*) as n, sum(num_tokens) as t from sequences group by all
             ) using (rollout_id, attempt)
-            where num_sequences <> coalesce(n, 0) or num_tokens <> coalesce(t, 0)""",
-        "sequence {0} belongs to no completed rollout of that attempt": """
-            select sequence_id from sequences anti join (from rollouts where status = 'completed') using (rollout_id, attempt)""",
+            where num_sequences <> coalesce(n, 0) or num_tokens <> coalesce(t, 0)"""
+        ),
+        "sequence {0} belongs to no completed rollout of that attempt": (
+            """
+            select sequence_id from sequences anti join (from rollouts where status = 'completed') using (rollout_id, attempt)"""
+        ),
     },
     "turns": {
-        "rollout {0} counts {1} turns, stored are {2}": """
+        "rollout {0} counts {1} turns, stored are {2}": (
+            """
             select rollout_id, num_turns, count(turn) from rollouts left join turns using (rollout_id, attempt)
-            where status = 'completed' group by rollout_id, num_turns having num_turns <> count(turn)""",
+            where status = 'completed' group by rollout_id, num_turns having num_turns <> count(turn)"""
+        ),
     },
     "groups": {
-        "event {0} is stored {1} times": "select event_seq, count(*) from groups group by 1 having count(*) > 1",
-        "group {0} was decided {1} times": "select group_id, count(*) from groups where event = 'decided' group by 1 having count(*) > 1",
-        "group {0} was delivered but never kept": """
+        "event {0} is stored {1} times": (
+            "select event_seq, count(*) from groups group by 1 having count(*) > 1"
+        ),
+        "group {0} was decided {1} times": (
+            "select group_id, count(*) from groups where event = 'decided' group by 1 having"
+            " count(*) > 1"
+        ),
+        "group {0} was delivered but never kept": (
+            """
             select group_id from groups where event = 'delivered'
-            and group_id not in (select group_id from groups where event = 'decided' and kept)""",
-        "delivery_seq {0} stands where {1} was expected": """
+            and group_id not in (select group_id from groups where event = 'decided' and kept)"""
+        ),
+        "delivery_seq {0} stands where {1} was expected": (
+            """
             select delivery_seq, n from (
                 select delivery_seq, row_number() over (order by delivery_seq) - 1 as n from groups where event = 'delivered'
-            ) where delivery_seq <> n""",
+            ) where delivery_seq <> n"""
+        ),
     },
-    "tasks": {"task of group {0} is stored {1} times": "select group_id, count(*) from tasks group by 1 having count(*) > 1"},
+    "tasks": {
+        "task of group {0} is stored {1} times": (
+            "select group_id, count(*) from tasks group by 1 having count(*) > 1"
+        )
+    },
 }
-"""Per table: what is wrong -> rows for which it is. `sequences` here is its scalar columns and num_tokens."""
+"""Per table: what is wrong -> rows for which it is.
+
+`sequences` here is its scalar columns and num_tokens.
+"""
 
 _MOST = 20
 """Rows that one rule reports."""
 
 
 def verify(where: str | Path) -> list[Finding]:
-    """Everything that is wrong with a run directory; empty = nothing. Raises NotFoundError when it is none, SchemaError when newer."""
+    """Everything that is wrong with a run directory; empty = nothing.
+
+    Raises NotFoundError when it is none, SchemaError when newer.
+    """
     stored = StoredRun(where)
     findings = [*_commits(stored.commits), *_strays(stored.directory, stored.commits)]
     for commit in stored.commits:
@@ -93,7 +129,10 @@ def verify(where: str | Path) -> list[Finding]:
 def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
     for expected, commit in enumerate(commits, 1):
         if commit.commit_seq != expected:
-            yield Finding(where="commits", what=f"commit {commit.commit_seq} stands where {expected} was expected")
+            yield Finding(
+                where="commits",
+                what=f"commit {commit.commit_seq} stands where {expected} was expected",
+            )
             return
 
 
@@ -114,7 +153,11 @@ def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
         return
     if (digest := hashlib.sha256(content).hexdigest()) != file.sha256:
         yield Finding(
-            where=file.path, what=f"holds {len(content)} bytes with sha256 {digest}, its commit says {file.bytes} and {file.sha256}"
+            where=file.path,
+            what=(
+                f"holds {len(content)} bytes with sha256 {digest}, its commit says {file.bytes} and"
+                f" {file.sha256}"
+            ),
         )
     try:
         yield from _rows(run, file)
@@ -140,7 +183,9 @@ def _rows(run: RunDir, file: PartFile) -> Iterator[Finding]:
 
 def _invalid(file: PartFile, rows: pa.Table) -> Iterator[Finding]:
     for batch in rows.to_batches():
-        for sequence_id, problem in zip(batch.column("sequence_id").to_pylist(), validate_sequences(batch), strict=True):
+        for sequence_id, problem in zip(
+            batch.column("sequence_id").to_pylist(), validate_sequences(batch), strict=True
+        ):
             if problem:
                 yield Finding(where=file.path, what=f"sequence {sequence_id}: {problem}")
 
@@ -162,10 +207,16 @@ def _rules(stored: StoredRun) -> Iterator[Finding]:
 def _sequence_counts(stored: StoredRun) -> pa.Table:
     keys = ["sequence_id", "rollout_id", "attempt"]
     batches = stored.dataset("sequences").to_batches(columns=[*keys, "token_ids"])
-    schema = pa.schema([TABLES["sequences"].field(name) for name in keys] + [("num_tokens", pa.int64())])
+    schema = pa.schema(
+        [TABLES["sequences"].field(name) for name in keys] + [("num_tokens", pa.int64())]
+    )
     counted = [
         pa.RecordBatch.from_arrays(
-            [*(batch.column(name) for name in keys), pc.list_value_length(batch.column("token_ids")).cast(pa.int64())], schema=schema
+            [
+                *(batch.column(name) for name in keys),
+                pc.list_value_length(batch.column("token_ids")).cast(pa.int64()),
+            ],
+            schema=schema,
         )
         for batch in batches
     ]

@@ -1,14 +1,20 @@
-"""Makes trajectories durable: SCORED rows -> Parquet parts -> one commit in the control log -> a published commit -> acks.
+"""Makes trajectories durable:
 
-    collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published -> ack
+SCORED rows -> Parquet parts -> one commit in the control log -> a published commit -> acks.
 
-One batch at a time per run; what comes meanwhile waits for the next. Wherever the process dies, a new one (from the log's snapshot of
-the run) finds: files that no part of the log names, and removes them; commits that are in the log and not on disk, and publishes
-them; rows that come again, and hears `committed` for those that are durable. So a row is in exactly one part, and an ack always follows
-durability. Rows that may not be committed (failed, cut, superseded, invalid) go to `partial/`, one file per attempt.
+    collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published ->
+    ack
 
-A disk that is full stops the writer, not the run: it tries again each second and nothing is acked meanwhile. Any other error of a
-write ends the process, because what the kernel still holds of the file is unknown; the supervisor starts it again.
+One batch at a time per run; what comes meanwhile waits for the next. Wherever the process dies, a
+new one (from the log's snapshot of the run) finds: files that no part of the log names, and removes
+them; commits that are in the log and not on disk, and publishes them; rows that come again, and
+hears `committed` for those that are durable. So a row is in exactly one part, and an ack always
+follows durability. Rows that may not be committed (failed, cut, superseded, invalid) go to
+`partial/`, one file per attempt.
+
+A disk that is full stops the writer, not the run: it tries again each second and nothing is acked
+meanwhile. Any other error of a write ends the process, because what the kernel still holds of the
+file is unknown; the supervisor starts it again.
 """
 
 from __future__ import annotations
@@ -27,7 +33,15 @@ from prorl.control import Kind
 from prorl.errors import FencedError, StorageError
 from prorl.flight.queues import wire_bytes
 from prorl.rows import Row, stack
-from prorl.storage.batch import Ack, Batch, GroupCounts, Stored, WaitingRow, commit_body, part_tables
+from prorl.storage.batch import (
+    Ack,
+    Batch,
+    GroupCounts,
+    Stored,
+    WaitingRow,
+    commit_body,
+    part_tables,
+)
 from prorl.storage.convert import judge
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import empties, encode, encode_partial, part_file
@@ -47,9 +61,14 @@ class ControlPort(Protocol):
     """The control stream as the writer uses it (`prorl.flight.control.ControlClient`)."""
 
     async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
-        """Ask; the reply's payload, over as many connections as it takes. Raises FencedError and other errors of `prorl.errors`."""
+        """Ask; the reply's payload, over as many connections as it takes.
 
-    def emit(self, kind: Kind, key: AttemptKey, *, stage: str = "", code: str = "", payload: Json = None) -> None:
+        Raises FencedError and other errors of `prorl.errors`.
+        """
+
+    def emit(
+        self, kind: Kind, key: AttemptKey, *, stage: str = "", code: str = "", payload: Json = None
+    ) -> None:
         """Tell."""
 
 
@@ -82,7 +101,10 @@ class RunWriter:
         on_commit: Callable[[Written], None] = lambda written: None,
         publish: Publish = publish,
     ) -> None:
-        """`eager`: flush at the last member of a group, because somebody waits for it. `on_commit` runs before the rows are acked."""
+        """`eager`: flush at the last member of a group, because somebody waits for it.
+
+        `on_commit` runs before the rows are acked.
+        """
         self.directory, self.run_id = directory, run_id
         self._control, self._publish, self._on_commit = control, publish, on_commit
         self._flush_s, self._flush_bytes, self._eager = flush_s, flush_bytes, eager
@@ -100,7 +122,9 @@ class RunWriter:
         return list(self._flying.rows)
 
     async def open(self, snapshot: Mapping[str, Json]) -> None:
-        """Make the directory as the log says it is: remove what nobody committed, publish what is committed. Once, before `run`."""
+        """Make the directory as the log says it is: remove what nobody committed, publish what is
+        committed. Once, before `run`.
+        """
         await asyncio.to_thread(self._prepare, set(snapshot["parts"]))
         await self.publish_missing(snapshot)
 
@@ -115,7 +139,14 @@ class RunWriter:
         for values in snapshot["unpublished"]:
             if values["part"] != self._flying_part:
                 files = tuple(PartFile(**file) for file in values["files"])
-                await self._show(Commit(commit_seq=values["commit_seq"], part=values["part"], files=files, run_id=self.run_id))
+                await self._show(
+                    Commit(
+                        commit_seq=values["commit_seq"],
+                        part=values["part"],
+                        files=files,
+                        run_id=self.run_id,
+                    )
+                )
 
     def restore(self, snapshot: Mapping[str, Json]) -> None:
         """Take over what a snapshot says is not stored; what is here already stays as it is."""
@@ -146,14 +177,21 @@ class RunWriter:
         """New rows of `tasks` or `groups`."""
         if table == "tasks":
             fresh = [
-                row for row in rows if int(row["group_id"]) >= self._stored.tasks_upto and int(row["group_id"]) not in self._flying.tasks
+                row
+                for row in rows
+                if int(row["group_id"]) >= self._stored.tasks_upto
+                and int(row["group_id"]) not in self._flying.tasks
             ]
             self._waiting.add_tasks(fresh)
             for row in fresh:
                 self._counts.expect(int(row["group_id"]), int(row["n"]))
         else:
             upto, flying = self._stored.events_upto, self._flying.events
-            self._waiting.add_events(row for row in rows if int(row["event_seq"]) >= upto and int(row["event_seq"]) not in flying)
+            self._waiting.add_events(
+                row
+                for row in rows
+                if int(row["event_seq"]) >= upto and int(row["event_seq"]) not in flying
+            )
         self._touch()
 
     def _member(self, group_id: int, sample_index: int) -> None:
@@ -173,7 +211,10 @@ class RunWriter:
         self._arrived.set()
 
     async def run(self) -> None:
-        """Write batch after batch until drained. Raises StorageError when the process must start again."""
+        """Write batch after batch until drained.
+
+        Raises StorageError when the process must start again.
+        """
         while True:
             await self._arrived.wait()
             if not self._waiting and self._draining:
@@ -187,10 +228,14 @@ class RunWriter:
             self._flying = Batch()
 
     async def _wait_until_due(self) -> None:
-        """At most one part per `flush_s`, unless somebody waits or memory does: the first row after a pause goes almost at once."""
+        """At most one part per `flush_s`, unless somebody waits or memory does: the first row after
+        a pause goes almost at once.
+        """
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout_at(max(self._last_flush + self._flush_s, loop.time() + min(LINGER_S, self._flush_s))):
+            async with asyncio.timeout_at(
+                max(self._last_flush + self._flush_s, loop.time() + min(LINGER_S, self._flush_s))
+            ):
                 await self._urgent.wait()
         except TimeoutError:
             pass
@@ -220,26 +265,40 @@ class RunWriter:
         for waiting, verdict in judged:
             if verdict.problem:
                 log.error(
-                    "invalid row", run=self.run_id, rollout=waiting.key.rollout_id, attempt=waiting.key.attempt, problem=verdict.problem
+                    "invalid row",
+                    run=self.run_id,
+                    rollout=waiting.key.rollout_id,
+                    attempt=waiting.key.attempt,
+                    problem=verdict.problem,
                 )
                 code, message = FailureCode.INVALID_ROW.value, {"message": verdict.problem}
-                self._control.emit(Kind.FAILED, waiting.key, stage=Stage.EVAL.value, code=code, payload=message)
+                self._control.emit(
+                    Kind.FAILED, waiting.key, stage=Stage.EVAL.value, code=code, payload=message
+                )
         await self._to_partial([waiting for waiting, verdict in judged if not verdict.committable])
 
     async def _reserve(self) -> int:
-        """Reserve every row; those that are durable already are acked, superseded ones go to `partial/`. Returns how many left."""
+        """Reserve every row; those that are durable already are acked, superseded ones go to
+        `partial/`. Returns how many left.
+        """
         if not self._flying.rows:
             return 0
         payload = {"attempts": [list(key) for key in self._flying.rows]}
         answer = await self._control.request(Kind.RESERVE, run_id=self.run_id, payload=payload)
         refused = {AttemptKey(*key): reason for *key, reason in answer["refused"]}
-        self._settle([self._flying.rows[key] for key, reason in refused.items() if reason == "committed"])
-        await self._to_partial([self._flying.rows[key] for key, reason in refused.items() if reason != "committed"])
+        self._settle(
+            [self._flying.rows[key] for key, reason in refused.items() if reason == "committed"]
+        )
+        await self._to_partial(
+            [self._flying.rows[key] for key, reason in refused.items() if reason != "committed"]
+        )
         return len(refused)
 
     async def _to_partial(self, rows: Sequence[WaitingRow]) -> None:
         for waiting in rows:
-            path = self.directory.path(PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet")
+            path = self.directory.path(
+                PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet"
+            )
             if not self.directory.fs.exists(path):
                 await self._put(path, encode_partial(waiting.row.alone, self.run_id))
         self._settle(rows)
@@ -269,14 +328,23 @@ class RunWriter:
             except StorageError as error:
                 if error.errno not in FULL_DISK:
                     raise
-                log.error("the disk is full; nothing is acked until there is room", run=self.run_id, error=str(error))
+                log.error(
+                    "the disk is full; nothing is acked until there is room",
+                    run=self.run_id,
+                    error=str(error),
+                )
                 await asyncio.sleep(FULL_DISK_WAIT_S)
 
     async def _commit(self, part: _Part) -> Commit | None:
-        """One transaction of the log. None when it refused a row: then nothing was committed, and that row is out of the batch."""
+        """One transaction of the log.
+
+        None when it refused a row: then nothing was committed, and that row is out of the batch.
+        """
         try:
             answer = await self._control.request(
-                Kind.COMMIT, run_id=self.run_id, payload=commit_body(part.name, part.files, self._flying, part.tables)
+                Kind.COMMIT,
+                run_id=self.run_id,
+                payload=commit_body(part.name, part.files, self._flying, part.tables),
             )
         except FencedError:
             for file in part.files:
@@ -284,9 +352,13 @@ class RunWriter:
             if not await self._reserve():
                 raise
             return None
-        return Commit(commit_seq=answer["commit_seq"], part=part.name, files=part.files, run_id=self.run_id)
+        return Commit(
+            commit_seq=answer["commit_seq"], part=part.name, files=part.files, run_id=self.run_id
+        )
 
     async def _show(self, commit: Commit) -> None:
         """Make a commit visible to readers."""
         await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
-        await self._control.request(Kind.PUBLISHED, run_id=self.run_id, payload={"commit_seq": commit.commit_seq})
+        await self._control.request(
+            Kind.PUBLISHED, run_id=self.run_id, payload={"commit_seq": commit.commit_seq}
+        )

@@ -1,4 +1,6 @@
-"""Fixtures for every folder of tests, and one BLAS thread for every test: two collapse on busy cores (measured: ten times slower)."""
+"""Fixtures for every folder of tests, and one BLAS thread for every test: two collapse on busy
+cores (measured: ten times slower).
+"""
 
 # ruff: noqa: E402 - the environment must be set before numpy is loaded
 from __future__ import annotations

@@ -25,7 +25,12 @@ def grown(row: pa.RecordBatch, added: Added) -> pa.RecordBatch:
 
 
 def ready_row(
-    row: pa.RecordBatch, *, sandbox: SandboxRef, prompt: Sequence[Message], tools: Sequence[ToolSpec], init_s: float
+    row: pa.RecordBatch,
+    *,
+    sandbox: SandboxRef,
+    prompt: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    init_s: float,
 ) -> pa.RecordBatch:
     """LEASED -> READY."""
     return grown(row, ready_columns(sandbox=sandbox, prompt=prompt, tools=tools, init_s=init_s))
@@ -36,7 +41,9 @@ def ran_row(row: pa.RecordBatch, trajectory: Trajectory, *, run_s: float) -> pa.
     return grown(row, ran_columns(trajectory, run_s=run_s))
 
 
-def scored_row(row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float) -> pa.RecordBatch:
+def scored_row(
+    row: pa.RecordBatch, *, score: Score | None, failure: Failure, eval_s: float
+) -> pa.RecordBatch:
     """RAN -> SCORED."""
     return grown(row, scored_columns(score=score, failure=failure, eval_s=eval_s))
 

@@ -1,4 +1,6 @@
-"""Hypothesis strategies for the records of `prorl.types`: valid by construction, small, with every corner that a row can have."""
+"""Hypothesis strategies for the records of `prorl.types`: valid by construction, small, with every
+corner that a row can have.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ from prorl.types import (
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False, allow_infinity=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
     max_leaves=5,
 )
@@ -37,7 +43,11 @@ seconds = st.floats(0, 1e6)
 float32 = st.floats(-1e6, 1e6, width=32)
 
 tasks = st.builds(
-    Task, task_id=text, env=st.sampled_from(["math", "code", "noop"]), prompt=text, data=st.dictionaries(text, json_values, max_size=3)
+    Task,
+    task_id=text,
+    env=st.sampled_from(["math", "code", "noop"]),
+    prompt=text,
+    data=st.dictionaries(text, json_values, max_size=3),
 )
 leases = st.builds(
     Lease,
@@ -47,7 +57,9 @@ leases = st.builds(
     rollout_key=text,
     task=tasks,
     agent=text,
-    sampling=st.builds(SamplingParams, temperature=st.floats(0, 2, width=32), top_p=st.floats(0.0625, 1, width=32)),
+    sampling=st.builds(
+        SamplingParams, temperature=st.floats(0, 2, width=32), top_p=st.floats(0.0625, 1, width=32)
+    ),
     limits=st.builds(RolloutLimits, run_s=seconds, max_turns=st.integers(1, 100)),
     backend=text,
     run_seed=st.integers(0, 2**62),
@@ -55,7 +67,12 @@ leases = st.builds(
 )
 calls = st.builds(ToolCall, text, st.dictionaries(text, json_values, max_size=2), text)
 messages = st.builds(
-    Message, role=text, content=text, tool_calls=st.lists(calls, max_size=2).map(tuple), name=text, turn=st.integers(0, 99)
+    Message,
+    role=text,
+    content=text,
+    tool_calls=st.lists(calls, max_size=2).map(tuple),
+    name=text,
+    turn=st.integers(0, 99),
 )
 sandboxes = st.builds(SandboxRef, text, text, text)
 specs = st.builds(ToolSpec, text, text, st.dictionaries(text, json_values, max_size=2))
@@ -64,7 +81,13 @@ specs = st.builds(ToolSpec, text, text, st.dictionaries(text, json_values, max_s
 @st.composite
 def sequences(draw: st.DrawFn, segment: int = 0) -> Sequence:
     """A valid sequence of up to a few dozen tokens."""
-    spans = draw(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(SpanKind), st.integers(0, 5)), min_size=1, max_size=6))
+    spans = draw(
+        st.lists(
+            st.tuples(st.integers(1, 9), st.sampled_from(SpanKind), st.integers(0, 5)),
+            min_size=1,
+            max_size=6,
+        )
+    )
     widths = np.array([width for width, _, _ in spans])
     kinds = np.array([kind for _, kind, _ in spans], np.uint8)
     num_sampled = int(widths[kinds >= 1].sum())
@@ -99,7 +122,9 @@ turns = st.builds(
 failures = st.builds(Failure, code=st.sampled_from(FailureCode), message=text)
 trajectories = st.builds(
     Trajectory,
-    sequences=st.integers(1, 3).flatmap(lambda n: st.tuples(*(sequences(segment=i) for i in range(n)))),
+    sequences=st.integers(1, 3).flatmap(
+        lambda n: st.tuples(*(sequences(segment=i) for i in range(n)))
+    ),
     turns=st.lists(turns, max_size=3).map(tuple),
     messages=st.lists(messages, max_size=3).map(tuple),
     artefact=st.binary(max_size=40),
@@ -110,6 +135,9 @@ trajectories = st.builds(
 )
 scores = st.builds(
     Score,
-    parts=st.lists(st.builds(RewardPart, name=text, value=float32, weight=st.floats(0, 1, width=32)), max_size=3).map(tuple),
+    parts=st.lists(
+        st.builds(RewardPart, name=text, value=float32, weight=st.floats(0, 1, width=32)),
+        max_size=3,
+    ).map(tuple),
     log=text,
 )

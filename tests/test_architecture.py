@@ -1,4 +1,6 @@
-"""What house style can be checked by reading: sizes, broad catches, unbounded queues, where the environment is read."""
+"""What house style can be checked by reading: sizes, broad catches, unbounded queues, where the
+environment is read.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("prorl", "stages", "storage", "trainer")
 FILES = sorted(
-    path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if not any(p.is_symlink() for p in path.parents if p != ROOT)
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).rglob("*.py")
+    if not any(p.is_symlink() for p in path.parents if p != ROOT)
 )
 
 
@@ -39,17 +44,26 @@ def test_queues_are_bounded(path: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
             bounded_by_bytes = path.name == "queues.py" and path.parent.name == "flight"
-            if not bounded_by_bytes and name in ("Queue", "SimpleQueue", "LifoQueue", "PriorityQueue"):
+            if not bounded_by_bytes and name in (
+                "Queue",
+                "SimpleQueue",
+                "LifoQueue",
+                "PriorityQueue",
+            ):
                 assert node.args or node.keywords, f"line {node.lineno}: an unbounded {name}"
 
 
 def test_broad_catches_live_in_boundary_only() -> None:
-    """Apart: what runs inside a sandbox (no prorl to import there), and a process's main, which logs its last words."""
+    """Apart: what runs inside a sandbox (no prorl to import there), and a process's main, which
+    logs its last words.
+    """
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in FILES
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+        if isinstance(node, ast.ExceptHandler)
+        and isinstance(node.type, ast.Name)
+        and node.type.id in ("Exception", "BaseException")
         if path.name != "errors.py"
         and path.parent.name != "server"
         and path.name not in ("judge.py", "__main__.py")

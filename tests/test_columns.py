@@ -1,4 +1,6 @@
-"""Record <-> row <-> table: nothing is lost, nothing is copied that need not be, invalid rows are named."""
+"""Record <-> row <-> table: nothing is lost, nothing is copied that need not be, invalid rows are
+named.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,28 @@ from prorl import columns
 from prorl.columns import Lease
 from prorl.rows import rows
 from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCE, SEQUENCES, check_schema, dense
-from prorl.types import Failure, Message, SandboxRef, Score, Sequence, SpanKind, ToolSpec, Trajectory
+from prorl.types import (
+    Failure,
+    Message,
+    SandboxRef,
+    Score,
+    Sequence,
+    SpanKind,
+    ToolSpec,
+    Trajectory,
+)
 from tests import strategies as mine
 from tests.grown import only, ran_row, ready_row, scored_row
 
-NAMES = ("token_ids_L", "logprobs_C", "span_end_S", "span_kind_S", "span_version_S", "span_turn_S", "span_temperature_S")
+NAMES = (
+    "token_ids_L",
+    "logprobs_C",
+    "span_end_S",
+    "span_kind_S",
+    "span_version_S",
+    "span_turn_S",
+    "span_temperature_S",
+)
 
 
 def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
@@ -33,7 +52,9 @@ def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
         "attempt": pa.array([1] * count, pa.int32()),
         "reward": pa.array([0.5] * count, pa.float32()),
     }
-    return pa.RecordBatch.from_arrays([known.get(n) or structs.field(n) for n in SEQUENCES.names], schema=SEQUENCES)
+    return pa.RecordBatch.from_arrays(
+        [known.get(n) or structs.field(n) for n in SEQUENCES.names], schema=SEQUENCES
+    )
 
 
 @given(mine.leases)
@@ -47,7 +68,9 @@ def test_lease_round_trip(lease: Lease) -> None:
 @given(st.lists(mine.leases, min_size=2, max_size=3))
 def test_a_budget_is_read_from_any_row_of_a_batch(leases: list[Lease]) -> None:
     found = rows(columns.leased_batch(leases))
-    assert [columns.read_limit(row, "eval_s") for row in found] == [lease.limits.eval_s for lease in leases]
+    assert [columns.read_limit(row, "eval_s") for row in found] == [
+        lease.limits.eval_s for lease in leases
+    ]
 
 
 @given(
@@ -68,14 +91,21 @@ def test_a_row_grows_without_losing_anything(
     score: Score | None,
     failure: Failure,
 ) -> None:
-    ready = ready_row(columns.leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5)
+    ready = ready_row(
+        columns.leased_batch([lease]), sandbox=sandbox, prompt=prompt, tools=tools, init_s=1.5
+    )
     ran = ran_row(ready, trajectory, run_s=2.5)
     scored = scored_row(ran, score=score, failure=failure, eval_s=0.5)
     for row, schema in ((ready, READY), (ran, RAN), (scored, SCORED)):
         check_schema(row.schema, schema, "row")
         row.validate(full=True)
     read = columns.read_ready(only(scored))
-    assert (read.lease, read.sandbox, read.prompt, read.tools) == (lease, sandbox, tuple(prompt), tuple(tools))
+    assert (read.lease, read.sandbox, read.prompt, read.tools) == (
+        lease,
+        sandbox,
+        tuple(prompt),
+        tuple(tools),
+    )
     assert columns.read_failure(only(scored)) == trajectory.failure
     assert columns.read_failure(only(scored), "eval_") == failure
     got = columns.read_sequences(scored.column("sequences")[0].values)
@@ -116,7 +146,9 @@ def test_dense_agrees_with_the_spans_token_by_token(sequences: list[Sequence], s
     wide.validate(full=True)
     for row, sequence in zip(wide.to_pylist(), sequences[start:], strict=True):
         begin, used = 0, 0
-        for end, kind, version in zip(sequence.span_end_S, sequence.span_kind_S, sequence.span_version_S, strict=True):
+        for end, kind, version in zip(
+            sequence.span_end_S, sequence.span_kind_S, sequence.span_version_S, strict=True
+        ):
             width = int(end) - begin
             assert row["loss_mask"][begin:end] == [int(kind == SpanKind.TRAINED)] * width
             assert row["versions"][begin:end] == [int(version)] * width
@@ -170,11 +202,19 @@ def test_an_invalid_sequence_is_named(change: dict[str, np.ndarray], problem: st
 def test_one_changed_value_changes_the_hash() -> None:
     sequence = SEQUENCE  # the struct has what a hash must see
     rows = pa.RecordBatch.from_pylist(
-        [{name: ([1] if pa.types.is_list(f.type) else 1) for name, f in zip(sequence.names, sequence, strict=True)}] * 2,
+        [
+            {
+                name: ([1] if pa.types.is_list(f.type) else 1)
+                for name, f in zip(sequence.names, sequence, strict=True)
+            }
+        ]
+        * 2,
         schema=pa.schema(list(sequence)),
     )
     same = columns.row_hashes(rows)
     assert same[0] == same[1]
-    changed = rows.set_column(1, rows.schema.field(1), pa.array([[1], [2]], rows.schema.field(1).type))
+    changed = rows.set_column(
+        1, rows.schema.field(1), pa.array([[1], [2]], rows.schema.field(1).type)
+    )
     assert columns.row_hashes(changed)[0] == same[0]
     assert columns.row_hashes(changed)[1] != same[1]

@@ -1,4 +1,6 @@
-"""Users' envs and agents by entry point: found, preferred after ours, and refused in one line when they are broken."""
+"""Users' envs and agents by entry point: found, preferred after ours, and refused in one line when
+they are broken.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,20 @@ TRIVIA = """
 @pytest.fixture(autouse=True)
 def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     files = {"trivia/__init__.py": TRIVIA, "trivia/sick.py": "import nothing_of_this_name"}
-    envs = {"trivia": "trivia:Trivia", "math": "trivia:Trivia", "sick": "trivia.sick:X", "gone": "trivia:Gone", "broken": "trivia:Broken"}
-    with installed(tmp_path, "trivia", files, {"prorl.envs": envs, "prorl.agents": {"driver": "trivia:Trivia"}}, monkeypatch):
+    envs = {
+        "trivia": "trivia:Trivia",
+        "math": "trivia:Trivia",
+        "sick": "trivia.sick:X",
+        "gone": "trivia:Gone",
+        "broken": "trivia:Broken",
+    }
+    with installed(
+        tmp_path,
+        "trivia",
+        files,
+        {"prorl.envs": envs, "prorl.agents": {"driver": "trivia:Trivia"}},
+        monkeypatch,
+    ):
         yield
 
 
@@ -40,20 +54,36 @@ def test_a_users_part_is_found_by_its_name_and_ours_win() -> None:
 
 
 def test_an_unknown_name_names_the_nearest_of_all() -> None:
-    with pytest.raises(TaskError, match=r"unknown env 'trivai'.*code.*trivia.*did you mean 'trivia'\?"):
+    with pytest.raises(
+        TaskError, match=r"unknown env 'trivai'.*code.*trivia.*did you mean 'trivia'\?"
+    ):
         get_env("trivai")
-    with pytest.raises(ConfigError, match=r"unknown agent 'xyzzy'; expected one of driver, native; register your own .*prorl.agents"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"unknown agent 'xyzzy'; expected one of driver, native; register your own"
+            r" .*prorl.agents"
+        ),
+    ):
         get_agent("xyzzy")
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("sick", "env 'sick' cannot be imported from trivia.sick:X: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        (
+            "sick",
+            (
+                "env 'sick' cannot be imported from trivia.sick:X: ModuleNotFoundError: No module"
+                " named 'nothing_of_this_name'"
+            ),
+        ),
         ("gone", "env 'gone' cannot be imported from trivia:Gone: AttributeError"),
         ("broken", "env 'broken' cannot be made: RuntimeError: no licence"),
     ],
 )
-def test_a_part_that_cannot_be_used_is_the_users_error_and_names_the_cause(name: str, text: str) -> None:
+def test_a_part_that_cannot_be_used_is_the_users_error_and_names_the_cause(
+    name: str, text: str
+) -> None:
     with pytest.raises(TaskError, match=text):
         get_env(name)

@@ -31,9 +31,17 @@ HEAD = """
 def _start(folder: Path, body: str, **config: Json) -> subprocess.Popen[bytes]:
     """A process that serves with this body."""
     path = folder / "service.json"
-    path.write_text(ServiceConfig(node_id="n1").model_dump_json() if not config else json.dumps(config))
-    script = dedent(HEAD) + "".join(f"    {line}\n" for line in dedent(body).strip().splitlines()) + "live(Path(sys.argv[1]), serve)\n"
-    return subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    path.write_text(
+        ServiceConfig(node_id="n1").model_dump_json() if not config else json.dumps(config)
+    )
+    script = (
+        dedent(HEAD)
+        + "".join(f"    {line}\n" for line in dedent(body).strip().splitlines())
+        + "live(Path(sys.argv[1]), serve)\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> tuple[int, str, list[dict[str, Json]]]:
@@ -54,16 +62,26 @@ def test_it_says_ready_and_leaves_with_0_when_it_is_asked_to(tmp_path: Path) -> 
     ("body", "events"),
     [
         ("raise ConfigError('token is empty', 'a token')", ["token is empty; expected a token"]),
-        ("raise ExceptionGroup('two', [UnavailableError('a'), ExceptionGroup('in', [UnavailableError('b')])])", ["a", "b"]),
+        (
+            (
+                "raise ExceptionGroup('two', [UnavailableError('a'), ExceptionGroup('in',"
+                " [UnavailableError('b')])])"
+            ),
+            ["a", "b"],
+        ),
     ],
 )
-def test_what_somebody_can_mend_is_a_line_each_and_1(tmp_path: Path, body: str, events: list[str]) -> None:
+def test_what_somebody_can_mend_is_a_line_each_and_1(
+    tmp_path: Path, body: str, events: list[str]
+) -> None:
     code, _, log = _end(_start(tmp_path, body))
     assert (code, [line["event"] for line in log]) == (1, events)
     assert {line["level"] for line in log} == {"error"}
 
 
-@pytest.mark.parametrize("body", ["1 / 0", "raise ExceptionGroup('x', [UnavailableError('a'), ZeroDivisionError()])"])
+@pytest.mark.parametrize(
+    "body", ["1 / 0", "raise ExceptionGroup('x', [UnavailableError('a'), ZeroDivisionError()])"]
+)
 def test_a_bug_of_ours_is_a_traceback_and_70(tmp_path: Path, body: str) -> None:
     code, _, log = _end(_start(tmp_path, body))
     assert code == 70
@@ -96,8 +114,14 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     """A parent in between starts it and is killed."""
     child = f"{dedent(HEAD)}    await asyncio.sleep(30)\nlive(Path(sys.argv[1]), serve)\n"
     (tmp_path / "service.json").write_text("{}")
-    script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]]).wait()"
-    parent = subprocess.Popen([sys.executable, "-c", script, child, str(tmp_path / "service.json")], stdout=subprocess.PIPE)
+    script = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1],"
+        " sys.argv[2]]).wait()"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script, child, str(tmp_path / "service.json")],
+        stdout=subprocess.PIPE,
+    )
     assert parent.stdout is not None
     assert parent.stdout.readline().startswith(b"ready ")
     parent.kill()

@@ -7,11 +7,31 @@ import sys
 
 import prorl
 
-HEAVY = ("pyarrow", "torch", "duckdb", "pydantic", "numpy", "fastapi", "aiohttp", "rich", "cyclopts")
+HEAVY = (
+    "pyarrow",
+    "torch",
+    "duckdb",
+    "pydantic",
+    "numpy",
+    "fastapi",
+    "aiohttp",
+    "rich",
+    "cyclopts",
+)
 
 
 def test_the_public_names_are_pinned() -> None:
-    expected = ["Client", "Message", "PackedBatch", "ProrlError", "RolloutLimits", "RunConfig", "SamplingParams", "ServiceConfig", "Task"]
+    expected = [
+        "Client",
+        "Message",
+        "PackedBatch",
+        "ProrlError",
+        "RolloutLimits",
+        "RunConfig",
+        "SamplingParams",
+        "ServiceConfig",
+        "Task",
+    ]
     assert prorl.__all__ == sorted(prorl.__all__)
     assert prorl.__all__ == [*expected, "__version__", "connect", "load_tasks"]
     assert dir(prorl) == prorl.__all__
@@ -21,7 +41,12 @@ def test_the_public_names_are_pinned() -> None:
 
 
 def _modules_after(code: str) -> set[str]:
-    out = subprocess.run([sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", f"{code}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return set(out.stdout.split())
 
 
@@ -36,4 +61,9 @@ def test_the_help_page_loads_neither_arrow_nor_pydantic() -> None:
 
 
 def test_the_supervisor_loads_neither_arrow_nor_torch() -> None:
-    assert not _modules_after("import prorl.supervisor.service") & {"pyarrow", "torch", "duckdb", "numpy"}
+    assert not _modules_after("import prorl.supervisor.service") & {
+        "pyarrow",
+        "torch",
+        "duckdb",
+        "numpy",
+    }

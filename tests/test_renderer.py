@@ -1,4 +1,6 @@
-"""The ChatML renderer: prompts only grow, content never becomes a marker, whatever was sampled parses."""
+"""The ChatML renderer: prompts only grow, content never becomes a marker, whatever was sampled
+parses.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,28 @@ RENDERER = ChatMLRenderer(TOKENIZER)
 END = TOKENIZER.specials["<|im_end|>"]
 
 contents = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(SPECIALS))).map("".join)
-arguments = st.dictionaries(st.text(max_size=5), st.one_of(st.text(max_size=10), st.integers(-(2**31), 2**31), st.none()), max_size=3)
+arguments = st.dictionaries(
+    st.text(max_size=5),
+    st.one_of(st.text(max_size=10), st.integers(-(2**31), 2**31), st.none()),
+    max_size=3,
+)
 calls = st.builds(ToolCall, st.text(max_size=8), arguments, st.just(""))
 assistants = st.builds(
-    lambda content, calls: Message(role="assistant", content=content.strip(), tool_calls=tuple(calls)),
+    lambda content, calls: Message(
+        role="assistant", content=content.strip(), tool_calls=tuple(calls)
+    ),
     contents,
     st.lists(calls, max_size=3),
 )
 tool_messages = st.lists(contents.map(lambda text: Message(role="tool", content=text)), max_size=3)
-tools = st.lists(st.builds(ToolSpec, st.text(max_size=5), contents, st.just({"type": "object"})), max_size=2)
-ids = st.lists(st.one_of(st.integers(0, TOKENIZER.vocab_size - 1), st.integers(256, TOKENIZER.vocab_size - 1)), min_size=1, max_size=60)
+tools = st.lists(
+    st.builds(ToolSpec, st.text(max_size=5), contents, st.just({"type": "object"})), max_size=2
+)
+ids = st.lists(
+    st.one_of(st.integers(0, TOKENIZER.vocab_size - 1), st.integers(256, TOKENIZER.vocab_size - 1)),
+    min_size=1,
+    max_size=60,
+)
 
 
 def _array(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -38,12 +52,16 @@ def _array(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 def test_each_prompt_starts_with_the_earlier_prompt_and_completion(
     system: str, question: str, specs: list[ToolSpec], turns: list[tuple[list[int], list[Message]]]
 ) -> None:
-    prompt = RENDERER.prompt([Message(role="system", content=system), Message(role="user", content=question)], specs)
+    prompt = RENDERER.prompt(
+        [Message(role="system", content=system), Message(role="user", content=question)], specs
+    )
     for sampled, results in turns:
         completion = _array(sampled)
         grown = np.concatenate([prompt, completion, RENDERER.bridge(completion, results)])
         assert grown.dtype == np.int32
-        np.testing.assert_array_equal(grown[: len(prompt) + len(completion)], np.concatenate([prompt, completion]))
+        np.testing.assert_array_equal(
+            grown[: len(prompt) + len(completion)], np.concatenate([prompt, completion])
+        )
         assert TOKENIZER.decode(grown).endswith("<|im_end|>\n<|im_start|>assistant\n")
         prompt = grown
 
@@ -66,9 +84,19 @@ def test_growing_a_prompt_gives_what_rendering_the_whole_history_gives(
 @settings(max_examples=50)
 @given(contents, contents)
 def test_content_never_becomes_a_marker(system: str, content: str) -> None:
-    blank = [Message(role="system", content="s"), Message(role="user", content=""), Message(role="tool", content="")]
-    full = [Message(role="system", content=system or "s"), Message(role="user", content=content), Message(role="tool", content=content)]
-    expected, got = (prompt[prompt >= 256] for prompt in (RENDERER.prompt(blank, []), RENDERER.prompt(full, [])))
+    blank = [
+        Message(role="system", content="s"),
+        Message(role="user", content=""),
+        Message(role="tool", content=""),
+    ]
+    full = [
+        Message(role="system", content=system or "s"),
+        Message(role="user", content=content),
+        Message(role="tool", content=content),
+    ]
+    expected, got = (
+        prompt[prompt >= 256] for prompt in (RENDERER.prompt(blank, []), RENDERER.prompt(full, []))
+    )
     np.testing.assert_array_equal(expected, got)
 
 
@@ -112,7 +140,9 @@ def test_a_broken_call_carries_its_error(text: str, error: str) -> None:
 
 
 def test_calls_in_thoughts_or_in_plain_text_are_no_calls() -> None:
-    thought = _parse(THINK, CALL, '{"name": "a", "arguments": {}}', CALL_END, THINK_END, "done", END)
+    thought = _parse(
+        THINK, CALL, '{"name": "a", "arguments": {}}', CALL_END, THINK_END, "done", END
+    )
     assert thought.tool_calls == ()
     assert visible(thought.content) == "done"
     assert _parse('<tool_call>{"name": "a", "arguments": {}}</tool_call>', END).tool_calls == ()
@@ -123,13 +153,19 @@ def test_a_call_that_was_not_closed_still_counts() -> None:
 
 
 def test_a_completion_that_was_cut_off_is_closed() -> None:
-    text = TOKENIZER.decode(RENDERER.bridge(TOKENIZER.encode("cut"), [Message(role="tool", content="x")]))
-    assert text.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n</tool_response><|im_end|>\n")
+    text = TOKENIZER.decode(
+        RENDERER.bridge(TOKENIZER.encode("cut"), [Message(role="tool", content="x")])
+    )
+    assert text.startswith(
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nx\n</tool_response><|im_end|>\n"
+    )
     assert TOKENIZER.decode(RENDERER.bridge(_array([END]), [])) == "\n<|im_start|>assistant\n"
 
 
 class _FewSpecials(ByteTokenizer):
-    """A tokenizer as some models have it: the message markers are specials, the call tags are plain text."""
+    """A tokenizer as some models have it: the message markers are specials, the call tags are plain
+    text.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,8 +194,16 @@ class _CompactTokenizer(ByteTokenizer):
 
 def test_a_tokenizer_that_asks_for_it_gets_its_tools_on_one_line() -> None:
     tokenizer = _CompactTokenizer()
-    tools = (ToolSpec("python", "Runs code.", {"type": "object", "properties": {"code": {"type": "string"}}}), ToolSpec("stop", "", {}))
-    ids = ChatMLRenderer(tokenizer).prompt((Message(role="system", content="Be brief."), Message(role="user", content="6*7?")), tools)
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>system\nBe brief.\ntools: python(code), stop()<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n"
+    tools = (
+        ToolSpec(
+            "python", "Runs code.", {"type": "object", "properties": {"code": {"type": "string"}}}
+        ),
+        ToolSpec("stop", "", {}),
+    )
+    ids = ChatMLRenderer(tokenizer).prompt(
+        (Message(role="system", content="Be brief."), Message(role="user", content="6*7?")), tools
+    )
+    assert (
+        tokenizer.decode(ids) == "<|im_start|>system\nBe brief.\ntools: python(code),"
+        " stop()<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n"
     )

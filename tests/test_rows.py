@@ -1,4 +1,6 @@
-"""Rows in their messages: any choice in any order is stacked as it is, neighbours without a copy; growing keeps what is there."""
+"""Rows in their messages: any choice in any order is stacked as it is, neighbours without a copy;
+growing keeps what is there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from tests.flight.rows import leased, ran, ready, trajectory
 MESSAGES = (leased(0, 1, 2, 3), leased(4), leased(5, 6))
 
 
-@given(st.lists(st.sampled_from([row for message in MESSAGES for row in rows(message)]), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.sampled_from([row for message in MESSAGES for row in rows(message)]),
+        min_size=1,
+        max_size=12,
+    )
+)
 def test_any_rows_in_any_order_are_stacked_as_they_are(chosen: list[Row]) -> None:
     stacked = stack(chosen)
     stacked.validate(full=True)
@@ -29,11 +37,15 @@ def test_neighbours_are_stacked_without_a_copy() -> None:
     stacked = stack(rows(batch)[1:5])
     assert [key.rollout_id for key in keys(stacked)] == [1, 2, 3, 4]
     for ours_, theirs in zip(stacked.columns, batch.columns, strict=True):
-        assert [b.address for b in ours_.buffers() if b] == [b.address for b in theirs.buffers() if b]
+        assert [b.address for b in ours_.buffers() if b] == [
+            b.address for b in theirs.buffers() if b
+        ]
 
 
 @given(st.lists(ours.trajectories, min_size=1, max_size=4))
-def test_rows_that_grow_together_are_as_if_each_had_grown_alone(trajectories: list[Trajectory]) -> None:
+def test_rows_that_grow_together_are_as_if_each_had_grown_alone(
+    trajectories: list[Trajectory],
+) -> None:
     before = [Row(ready(n), 0) for n in range(len(trajectories))]
     added = [ran_columns(each, run_s=0.5) for each in trajectories]
     together = grow(before, added)
@@ -45,10 +57,18 @@ def test_rows_that_grow_together_are_as_if_each_had_grown_alone(trajectories: li
 
 def test_growing_shares_the_columns_that_are_there() -> None:
     batch = leased(0, 1, 2)
-    grown = grow(rows(batch), [ready_columns(sandbox=SandboxRef(), prompt=(), tools=(), init_s=float(n)) for n in range(3)])
+    grown = grow(
+        rows(batch),
+        [
+            ready_columns(sandbox=SandboxRef(), prompt=(), tools=(), init_s=float(n))
+            for n in range(3)
+        ],
+    )
     assert grown.schema.equals(READY, check_metadata=True)
     for name in LEASED.names:
-        assert [b.address for b in grown.column(name).buffers() if b] == [b.address for b in batch.column(name).buffers() if b]
+        assert [b.address for b in grown.column(name).buffers() if b] == [
+            b.address for b in batch.column(name).buffers() if b
+        ]
     assert [row.value("init_s") for row in rows(grown)] == [0.0, 1.0, 2.0]
 
 
@@ -56,7 +76,9 @@ def test_what_is_added_says_its_values_and_about_its_weight() -> None:
     small, large = (ran_columns(trajectory(num_tokens), run_s=0.5) for num_tokens in (8, 80_008))
     assert (small.value("run_s"), small.value("stop_reason")) == (0.5, "done")
     assert 80_000 * 4 * 1.5 <= large.num_bytes - small.num_bytes <= 80_000 * 4 * 1.6
-    assert small.num_bytes == pytest.approx(sum(ran(0).column(i).nbytes for i in range(len(READY), len(RAN))), rel=0.5)
+    assert small.num_bytes == pytest.approx(
+        sum(ran(0).column(i).nbytes for i in range(len(READY), len(RAN))), rel=0.5
+    )
 
 
 def test_a_value_that_does_not_fit_its_column_is_refused() -> None:

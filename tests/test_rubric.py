@@ -19,7 +19,12 @@ numbers = st.floats(-1e6, 1e6)
 
 @given(st.lists(st.tuples(numbers, numbers), max_size=4))
 def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> None:
-    rubric = Rubric(*((reward(str(i))(lambda task, artefact, value=value: value), weight) for i, (value, weight) in enumerate(parts)))  # type: ignore[misc]
+    rubric = Rubric(
+        *(
+            (reward(str(i))(lambda task, artefact, value=value: value), weight)  # type: ignore[misc]
+            for i, (value, weight) in enumerate(parts)
+        )
+    )
     score = asyncio.run(rubric.score(TASK, b"", None, Deadline(1.0)))
     assert score.reward == pytest.approx(sum(value * weight for value, weight in parts))
     assert [part.name for part in score.parts] == [str(i) for i in range(len(parts))]
@@ -28,17 +33,23 @@ def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> Non
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "many"])
 async def test_what_is_no_finite_number_is_the_graders_failure(value: float) -> None:
     with pytest.raises(GraderError, match="odd"):
-        await Rubric((reward("odd")(lambda task, artefact: value), 1.0)).score(TASK, b"", None, Deadline(1.0))
+        await Rubric((reward("odd")(lambda task, artefact: value), 1.0)).score(
+            TASK, b"", None, Deadline(1.0)
+        )
 
 
 async def test_a_function_that_raises_is_the_graders_failure() -> None:
     with pytest.raises(GraderError, match="broken: ZeroDivisionError"):
-        await Rubric((reward("broken")(lambda task, artefact: 1 / 0), 1.0)).score(TASK, b"", None, Deadline(1.0))
+        await Rubric((reward("broken")(lambda task, artefact: 1 / 0), 1.0)).score(
+            TASK, b"", None, Deadline(1.0)
+        )
 
 
 async def test_a_deadline_ends_before_the_next_function() -> None:
     with pytest.raises(GraderError, match="no time"):
-        await Rubric((reward("late")(lambda task, artefact: 1.0), 1.0)).score(TASK, b"", None, Deadline(0.0))
+        await Rubric((reward("late")(lambda task, artefact: 1.0), 1.0)).score(
+            TASK, b"", None, Deadline(0.0)
+        )
 
 
 def test_names_are_unique_and_weights_finite() -> None:

@@ -13,20 +13,34 @@ from hypothesis import strategies as st
 from prorl.errors import ConfigError
 from prorl.tokenizer import SPECIALS, ByteTokenizer, HFTokenizer, load_tokenizer
 
-texts = st.lists(st.one_of(st.text(max_size=20), st.sampled_from(SPECIALS), st.sampled_from(SPECIALS).map(lambda s: s[:-1]))).map("".join)
+texts = st.lists(
+    st.one_of(
+        st.text(max_size=20),
+        st.sampled_from(SPECIALS),
+        st.sampled_from(SPECIALS).map(lambda s: s[:-1]),
+    )
+).map("".join)
 
 
 @pytest.fixture(scope="module")
 def hf_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level BPE with specials among its added tokens, and one of them in the vocabulary of the model itself."""
+    """A byte-level BPE with specials among its added tokens, and one of them in the vocabulary of
+    the model itself.
+    """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=list(SPECIALS))
-    tokenizer.train_from_iterator(["the answer is 42 assistant user system think call"] * 8, trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(SPECIALS),
+    )
+    tokenizer.train_from_iterator(
+        ["the answer is 42 assistant user system think call"] * 8, trainer
+    )
     directory = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "config.json").write_bytes(orjson.dumps({"vocab_size": 512}))
@@ -44,7 +58,9 @@ def test_bytes_round_trip_and_yield_no_special(text: str) -> None:
 
 def test_bytes_spell_specials_and_survive_bad_ids() -> None:
     tokenizer = ByteTokenizer()
-    ids = np.array([0xFF, 65, tokenizer.specials["<|im_end|>"], 999, -1, 0xC3, 0xA9], dtype=np.int32)
+    ids = np.array(
+        [0xFF, 65, tokenizer.specials["<|im_end|>"], 999, -1, 0xC3, 0xA9], dtype=np.int32
+    )
     assert tokenizer.decode(ids) == "\ufffdA<|im_end|>\ufffd\ufffdé"
     assert tokenizer.encode("\ud800").tolist() == [ord("?")]
 

@@ -1,8 +1,9 @@
 """`python -m prorl.trainer --config FILE`: the trainer as a process.
 
-Prints `ready {json}` when the model is about to be loaded, then one `step {json}` line per step on stdout. SIGTERM and SIGINT end it
-after the step in hand, whose checkpoint is then complete; a second one ends it at once, which costs that step and nothing else.
-Exit code 0: steps done or asked to stop; 2: a mistake of the caller, in one line on stderr; 3: the service went away.
+Prints `ready {json}` when the model is about to be loaded, then one `step {json}` line per step on
+stdout. SIGTERM and SIGINT end it after the step in hand, whose checkpoint is then complete; a
+second one ends it at once, which costs that step and nothing else. Exit code 0: steps done or asked
+to stop; 2: a mistake of the caller, in one line on stderr; 3: the service went away.
 """
 
 from __future__ import annotations
@@ -27,9 +28,21 @@ from prorl.trainer.loop import train
 
 def main(argv: list[str] | None = None) -> int:
     """Run one training; returns the exit code."""
-    options = argparse.ArgumentParser(prog="python -m prorl.trainer", description="Train a policy from a run's stream.")
-    options.add_argument("--config", type=Path, required=True, metavar="FILE", help="settings of prorl.trainer.config, YAML or JSON")
-    options.add_argument("--die-with-parent", action="store_true", help="for a supervisor: be killed when the starting process dies")
+    options = argparse.ArgumentParser(
+        prog="python -m prorl.trainer", description="Train a policy from a run's stream."
+    )
+    options.add_argument(
+        "--config",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="settings of prorl.trainer.config, YAML or JSON",
+    )
+    options.add_argument(
+        "--die-with-parent",
+        action="store_true",
+        help="for a supervisor: be killed when the starting process dies",
+    )
     given = options.parse_args(argv)
     path = given.config
     if given.die_with_parent:

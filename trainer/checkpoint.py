@@ -1,12 +1,14 @@
-"""Checkpoints: weights, optimizer, random state, cursor and version in one directory that appears whole or not at all.
+"""Checkpoints: weights, optimizer, random state, cursor and version in one directory that appears
+whole or not at all.
 
     ROOT/step-00000020/config.json model.safetensors tokenizer.json ...   loadable by transformers, vLLM and the embedded engine
                        trainer.pt                                         optimizer and random state
                        trainer.json                                       step, version, cursor
 
-Invariants: a directory named `step-*` is complete and durable (files are synced, then the directory is renamed into place); its cursor is
-the one whose groups its weights have seen, no more and no less. What a crash leaves has another name and is removed by the next save.
-Not promised: that older checkpoints stay; the last `keep` do.
+Invariants: a directory named `step-*` is complete and durable (files are synced, then the directory
+is renamed into place); its cursor is the one whose groups its weights have seen, no more and no
+less. What a crash leaves has another name and is removed by the next save. Not promised: that older
+checkpoints stay; the last `keep` do.
 """
 
 from __future__ import annotations
@@ -25,9 +27,14 @@ from prorl.errors import ConfigError, StorageError
 PREFIX = "step-"
 _TEMP = ".saving-"
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
     "generation_config.json",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +49,19 @@ class Progress:
     """After the last group that was trained on."""
 
 
-def save(root: Path, progress: Progress, model: Any, optimizer: torch.optim.Optimizer, *, source: Path, keep: int = 3) -> Path:
-    """Write a checkpoint and return its directory. Tokenizer files come from `source`. Raises StorageError."""
+def save(
+    root: Path,
+    progress: Progress,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    *,
+    source: Path,
+    keep: int = 3,
+) -> Path:
+    """Write a checkpoint and return its directory.
+
+    Tokenizer files come from `source`. Raises StorageError.
+    """
     final = root / f"{PREFIX}{progress.step:08d}"
     temp = root / f"{_TEMP}{progress.step:08d}"
     try:
@@ -53,7 +71,9 @@ def save(root: Path, progress: Progress, model: Any, optimizer: torch.optim.Opti
         for name in _TOKENIZER_FILES:
             if (source / name).exists() and not (temp / name).exists():
                 shutil.copyfile(source / name, temp / name)
-        torch.save({"optimizer": optimizer.state_dict(), "random": _random_state()}, temp / "trainer.pt")
+        torch.save(
+            {"optimizer": optimizer.state_dict(), "random": _random_state()}, temp / "trainer.pt"
+        )
         (temp / "trainer.json").write_bytes(orjson.dumps(asdict(progress)))
         _sync(*temp.iterdir(), temp)
         if final.exists():
@@ -79,7 +99,9 @@ def read_progress(path: Path) -> Progress:
     try:
         return Progress(**orjson.loads((path / "trainer.json").read_bytes()))
     except (OSError, TypeError, orjson.JSONDecodeError) as error:
-        raise ConfigError(f"checkpoint {path}: {error}", "a directory that the trainer wrote") from None
+        raise ConfigError(
+            f"checkpoint {path}: {error}", "a directory that the trainer wrote"
+        ) from None
 
 
 def restore(path: Path, optimizer: torch.optim.Optimizer) -> None:
@@ -92,7 +114,10 @@ def restore(path: Path, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _random_state() -> dict[str, Any]:
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
 
 
 def _complete(root: Path) -> list[Path]:

@@ -9,11 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TrainerConfig(BaseModel):
-    """What `python -m prorl.trainer --config FILE` reads. Paths are relative to the working directory."""
+    """What `python -m prorl.trainer --config FILE` reads.
+
+    Paths are relative to the working directory.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    service: str = Field(description="http://host:port, a service's root directory, or grpc://host:port of a replay")
+    service: str = Field(
+        description="http://host:port, a service's root directory, or grpc://host:port of a replay"
+    )
     run: str
     consumer: str = "primary"
     model: Path = Field(description="Hugging Face directory to start from")
@@ -21,8 +26,14 @@ class TrainerConfig(BaseModel):
 
     steps: int = Field(ge=1)
     groups_per_step: int = Field(default=32, ge=1)
-    minibatches: int = Field(default=1, ge=1, description="optimizer steps per step, over equal shares of its groups")
-    tokens_per_pass: int = Field(default=16384, ge=1, description="a forward pass takes sequences up to that many tokens, at least one")
+    minibatches: int = Field(
+        default=1, ge=1, description="optimizer steps per step, over equal shares of its groups"
+    )
+    tokens_per_pass: int = Field(
+        default=16384,
+        ge=1,
+        description="a forward pass takes sequences up to that many tokens, at least one",
+    )
 
     learning_rate: float = Field(default=3e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -30,17 +41,36 @@ class TrainerConfig(BaseModel):
     warmup_steps: int = Field(default=5, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
 
-    advantages: Literal["group", "centred", "shuffled"] = Field(default="group", description="shuffled: a control that must not learn")
+    advantages: Literal["group", "centred", "shuffled"] = Field(
+        default="group", description="shuffled: a control that must not learn"
+    )
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.28, ge=0)
-    proximal: bool = Field(default=False, description="ratio against the weights at the step's start, truncated correction for the sampler")
+    proximal: bool = Field(
+        default=False,
+        description=(
+            "ratio against the weights at the step's start, truncated correction for the sampler"
+        ),
+    )
     correction_cap: float = Field(default=2.0, ge=1)
 
-    publish: bool = Field(default=True, description="give each step's weights to the service; off for a replay")
-    tasks: Path | None = Field(default=None, description="JSON lines of tasks to submit as training goes on; none: others submit")
+    publish: bool = Field(
+        default=True, description="give each step's weights to the service; off for a replay"
+    )
+    tasks: Path | None = Field(
+        default=None,
+        description="JSON lines of tasks to submit as training goes on; none: others submit",
+    )
     n: int = Field(default=8, ge=1, description="rollouts per submitted task")
-    steps_ahead: Literal[0, 1] = Field(default=0, description="0 synchronous; 1: the next step's groups are sampled while this one trains")
-    max_staleness: int = Field(default=-1, ge=-1, description="older tokens do not train (the service's own bound comes first); -1 = any")
+    steps_ahead: Literal[0, 1] = Field(
+        default=0,
+        description="0 synchronous; 1: the next step's groups are sampled while this one trains",
+    )
+    max_staleness: int = Field(
+        default=-1,
+        ge=-1,
+        description="older tokens do not train (the service's own bound comes first); -1 = any",
+    )
 
     seed: int = 0
     threads: int = Field(default=1, ge=1, description="of torch; two collapse on contended cores")

@@ -1,4 +1,7 @@
-"""A control for training runs: rewards that say nothing. A policy that still improves improves for another reason."""
+"""A control for training runs: rewards that say nothing.
+
+A policy that still improves improves for another reason.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def shuffled(batch: PackedBatch) -> Float32:
-    """GRPO's advantages, dealt to other rollouts of the same group: equal in number and size, with no relation to what was done.
+    """GRPO's advantages, dealt to other rollouts of the same group: equal in number and size, with
+    no relation to what was done.
 
     Who gets what depends on the group's id alone, so that a replay repeats it.
     """

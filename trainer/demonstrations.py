@@ -1,11 +1,14 @@
-"""Scripted conversations over the generated task sets, deliberately mediocre: what the toy checkpoint learns to imitate.
+"""Scripted conversations over the generated task sets, deliberately mediocre: what the toy
+checkpoint learns to imitate.
 
-The script knows the answer and makes mistakes at stated rates: it guesses without tools, writes a wrong expression, copies a digit
-wrongly, makes a syntax error and gives up. So the imitator starts well below what it could do, and reinforcement learning has
-something to find: every mistake has its right alternative among the demonstrations.
+The script knows the answer and makes mistakes at stated rates: it guesses without tools, writes a
+wrong expression, copies a digit wrongly, makes a syntax error and gives up. So the imitator starts
+well below what it could do, and reinforcement learning has something to find: every mistake has its
+right alternative among the demonstrations.
 
-Invariants: a conversation is rendered by the same renderer that the service uses, so that what is learned is what is sampled;
-the same (tasks, seed) give the same demonstrations. Expressions are evaluated here, without a sandbox: the script wrote them.
+Invariants: a conversation is rendered by the same renderer that the service uses, so that what is
+learned is what is sampled; the same (tasks, seed) give the same demonstrations. Expressions are
+evaluated here, without a sandbox: the script wrote them.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class Mistakes:
     """Per item: no look-up, any price."""
     wrong_expression: float
     wrong_hard_expression: float
-    """In the forms where the naive reading is wrong; always the naive one, so that even the likeliest answer starts wrong there."""
+    """In the forms where the naive reading is wrong; always the naive one, so that even the
+    likeliest answer starts wrong there.
+    """
     wrong_digit: float
     """One digit of one operand."""
     syntax: float
@@ -74,7 +79,9 @@ MEDIOCRE = {
         wrong_result=0.09,
     ),
 }
-_HARD_FORMS = frozenset({"add_multiply", "subtract_multiply", "less_than", "average", "multiply_subtract"})
+_HARD_FORMS = frozenset(
+    {"add_multiply", "subtract_multiply", "less_than", "average", "multiply_subtract"}
+)
 _PLAIN_EXPRESSION = re.compile(r"[0-9+\-*/%()]{1,64}")
 
 
@@ -107,7 +114,10 @@ def demonstrate(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Mess
             return [*messages, _say(_guess(evaluate(expression), rng))]
     result = evaluate(expression)
     messages += _exchange(ToolCall(PYTHON.name, {"code": expression}), result)
-    return [*messages, _say(_wrong_digit(result, rng) if rng.random() < mistakes.wrong_result else result)]
+    return [
+        *messages,
+        _say(_wrong_digit(result, rng) if rng.random() < mistakes.wrong_result else result),
+    ]
 
 
 def encode(renderer: ChatMLRenderer, task: Task, said: list[Message]) -> Example:
@@ -139,7 +149,10 @@ def evaluate(expression: str) -> str:
 
 
 def _exchange(call: ToolCall, output: str) -> list[Message]:
-    return [Message(role="assistant", content="", tool_calls=(call,)), Message(role="tool", content=output, name=call.name)]
+    return [
+        Message(role="assistant", content="", tool_calls=(call,)),
+        Message(role="tool", content=output, name=call.name),
+    ]
 
 
 def _say(text: str) -> Message:
@@ -150,7 +163,10 @@ def _right_expression(task: Task, prices: dict[str, int]) -> str:
     """The expression with the prices that the script believes in."""
     if not prices:
         return str(task.data["expression"])
-    costs = [f"{quantity}*{prices[item]}" for quantity, item in zip(task.data["quantities"], task.data["items"], strict=True)]
+    costs = [
+        f"{quantity}*{prices[item]}"
+        for quantity, item in zip(task.data["quantities"], task.data["items"], strict=True)
+    ]
     if task.data["form"] == "change":
         return f"{task.data['money']}-{costs[0]}"
     return ("-" if task.data["form"] == "more" else "+").join(costs)

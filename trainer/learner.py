@@ -1,7 +1,10 @@
-"""The policy that learns: weights, optimizer, and one update from one batch of groups. Knows no service and no files but the model's.
+"""The policy that learns: weights, optimizer, and one update from one batch of groups.
 
-An update is a function of (weights, optimizer, batch): it draws nothing at random, takes sequences in delivery order and adds up
-gradients in a fixed order, so that on a CPU with a fixed number of threads equal inputs give equal bits.
+Knows no service and no files but the model's.
+
+An update is a function of (weights, optimizer, batch): it draws nothing at random, takes sequences
+in delivery order and adds up gradients in a fixed order, so that on a CPU with a fixed number of
+threads equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -32,13 +35,19 @@ class Tokens(NamedTuple):
     trained_C: torch.Tensor
     """1.0 where it trains."""
     fresh_C: torch.Tensor
-    """1.0 where these very weights sampled it: there the trainer's logprobs must equal the sampler's."""
+    """1.0 where these very weights sampled it: there the trainer's logprobs must equal the
+    sampler's.
+    """
     proximal_C: torch.Tensor | None
 
     def rows(self, batch: PackedBatch, rows: range) -> Tokens:
         """Of these sequences."""
         here = slice(int(batch.logprob_offsets[rows.start]), int(batch.logprob_offsets[rows.stop]))
-        return Tokens(self.trained_C[here], self.fresh_C[here], None if self.proximal_C is None else self.proximal_C[here])
+        return Tokens(
+            self.trained_C[here],
+            self.fresh_C[here],
+            None if self.proximal_C is None else self.proximal_C[here],
+        )
 
     def to(self, device: str) -> Tokens:
         """On a device."""
@@ -51,29 +60,52 @@ class Learner:
     def __init__(self, config: TrainerConfig, model_dir: Path, *, resume: bool) -> None:
         torch.manual_seed(config.seed)
         self._config = config
-        self._loss = LossConfig(clip_low=config.clip_low, clip_high=config.clip_high, correction_cap=config.correction_cap)
-        self.model: Any = load_model(model_dir, device=config.device, dtype=getattr(torch, config.dtype))
+        self._loss = LossConfig(
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            correction_cap=config.correction_cap,
+        )
+        self.model: Any = load_model(
+            model_dir, device=config.device, dtype=getattr(torch, config.dtype)
+        )
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+            self.model.parameters(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
         )
         if resume:
             restore(model_dir, self.optimizer)
 
     def update(self, batch: PackedBatch, *, step: int, version: int) -> dict[str, float]:
-        """Take one step's optimizer steps; returns figures. `version` is that of the weights before it."""
-        tokens = _tokens(batch, version, self._config.max_staleness, self._proximal(batch) if self._config.proximal else None)
+        """Take one step's optimizer steps; returns figures.
+
+        `version` is that of the weights before it.
+        """
+        tokens = _tokens(
+            batch,
+            version,
+            self._config.max_staleness,
+            self._proximal(batch) if self._config.proximal else None,
+        )
         sums: Sums = defaultdict(float)
         for rows in _shares(batch, self._config.minibatches):
             self._minibatch(batch, rows, tokens, sums, step)
         return _figures(batch, tokens, sums, version)
 
-    def _minibatch(self, batch: PackedBatch, rows: range, tokens: Tokens, sums: Sums, step: int) -> None:
+    def _minibatch(
+        self, batch: PackedBatch, rows: range, tokens: Tokens, sums: Sums, step: int
+    ) -> None:
         num_trained = int(tokens.rows(batch, rows).trained_C.sum())
         self.optimizer.zero_grad(set_to_none=True)
         for part in _passes(batch, rows, self._config.tokens_per_pass):
-            self._accumulate(batch.rows(part.start, part.stop), tokens.rows(batch, part), num_trained, sums)
+            self._accumulate(
+                batch.rows(part.start, part.stop), tokens.rows(batch, part), num_trained, sums
+            )
         for settings in self.optimizer.param_groups:
-            settings["lr"] = self._config.learning_rate * min(1.0, (step + 1) / max(self._config.warmup_steps, 1))
+            settings["lr"] = self._config.learning_rate * min(
+                1.0, (step + 1) / max(self._config.warmup_steps, 1)
+            )
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         self.optimizer.step()
         sums["minibatches"] += 1
@@ -83,12 +115,19 @@ class Learner:
         assert part.advantages is not None, "stream with advantages"
         tokens = tokens.to(self._config.device)
         recorded_C = part.torch().logprobs.to(self._config.device)
-        advantages_C = torch.from_numpy(np.repeat(part.advantages, np.diff(part.logprob_offsets))).to(self._config.device)
+        advantages_C = torch.from_numpy(
+            np.repeat(part.advantages, np.diff(part.logprob_offsets))
+        ).to(self._config.device)
         logprobs_C, entropy_C = token_logprobs(self.model, pack(part, self._config.device))
         loss = dapo_loss(
-            logprobs_C, recorded_C, advantages_C, tokens.trained_C,
-            num_trained=num_trained, config=self._loss, proximal_C=tokens.proximal_C,
-        )  # fmt: skip
+            logprobs_C,
+            recorded_C,
+            advantages_C,
+            tokens.trained_C,
+            num_trained=num_trained,
+            config=self._loss,
+            proximal_C=tokens.proximal_C,
+        )
         loss.value.backward()  # type: ignore[no-untyped-call]
         for name in ("clipped", "ratio", "kl", "correction"):
             sums[name] += getattr(loss, name)
@@ -96,20 +135,36 @@ class Learner:
         sums["entropy"] += float((entropy_C * tokens.trained_C).sum())
         if not sums["minibatches"]:
             difference_C = (logprobs_C.detach() - recorded_C).abs() * tokens.fresh_C
-            sums["logprob_diff_max"] = max(sums["logprob_diff_max"], float(difference_C.max()) if len(difference_C) else 0.0)
+            sums["logprob_diff_max"] = max(
+                sums["logprob_diff_max"], float(difference_C.max()) if len(difference_C) else 0.0
+            )
 
     def _proximal(self, batch: PackedBatch) -> torch.Tensor:
-        parts = [batch.rows(p.start, p.stop) for p in _passes(batch, range(batch.num_sequences), self._config.tokens_per_pass)]
+        parts = [
+            batch.rows(p.start, p.stop)
+            for p in _passes(batch, range(batch.num_sequences), self._config.tokens_per_pass)
+        ]
         with torch.no_grad():
-            return torch.cat([token_logprobs(self.model, pack(part, self._config.device)).logprobs_C for part in parts])
+            return torch.cat(
+                [
+                    token_logprobs(self.model, pack(part, self._config.device)).logprobs_C
+                    for part in parts
+                ]
+            )
 
 
-def _tokens(batch: PackedBatch, version: int, max_staleness: int, proximal_C: torch.Tensor | None) -> Tokens:
+def _tokens(
+    batch: PackedBatch, version: int, max_staleness: int, proximal_C: torch.Tensor | None
+) -> Tokens:
     trained = batch.per_sampled(batch.span_kind) == SpanKind.TRAINED
     age = version - batch.per_sampled(batch.span_version)
     if max_staleness >= 0:
         trained &= age <= max_staleness
-    return Tokens(torch.from_numpy(trained.astype(np.float32)), torch.from_numpy((age == 0).astype(np.float32)), proximal_C)
+    return Tokens(
+        torch.from_numpy(trained.astype(np.float32)),
+        torch.from_numpy((age == 0).astype(np.float32)),
+        proximal_C,
+    )
 
 
 def _shares(batch: PackedBatch, num: int) -> Iterator[range]:
@@ -138,7 +193,10 @@ def _figures(batch: PackedBatch, tokens: Tokens, sums: Sums, version: int) -> di
         "loss": sums["loss"] / minibatches,
         "grad_norm": sums["grad_norm"] / minibatches,
         "logprob_diff_max": sums["logprob_diff_max"],
-        **{name: sums[name] / max(num_trained, 1.0) for name in ("clipped", "ratio", "kl", "correction", "entropy")},
+        **{
+            name: sums[name] / max(num_trained, 1.0)
+            for name in ("clipped", "ratio", "kl", "correction", "entropy")
+        },
         "reward": float(batch.rewards[first].mean()),
         "groups": batch.num_groups,
         "rollouts": len(first),

@@ -1,11 +1,14 @@
 """The training loop: read it top to bottom.
 
-    stream groups -> advantages -> loss -> optimizer step -> checkpoint(weights, cursor) -> commit(cursor) -> publish(weights)
+    stream groups -> advantages -> loss -> optimizer step -> checkpoint(weights, cursor) ->
+    commit(cursor) -> publish(weights)
 
-A step takes a fixed number of groups wherever the stream's boundaries fall. The order at its end is what makes training exactly-once: the
-cursor is durable with the weights that have seen its groups, before the service may forget them, and weights are durable before
-anybody samples with them. A trainer that is killed anywhere goes on from its newest checkpoint, says again what may have been cut
-off (both are idempotent), and ends with the parameters that it would have had: bit for bit when it is fed from a replay.
+A step takes a fixed number of groups wherever the stream's boundaries fall. The order at its end is
+what makes training exactly-once: the cursor is durable with the weights that have seen its groups,
+before the service may forget them, and weights are durable before anybody samples with them. A
+trainer that is killed anywhere goes on from its newest checkpoint, says again what may have been
+cut off (both are idempotent), and ends with the parameters that it would have had: bit for bit when
+it is fed from a replay.
 """
 
 from __future__ import annotations
@@ -27,8 +30,16 @@ from prorl.trainer.learner import Learner
 from prorl.trainer.metrics import Hook, StepTimer, write_row
 
 
-def train(config: TrainerConfig, client: Client, *, hooks: tuple[Hook, ...] = (), stopped: Callable[[], bool] = lambda: False) -> Progress:
-    """Train until `config.steps` steps are done, the run ends, or `stopped()`; returns where it stands."""
+def train(
+    config: TrainerConfig,
+    client: Client,
+    *,
+    hooks: tuple[Hook, ...] = (),
+    stopped: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Train until `config.steps` steps are done, the run ends, or `stopped()`; returns where it
+    stands.
+    """
     torch.set_num_threads(config.threads)
     checkpoints, timer = config.output / "checkpoints", StepTimer()
 
@@ -40,14 +51,23 @@ def train(config: TrainerConfig, client: Client, *, hooks: tuple[Hook, ...] = ()
 
     feed = make_feed(config, client)
     feed()
-    for batch in timed(timer, groups(config, client, progress.cursor, feed), config.steps - progress.step):
+    for batch in timed(
+        timer, groups(config, client, progress.cursor, feed), config.steps - progress.step
+    ):
         with timer("train"):
             figures = learner.update(batch, step=progress.step, version=progress.version)
-        progress = replace(progress, step=progress.step + 1, version=progress.version + 1, cursor=batch.cursor)
+        progress = replace(
+            progress, step=progress.step + 1, version=progress.version + 1, cursor=batch.cursor
+        )
         with timer("checkpoint"):
             path = save(
-                checkpoints, progress, learner.model, learner.optimizer, source=config.model, keep=config.keep_checkpoints
-            )  # fmt: skip
+                checkpoints,
+                progress,
+                learner.model,
+                learner.optimizer,
+                source=config.model,
+                keep=config.keep_checkpoints,
+            )
         with timer("publish"):
             announce(client, config, progress, path)
             feed()
@@ -60,7 +80,9 @@ def train(config: TrainerConfig, client: Client, *, hooks: tuple[Hook, ...] = ()
     return progress
 
 
-def groups(config: TrainerConfig, client: Client, cursor: str, feed: Callable[[], None]) -> Iterator[PackedBatch]:
+def groups(
+    config: TrainerConfig, client: Client, cursor: str, feed: Callable[[], None]
+) -> Iterator[PackedBatch]:
     """Batches of a step's groups, with advantages, from a cursor on."""
     return client.stream(
         config.run,
@@ -74,7 +96,10 @@ def groups(config: TrainerConfig, client: Client, cursor: str, feed: Callable[[]
 
 
 def announce(client: Client, config: TrainerConfig, progress: Progress, checkpoint: Path) -> None:
-    """Tell the service what a durable checkpoint holds: commit its cursor, publish its weights. Both may be said again."""
+    """Tell the service what a durable checkpoint holds: commit its cursor, publish its weights.
+
+    Both may be said again.
+    """
     client.commit(progress.cursor, config.consumer)
     if config.publish:
         client.publish(config.run, progress.version, checkpoint)
@@ -88,7 +113,9 @@ def make_feed(config: TrainerConfig, client: Client) -> Callable[[], None]:
     return Feed(client, config.run, load_tasks(config.tasks), n=config.n, target_groups=target)
 
 
-def timed(timer: StepTimer, batches: Iterator[PackedBatch], num_steps: int) -> Iterator[PackedBatch]:
+def timed(
+    timer: StepTimer, batches: Iterator[PackedBatch], num_steps: int
+) -> Iterator[PackedBatch]:
     """At most `num_steps` batches, with the time that each was waited for."""
     for _ in range(num_steps):
         with timer("wait"):

@@ -1,7 +1,8 @@
 """The DAPO objective over sampled tokens. Pure functions of tensors; every formula names its paper.
 
-Shapes: C sampled tokens of a pass. Masked tokens (sampled but not trained) have weight 0 and enter no mean.
-A pass may be a part of a minibatch: losses are divided by the minibatch's number of trained tokens, so that parts add up exactly.
+Shapes: C sampled tokens of a pass. Masked tokens (sampled but not trained) have weight 0 and enter
+no mean. A pass may be a part of a minibatch: losses are divided by the minibatch's number of
+trained tokens, so that parts add up exactly.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ def dapo_loss(
 
         J = 1/N sum_t w_t min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t),   loss = -J
 
-    PPO's clipped objective (arXiv 1707.06347 equation 7) with decoupled clip range and one mean over all N trained tokens of the
-    minibatch instead of one per sequence (DAPO, arXiv 2503.14476 equations 8, 10 and 12). No KL penalty.
+    PPO's clipped objective (arXiv 1707.06347 equation 7) with decoupled clip range and one mean
+    over all N trained tokens of the minibatch instead of one per sequence (DAPO, arXiv 2503.14476
+    equations 8, 10 and 12). No KL penalty.
 
-    Without `proximal_C`: r = pi / mu, where mu is what was recorded while sampling, and w = 1: the ratio itself corrects for stale
-    weights and for the sampler's numerics. With it (logprobs under the weights at the start of the step): r = pi / proximal, and
-    w = `truncated_correction(proximal, mu)`: the decoupled objective (arXiv 2110.00641, AReaL arXiv 2505.24298 equation 5).
+    Without `proximal_C`: r = pi / mu, where mu is what was recorded while sampling, and w = 1: the
+    ratio itself corrects for stale weights and for the sampler's numerics. With it (logprobs under
+    the weights at the start of the step): r = pi / proximal, and w =
+    `truncated_correction(proximal, mu)`: the decoupled objective (arXiv 2110.00641, AReaL arXiv
+    2505.24298 equation 5).
     """
     old_C = recorded_C if proximal_C is None else proximal_C
     ratio_C = torch.exp(logprobs_C - old_C)
@@ -73,16 +77,22 @@ def dapo_loss(
         )
 
 
-def truncated_correction(proximal_C: torch.Tensor, recorded_C: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(pi_proximal / mu, cap), no gradient: truncated importance sampling of the sampler's distribution mu.
+def truncated_correction(
+    proximal_C: torch.Tensor, recorded_C: torch.Tensor, cap: float
+) -> torch.Tensor:
+    """min(pi_proximal / mu, cap), no gradient: truncated importance sampling of the sampler's
+    distribution mu.
 
-    Truncation at a constant bounds the variance (IMPALA's rho-bar, arXiv 1802.01561 section 4.1; for samplers that differ from
-    the trainer: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
+    Truncation at a constant bounds the variance (IMPALA's rho-bar, arXiv 1802.01561 section 4.1;
+    for samplers that differ from the trainer: Yao et al. 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training").
     """
     return torch.exp(proximal_C - recorded_C).clamp(max=cap).detach()
 
 
 def kl_estimate(logprobs_C: torch.Tensor, recorded_C: torch.Tensor) -> torch.Tensor:
-    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu; unbiased, never negative (k3 of joschu.net/blog/kl-approx.html)."""
+    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu; unbiased, never negative (k3 of
+    joschu.net/blog/kl-approx.html).
+    """
     log_ratio_C = logprobs_C - recorded_C
     return torch.exp(log_ratio_C) - 1 - log_ratio_C

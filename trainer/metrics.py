@@ -1,7 +1,8 @@
 """One row of figures per step, as a Parquet file per step, and hooks for trackers.
 
-A step's file is replaced whole, so a step that is trained again after a crash has one row. `SELECT * FROM 'metrics/*.parquet'`
-reads the curve while training goes on. The trainer never starts a tracker: a hook is given (`tensorboard` makes one).
+A step's file is replaced whole, so a step that is trained again after a crash has one row. `SELECT
+* FROM 'metrics/*.parquet'` reads the curve while training goes on. The trainer never starts a
+tracker: a hook is given (`tensorboard` makes one).
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class StepTimer:
         try:
             yield
         finally:
-            self._seconds[f"{phase}_s"] = self._seconds.get(f"{phase}_s", 0.0) + self._clock() - start
+            self._seconds[f"{phase}_s"] = (
+                self._seconds.get(f"{phase}_s", 0.0) + self._clock() - start
+            )
 
     def take(self) -> dict[str, float]:
         """What was added up since the last call."""
@@ -50,7 +53,9 @@ class StepTimer:
 def write_row(folder: Path, step: int, figures: Mapping[str, float]) -> None:
     """Write `step-N.parquet` with columns step (int64) and one float64 per figure."""
     folder.mkdir(parents=True, exist_ok=True)
-    columns = {"step": pa.array([step], pa.int64())} | {name: pa.array([float(value)]) for name, value in sorted(figures.items())}
+    columns = {"step": pa.array([step], pa.int64())} | {
+        name: pa.array([float(value)]) for name, value in sorted(figures.items())
+    }
     final = folder / f"step-{step:08d}.parquet"
     temp = final.with_suffix(".writing")
     pq.write_table(pa.table(columns), temp)

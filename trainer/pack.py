@@ -1,12 +1,15 @@
-"""One forward pass over packed sequences, for any Hugging Face causal model, without cross-contamination.
+"""One forward pass over packed sequences, for any Hugging Face causal model, without
+cross-contamination.
 
-Linear layers see the T tokens end to end, as they lie in Arrow; only attention must know where sequences end. It is a function registered
-with transformers' AttentionInterface: on a GPU in half precision it calls the variable-length kernel with `cu_seqlens`; elsewhere it
-scatters to a right-padded tensor, attends causally and gathers back (with right padding `is_causal` alone keeps a token from seeing the
-padding; a block-diagonal mask is 25 times slower on a CPU).
+Linear layers see the T tokens end to end, as they lie in Arrow; only attention must know where
+sequences end. It is a function registered with transformers' AttentionInterface: on a GPU in half
+precision it calls the variable-length kernel with `cu_seqlens`; elsewhere it scatters to a
+right-padded tensor, attends causally and gathers back (with right padding `is_causal` alone keeps a
+token from seeing the padding; a block-diagonal mask is 25 times slower on a CPU).
 
 Shapes: B sequences, T tokens, L the longest, C sampled tokens, H heads, D head size, V vocabulary.
-Not promised: sliding windows shorter than a sequence, or attention dropout; the first is refused, the second never applied.
+Not promised: sliding windows shorter than a sequence, or attention dropout; the first is refused,
+the second never applied.
 """
 
 from __future__ import annotations
@@ -41,14 +44,20 @@ class Packed:
 
 
 class TokenLogprobs(NamedTuple):
-    """Of the sampled tokens, under the policy at the recorded temperature. Entropy has no gradient."""
+    """Of the sampled tokens, under the policy at the recorded temperature.
+
+    Entropy has no gradient.
+    """
 
     logprobs_C: torch.Tensor
     entropy_C: torch.Tensor
 
 
 def pack(batch: PackedBatch, device: str | torch.device = "cpu") -> Packed:
-    """Tensors of a batch; token ids stay int32 over Arrow's memory on a CPU. Raises UserError for what cannot be trained on."""
+    """Tensors of a batch; token ids stay int32 over Arrow's memory on a CPU.
+
+    Raises UserError for what cannot be trained on.
+    """
     tensors = batch.torch()
     starts = tensors.cu_seqlens[:-1].long()
     lengths = tensors.cu_seqlens.diff().long()
@@ -57,35 +66,62 @@ def pack(batch: PackedBatch, device: str | torch.device = "cpu") -> Packed:
     sampled_C = torch.from_numpy(batch.sampled_index())
     temperature_C = torch.from_numpy(batch.per_sampled(batch.span_temperature))
     if bool((position_ids_T[sampled_C] == 0).any()):
-        raise UserError("a sequence begins with a sampled token", "at least one token of context before it")
+        raise UserError(
+            "a sequence begins with a sampled token", "at least one token of context before it"
+        )
     if bool((temperature_C <= 0).any()):
-        raise UserError("tokens sampled at temperature 0", "a temperature above 0: greedy tokens have no policy ratio")
+        raise UserError(
+            "tokens sampled at temperature 0",
+            "a temperature above 0: greedy tokens have no policy ratio",
+        )
     columns = (
-        tensors.token_ids, position_ids_T, tensors.cu_seqlens, rows * batch.max_seqlen + position_ids_T, sampled_C, temperature_C
-    )  # fmt: skip
-    token_ids_T, position_ids_T, cu_seqlens, pad_index_T, sampled_C, temperature_C = (c.to(device, non_blocking=True) for c in columns)
+        tensors.token_ids,
+        position_ids_T,
+        tensors.cu_seqlens,
+        rows * batch.max_seqlen + position_ids_T,
+        sampled_C,
+        temperature_C,
+    )
+    token_ids_T, position_ids_T, cu_seqlens, pad_index_T, sampled_C, temperature_C = (
+        c.to(device, non_blocking=True) for c in columns
+    )
     return Packed(
-        token_ids_T=token_ids_T, position_ids_T=position_ids_T, cu_seqlens=cu_seqlens, max_seqlen=batch.max_seqlen,
-        pad_index_T=pad_index_T, sampled_C=sampled_C, temperature_C=temperature_C,
-    )  # fmt: skip
+        token_ids_T=token_ids_T,
+        position_ids_T=position_ids_T,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=batch.max_seqlen,
+        pad_index_T=pad_index_T,
+        sampled_C=sampled_C,
+        temperature_C=temperature_C,
+    )
 
 
 def load_model(path: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    """A causal model from a Hugging Face directory, with packed attention and without dropout. Raises ConfigError."""
+    """A causal model from a Hugging Face directory, with packed attention and without dropout.
+
+    Raises ConfigError.
+    """
     from transformers import AttentionInterface, AutoModelForCausalLM
 
     AttentionInterface.register(ATTENTION, packed_attention)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True
+        )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model {path}: {str(error).splitlines()[0]}", "a directory with config.json and safetensors") from None
+        raise ConfigError(
+            f"model {path}: {str(error).splitlines()[0]}",
+            "a directory with config.json and safetensors",
+        ) from None
     return model.to(device).eval()
 
 
 def token_logprobs(model: Any, packed: Packed) -> TokenLogprobs:
-    """log pi(token | what came before it) of every sampled token: log_softmax(logits / T) at the recorded temperature T.
+    """log pi(token | what came before it) of every sampled token: log_softmax(logits / T) at the
+    recorded temperature T.
 
-    Logits are computed only where a sampled token is predicted, one position before it: [C, V], never [T, V].
+    Logits are computed only where a sampled token is predicted, one position before it: [C, V],
+    never [T, V].
     """
     output = model(
         input_ids=packed.token_ids_T[None],
@@ -121,27 +157,47 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each packed sequence; query, key and value are [1, H, T, D], the answer [1, T, H, D]."""
+    """Causal attention inside each packed sequence; query, key and value are [1, H, T, D], the
+    answer [1, T, H, D].
+    """
     if sliding_window is not None and sliding_window < max_length_q:
-        raise UserError(f"a sliding window of {sliding_window} tokens", f"sequences that fit, not one of {max_length_q}")
+        raise UserError(
+            f"a sliding window of {sliding_window} tokens",
+            f"sequences that fit, not one of {max_length_q}",
+        )
     query_THD, key_THD, value_THD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         out_THD = _varlen(query_THD, key_THD, value_THD, cu_seq_lens_q, max_length_q, scaling)
     else:
-        out_THD = _padded(query_THD, key_THD, value_THD, len(cu_seq_lens_q) - 1, max_length_q, pad_index, scaling)
+        out_THD = _padded(
+            query_THD, key_THD, value_THD, len(cu_seq_lens_q) - 1, max_length_q, pad_index, scaling
+        )
     return out_THD[None], None
 
 
 def _varlen(
-    query_THD: torch.Tensor, key_THD: torch.Tensor, value_THD: torch.Tensor, cu_seqlens: torch.Tensor, longest: int, scale: float | None
+    query_THD: torch.Tensor,
+    key_THD: torch.Tensor,
+    value_THD: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    longest: int,
+    scale: float | None,
 ) -> torch.Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     grouped = query_THD.shape[1] != key_THD.shape[1]
     out = varlen_attn(
-        query_THD.contiguous(), key_THD.contiguous(), value_THD.contiguous(), cu_seqlens, cu_seqlens, longest, longest,
-        scale=scale, window_size=(-1, 0), enable_gqa=grouped,
-    )  # fmt: skip
+        query_THD.contiguous(),
+        key_THD.contiguous(),
+        value_THD.contiguous(),
+        cu_seqlens,
+        cu_seqlens,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1, 0),
+        enable_gqa=grouped,
+    )
     assert isinstance(out, torch.Tensor)
     return out
 
@@ -156,11 +212,18 @@ def _padded(
     scale: float | None,
 ) -> torch.Tensor:
     def pad(x_THD: torch.Tensor) -> torch.Tensor:
-        flat = x_THD.new_zeros(num_sequences * longest, *x_THD.shape[1:]).index_copy(0, pad_index_T, x_THD)
+        flat = x_THD.new_zeros(num_sequences * longest, *x_THD.shape[1:]).index_copy(
+            0, pad_index_T, x_THD
+        )
         return flat.view(num_sequences, longest, *x_THD.shape[1:]).transpose(1, 2)
 
     grouped = query_THD.shape[1] != key_THD.shape[1]
     out_BHLD = functional.scaled_dot_product_attention(
-        pad(query_THD), pad(key_THD), pad(value_THD), is_causal=True, scale=scale, enable_gqa=grouped
+        pad(query_THD),
+        pad(key_THD),
+        pad(value_THD),
+        is_causal=True,
+        scale=scale,
+        enable_gqa=grouped,
     )
     return out_BHLD.transpose(1, 2).flatten(0, 1).index_select(0, pad_index_T)

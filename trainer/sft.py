@@ -1,11 +1,15 @@
-"""Makes the toy checkpoint: a small Qwen3 trained on mediocre demonstrations. `make checkpoint` runs it; a few minutes on one core.
+"""Makes the toy checkpoint: a small Qwen3 trained on mediocre demonstrations.
+
+`make checkpoint` runs it; a few minutes on one core.
 
     python -m prorl.trainer.sft --seed 0 --out prorl/assets/toy
 
-Two cycles of one schedule, the second from what the first left: copying numbers exactly is what a toy learns last.
+Two cycles of one schedule, the second from what the first left: copying numbers exactly is what a
+toy learns last.
 
-Invariants: one torch thread and one seed give the same files again on the same machine; the directory is a Hugging Face checkpoint
-in float32 with its tokenizer. It does not promise a good policy: it must start low (see `prorl.trainer.demonstrations`).
+Invariants: one torch thread and one seed give the same files again on the same machine; the
+directory is a Hugging Face checkpoint in float32 with its tokenizer. It does not promise a good
+policy: it must start low (see `prorl.trainer.demonstrations`).
 """
 
 from __future__ import annotations
@@ -62,14 +66,20 @@ def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRendere
     for name in MEDIOCRE:
         for _ in _examples(renderer, name, seed, num_tasks):
             pass
-    recorder.texts["assistant\n"] = recorder.texts.total()  # the renderer encodes it once and keeps it
-    texts = itertools.chain.from_iterable(itertools.repeat(text, count) for text, count in sorted(recorder.texts.items()))
+    # the renderer encodes it once and keeps it
+    recorder.texts["assistant\n"] = recorder.texts.total()
+    texts = itertools.chain.from_iterable(
+        itertools.repeat(text, count) for text, count in sorted(recorder.texts.items())
+    )
     toy_tokenizer.save(toy_tokenizer.train(texts), directory)
     return ChatMLRenderer(HFTokenizer(directory))
 
 
 def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
-    """An untrained Qwen3 of 0.4 million parameters. Embeddings are not tied: vLLM reloads tied ones wrongly on CPU."""
+    """An untrained Qwen3 of 0.4 million parameters.
+
+    Embeddings are not tied: vLLM reloads tied ones wrongly on CPU.
+    """
     config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=96,
@@ -93,12 +103,21 @@ def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
     return model
 
 
-def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe, number: int) -> Iterator[float]:
-    """A cycle: one AdamW step per demonstration batch; yields each step's loss (nats per token that the script said)."""
+def train(
+    model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe, number: int
+) -> Iterator[float]:
+    """A cycle: one AdamW step per demonstration batch; yields each step's loss (nats per token that
+    the script said).
+    """
     cycle = recipe.cycles[number]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cycle.learning_rate, betas=recipe.betas, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=cycle.learning_rate, betas=recipe.betas, weight_decay=0.01
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, cycle.steps))
-    sources = [(_examples(renderer, name, seed, cycle.steps * count, number), count) for name, count in recipe.batch]
+    sources = [
+        (_examples(renderer, name, seed, cycle.steps * count, number), count)
+        for name, count in recipe.batch
+    ]
     for _ in range(cycle.steps):
         batches = [list(itertools.islice(examples, count)) for examples, count in sources]
         num_trained = sum(int(example.trained_L.sum()) for batch in batches for example in batch)
@@ -114,8 +133,14 @@ def train(model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: 
         yield sum(losses)
 
 
-def _examples(renderer: ChatMLRenderer, name: str, seed: int, n: int, cycle: int = 0) -> Iterator[Example]:
-    """n demonstrations. Tasks differ within a row of `_ROW_TASKS`; over all of them, a form with few prompts would hardly ever occur."""
+def _examples(
+    renderer: ChatMLRenderer, name: str, seed: int, n: int, cycle: int = 0
+) -> Iterator[Example]:
+    """n demonstrations.
+
+    Tasks differ within a row of `_ROW_TASKS`; over all of them, a form with few prompts would
+    hardly ever occur.
+    """
     rng = random.Random(f"demonstrations:{name}:{seed}" + (f":{cycle}" if cycle else ""))
     for row, first in enumerate(range(0, n, _ROW_TASKS)):
         task_seed = seed + (row + cycle * _ROWS) * _SEEDS
@@ -129,7 +154,10 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
-    """Cross entropy summed over trained tokens. Padding is on the right, where causal attention never looks."""
+    """Cross entropy summed over trained tokens.
+
+    Padding is on the right, where causal attention never looks.
+    """
     length = max(len(example.ids_L) for example in batch)
     ids_BL = np.zeros((len(batch), length), dtype=np.int64)
     trained_BL = np.zeros((len(batch), length), dtype=bool)
@@ -139,20 +167,31 @@ def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
     hidden_BLD = model.model(input_ids=torch.from_numpy(ids_BL), use_cache=False).last_hidden_state
     mask_BL = torch.from_numpy(trained_BL[:, 1:])
     logits_CV = model.lm_head(hidden_BLD[:, :-1][mask_BL])
-    return functional.cross_entropy(logits_CV, torch.from_numpy(ids_BL[:, 1:])[mask_BL], reduction="sum")
+    return functional.cross_entropy(
+        logits_CV, torch.from_numpy(ids_BL[:, 1:])[mask_BL], reduction="sum"
+    )
 
 
-def make_checkpoint(seed: int, directory: Path, recipe: Recipe, after_first: Path | None = None) -> None:
-    """Tokenizer, model, training, files; progress on stderr. `after_first`: a checkpoint that the first cycle of this seed left."""
+def make_checkpoint(
+    seed: int, directory: Path, recipe: Recipe, after_first: Path | None = None
+) -> None:
+    """Tokenizer, model, training, files; progress on stderr.
+
+    `after_first`: a checkpoint that the first cycle of this seed left.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     renderer = build_tokenizer(seed, directory, recipe.tokenizer_tasks)
     specials = renderer.tokenizer.specials
-    model = build_model(renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD])
+    model = build_model(
+        renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD]
+    )
     if after_first is not None:
-        model.load_state_dict(Qwen3ForCausalLM.from_pretrained(after_first, dtype=torch.float32).state_dict())
+        model.load_state_dict(
+            Qwen3ForCausalLM.from_pretrained(after_first, dtype=torch.float32).state_dict()
+        )
     for number in range(0 if after_first is None else 1, len(recipe.cycles)):
         _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
     model.save_pretrained(directory)
@@ -162,7 +201,12 @@ def _report(losses: Iterator[float], cycle: int, steps: int) -> None:
     started = time.monotonic()
     for step, loss in enumerate(losses, start=1):
         if step % 50 == 0 or step == steps:
-            print(f"cycle {cycle} step {step}/{steps}  loss {loss:.3f}  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"cycle {cycle} step {step}/{steps}  loss {loss:.3f} "
+                f" {time.monotonic() - started:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -170,7 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")
-    parser.add_argument("--after-first", type=Path, help="skip the first cycle: go on from what it left for this seed")
+    parser.add_argument(
+        "--after-first",
+        type=Path,
+        help="skip the first cycle: go on from what it left for this seed",
+    )
     options = parser.parse_args()
     make_checkpoint(options.seed, options.out, Recipe(), options.after_first)
 

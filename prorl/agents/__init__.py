@@ -1,6 +1,9 @@
-"""Agents: how the policy is driven through a task. `native` is the tool loop; `get_agent` finds it by name.
+"""Agents: how the policy is driven through a task.
 
-`context` is what an agent is given for one attempt, `record` what it writes down, `seeds` where its sampling seeds come from.
+`native` is the tool loop; `get_agent` finds it by name.
+
+`context` is what an agent is given for one attempt, `record` what it writes down, `seeds` where its
+sampling seeds come from.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ ENTRY_POINTS = "prorl.agents"
 
 
 def get_agent(name: str) -> Agent:
-    """An agent by name; your own is an entry point of the group `prorl.agents`. Raises ConfigError with the nearest name."""
+    """An agent by name; your own is an entry point of the group `prorl.agents`.
+
+    Raises ConfigError with the nearest name.
+    """
     agent: Agent = plugins.make(ENTRY_POINTS, name, ConfigError, BUILT_IN)
     return agent

@@ -1,4 +1,6 @@
-"""What an agent is given for one attempt, as a plain record: implements `prorl.protocols.AgentContext`."""
+"""What an agent is given for one attempt, as a plain record: implements
+`prorl.protocols.AgentContext`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from dataclasses import dataclass, field
 
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env, Renderer, Sandbox
-from prorl.types import AttemptKey, Message, PolicyVersion, RolloutLimits, SamplingParams, Task, ToolSpec
+from prorl.types import (
+    AttemptKey,
+    Message,
+    PolicyVersion,
+    RolloutLimits,
+    SamplingParams,
+    Task,
+    ToolSpec,
+)
 
 FIRST_VERSION = PolicyVersion(0)
 
@@ -18,7 +28,11 @@ def _never() -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class AttemptContext:
-    """One attempt. Cancelling: make `cancelled` true, then cancel the task that runs the agent; it returns what it has."""
+    """One attempt.
+
+    Cancelling: make `cancelled` true, then cancel the task that runs the agent; it returns what it
+    has.
+    """
 
     task: Task
     env: Env

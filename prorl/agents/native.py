@@ -1,11 +1,13 @@
-"""The native tool loop: sample, parse, run the calls, append their output, again, until the policy answers or a budget ends.
+"""The native tool loop: sample, parse, run the calls, append their output, again, until the policy
+answers or a budget ends.
 
     prompt -> [completion -> calls -> tool output]* -> completion without calls -> artefact
 
-Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again; whatever happens, `run` returns a
-trajectory with everything that was sampled until then; nothing is retried here. A budget that ends leaves the artefact to be scored
-(class policy); a backend or sandbox that we lost leaves none (class infra). Not promised: tokens of a model call that was cut short,
-since backends give none.
+Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again;
+whatever happens, `run` returns a trajectory with everything that was sampled until then; nothing is
+retried here. A budget that ends leaves the artefact to be scored (class policy); a backend or
+sandbox that we lost leaves none (class infra). Not promised: tokens of a model call that was cut
+short, since backends give none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from prorl.agents.record import AttemptRecord, join
 from prorl.agents.seeds import derive_seed
 from prorl.agents.waiting import within
 from prorl.completion import check_completion
-from prorl.errors import BackendError, BudgetError, ProrlError, RolloutError, SandboxError, TaskError, boundary
+from prorl.errors import (
+    BackendError,
+    BudgetError,
+    ProrlError,
+    RolloutError,
+    SandboxError,
+    TaskError,
+    boundary,
+)
 from prorl.protocols import AgentContext
 from prorl.renderer import visible
 from prorl.types import (
@@ -40,8 +50,10 @@ from prorl.types import (
 )
 
 ARTEFACT_S = 45.0
-"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by. A sandbox client's own limit
-for a file (30 s) comes first, since it knows who is to blame."""
+"""For fetching the artefact, also when the deadline has passed: it is what the policy is scored by.
+
+A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame.
+"""
 TOOL_GRACE_S = 15.0
 """After a tool call's own limit; its sandbox has answered by then or is lost."""
 OVERTIME_S = TOOL_GRACE_S + ARTEFACT_S
@@ -70,7 +82,10 @@ class NativeAgent:
     """Implements `prorl.protocols.Agent`; holds no state."""
 
     async def run(self, context: AgentContext) -> Trajectory:
-        """Drive one attempt to its end. Raises only CancelledError, and only when `context.cancelled()` is false."""
+        """Drive one attempt to its end.
+
+        Raises only CancelledError, and only when `context.cancelled()` is false.
+        """
         attempt = _Attempt(context)
         try:
             end = await _ended(attempt.drive())
@@ -117,7 +132,10 @@ class _Attempt:
         context, record = self._context, self._record
         prompt = context.renderer.prompt(context.messages, context.tools)
         if len(prompt) >= context.limits.max_tokens:
-            raise TaskError(f"a prompt of {len(prompt)} tokens", f"fewer than limits.max_tokens = {context.limits.max_tokens}")
+            raise TaskError(
+                f"a prompt of {len(prompt)} tokens",
+                f"fewer than limits.max_tokens = {context.limits.max_tokens}",
+            )
         record.sequence.context(prompt, turn=0)
         turn = 0
         while (end := await self._turn(turn)) is None:
@@ -132,7 +150,11 @@ class _Attempt:
         record.final = visible(message.content)
         if not message.tool_calls:
             cut_off = completion.finish_reason is FinishReason.LENGTH
-            return _end(FailureCode.MAX_TOKENS, "cut off in the answer") if cut_off else End(StopReason.DONE)
+            return (
+                _end(FailureCode.MAX_TOKENS, "cut off in the answer")
+                if cut_off
+                else End(StopReason.DONE)
+            )
         outputs = await self._call_tools(turn, message.tool_calls)
         if turn + 1 >= context.limits.max_turns:
             return _end(FailureCode.MAX_TURNS, f"{turn + 1} turns without an answer")
@@ -145,7 +167,9 @@ class _Attempt:
     # ---- the model
 
     async def _sample(self, turn: int) -> Completion:
-        """One turn's completion; pieces that a weight update cut are continued from their exact ids."""
+        """One turn's completion; pieces that a weight update cut are continued from their exact
+        ids.
+        """
         record, parts = self._record, list[Completion]()
         prompt_tokens, began = len(record.sequence), self._clock()
         try:
@@ -156,7 +180,12 @@ class _Attempt:
                     return join(parts)
         finally:
             if any(len(part.token_ids_C) for part in parts):
-                record.turn(join(parts), prompt_tokens, self._context.sampling.temperature, self._clock() - began)
+                record.turn(
+                    join(parts),
+                    prompt_tokens,
+                    self._context.sampling.temperature,
+                    self._clock() - began,
+                )
             else:
                 record.llm_s += self._clock() - began
 
@@ -165,14 +194,18 @@ class _Attempt:
         if context.cancelled():
             raise RolloutError(FailureCode.CANCELLED, "")
         if sum(not len(part.token_ids_C) for part in parts) > MAX_EMPTY_ABORTS:
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"aborted {MAX_EMPTY_ABORTS} times without a token")
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE, f"aborted {MAX_EMPTY_ABORTS} times without a token"
+            )
         wanted = context.sampling.max_tokens - sum(len(part.token_ids_C) for part in parts)
         wanted = min(wanted, context.limits.max_tokens - len(record.sequence))
         if wanted <= 0:
             raise BudgetError(FailureCode.MAX_TOKENS, f"{len(record.sequence)} tokens")
         request = self._request(turn, len(parts), wanted)
         with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
-            completion = await within(context.deadline, context.backend.generate(request), "a model call")
+            completion = await within(
+                context.deadline, context.backend.generate(request), "a model call"
+            )
         check_completion(completion, context.renderer.vocab_size, wanted)
         self._check_versions(completion)
         record.sequence.sampled(completion, turn, context.sampling.temperature)
@@ -181,10 +214,15 @@ class _Attempt:
         return completion
 
     def _check_versions(self, completion: Completion) -> None:
-        """Refuse tokens of weights older than those that this rollout has seen, or than its lease allows: another attempt is due."""
+        """Refuse tokens of weights older than those that this rollout has seen, or than its lease
+        allows: another attempt is due.
+        """
         oldest = min(completion.versions, default=self._min_version)
         if oldest < self._min_version:
-            text = f"{self._context.backend.name} serves version {oldest}, older than {self._min_version}"
+            text = (
+                f"{self._context.backend.name} serves version {oldest}, older than"
+                f" {self._min_version}"
+            )
             raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text)
 
     def _request(self, turn: int, part: int, max_tokens: int) -> GenerateRequest:
@@ -192,9 +230,17 @@ class _Attempt:
         return GenerateRequest(
             prompt_ids_L=self._record.sequence.ids_L,
             sampling=replace(context.sampling, max_tokens=max_tokens),
-            seed=derive_seed(context.run_seed, context.task.task_id, context.sample_index, key.attempt, turn, part),
+            seed=derive_seed(
+                context.run_seed,
+                context.task.task_id,
+                context.sample_index,
+                key.attempt,
+                turn,
+                part,
+            ),
             stop_token_ids=context.renderer.stop_token_ids,
-            request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}" + (f".{part}" if part else ""),
+            request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}"
+            + (f".{part}" if part else ""),
             session=context.session,
             min_version=PolicyVersion(self._min_version),
             task=context.task,
@@ -235,15 +281,22 @@ class _Attempt:
     # ---- the end
 
     async def artefact(self, end: End) -> tuple[End, bytes]:
-        """What crosses into EVAL. A sandbox that cannot give it any more changes a good end, and an end that was bad stays."""
+        """What crosses into EVAL.
+
+        A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
+        """
         context = self._context
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
                 async with asyncio.timeout(ARTEFACT_S):
-                    return end, await context.env.artefact(context.task, self._record.final, context.sandbox)
+                    return end, await context.env.artefact(
+                        context.task, self._record.final, context.sandbox
+                    )
         except RolloutError as error:
             ours = FAILURE_CLASS[error.code] is FailureClass.INFRA
-            keep = end.stop is StopReason.SANDBOX_BROKEN or (end.stop is not StopReason.DONE and not ours)
+            keep = end.stop is StopReason.SANDBOX_BROKEN or (
+                end.stop is not StopReason.DONE and not ours
+            )
             return (end if keep else _end(error.code, error.message)), b""
 
     def trajectory(self, end: End, artefact: bytes) -> Trajectory:

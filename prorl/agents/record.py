@@ -1,7 +1,9 @@
-"""What an attempt writes down while it runs: one growing sequence of exact ids, its spans, turns and messages.
+"""What an attempt writes down while it runs: one growing sequence of exact ids, its spans, turns
+and messages.
 
-Invariants: ids are appended and never changed, so a view that was handed out stays true; spans tile the ids; each sampled id has one
-logprob; where the weights changed inside a turn the span is split at that very id. Ids never become Python lists.
+Invariants: ids are appended and never changed, so a view that was handed out stays true; spans tile
+the ids; each sampled id has one logprob; where the weights changed inside a turn the span is split
+at that very id. Ids never become Python lists.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class SequenceRecord:
     def _append(self, ids: Int32) -> None:
         end = self._length + len(ids)
         if end > len(self._ids_L):
-            # A larger buffer instead of a resize in place: views that a backend still holds keep the old one.
+            # A larger buffer instead of a resize in place: views that a backend still holds keep
+            # the old one.
             grown = np.empty(max(end, 2 * len(self._ids_L)), dtype=np.int32)
             grown[: self._length] = self._ids_L[: self._length]
             self._ids_L = grown
@@ -104,7 +107,9 @@ class AttemptRecord:
         self.llm_s = 0.0
         self.tool_s = 0.0
 
-    def turn(self, completion: Completion, prompt_tokens: int, temperature: float, llm_s: float) -> None:
+    def turn(
+        self, completion: Completion, prompt_tokens: int, temperature: float, llm_s: float
+    ) -> None:
         """Write down a model call whose ids `sequence` already holds."""
         self.llm_s += llm_s
         self.turns.append(

@@ -1,4 +1,6 @@
-"""Waiting under a `Deadline` that others may pause: what `asyncio.timeout` cannot do, since it fixes the end when it starts."""
+"""Waiting under a `Deadline` that others may pause: what `asyncio.timeout` cannot do, since it
+fixes the end when it starts.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ _CANCEL_S = 5.0
 
 
 async def within(deadline: Deadline, call: Coroutine[Json, Json, ResultT], what: str) -> ResultT:
-    """The result of `call`, unless the deadline ends first: then `call` is cancelled. Raises BudgetError(DEADLINE)."""
+    """The result of `call`, unless the deadline ends first: then `call` is cancelled.
+
+    Raises BudgetError(DEADLINE).
+    """
     task = asyncio.ensure_future(call)
     try:
         while not task.done():

@@ -1,4 +1,6 @@
-"""Backends: where tokens come from. All implement `prorl.protocols.Backend` and pass the same contract tests.
+"""Backends: where tokens come from.
+
+All implement `prorl.protocols.Backend` and pass the same contract tests.
 
 | URL | what |
 |---|---|
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
     from prorl.protocols import Backend, Env, Renderer
 
 
-def open_backend(url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = "") -> Backend:
-    """A backend by URL. `env` finds an env by name, for scripted backends. Connects to nothing yet. Raises ConfigError."""
+def open_backend(
+    url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
+) -> Backend:
+    """A backend by URL.
+
+    `env` finds an env by name, for scripted backends. Connects to nothing yet. Raises ConfigError.
+    """
     scheme = url.partition(":")[0]
     if scheme == "scripted":
         from prorl.backends.scripted import open_scripted
@@ -36,12 +43,18 @@ def open_backend(url: str, renderer: Renderer, env: Callable[[str], Env], *, mod
 
         return VllmBackend(url, renderer.vocab_size, model=model, api_key=api_key)
     raise ConfigError(
-        f"backend {url!r}", "scripted:oracle|flaky|noop|random|faulty, or http://host:port", "start vLLM and name its address"
+        f"backend {url!r}",
+        "scripted:oracle|flaky|noop|random|faulty, or http://host:port",
+        "start vLLM and name its address",
     )
 
 
-async def open_probed(url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = "") -> Backend:
-    """As `open_backend`, when a model server has shown that its logprobs are those of what it samples from. Raises BackendError."""
+async def open_probed(
+    url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
+) -> Backend:
+    """As `open_backend`, when a model server has shown that its logprobs are those of what it
+    samples from. Raises BackendError.
+    """
     backend = open_backend(url, renderer, env, model=model, api_key=api_key)
     if url.startswith(("http://", "https://")):
         from prorl.backends.vllm import VllmBackend

@@ -1,4 +1,5 @@
-"""How a model server is given new weights: pause, update, resume, in the words that the server understands.
+"""How a model server is given new weights: pause, update, resume, in the words that the server
+understands.
 
 | dialect | server | update |
 |---|---|---|
@@ -6,9 +7,9 @@
 | `VLLM_TRANSFER` | vLLM with a disk weight-transfer backend | `/start_weight_update`, `/update_weights`, `/finish_weight_update` |
 | `VLLM_RELOAD` | any vLLM in developer mode | `/collective_rpc` (wrong for tied embeddings), `/update_weight_version` |
 
-Invariants: a dialect is found by asking the server, once; every call is answered before the next is sent; whatever goes wrong is a
-BackendError. Not promised: that a server which failed in the middle still serves what it served before: ask `version`.
-Protocol as measured with vLLM 0.27 - 0.32.
+Invariants: a dialect is found by asking the server, once; every call is answered before the next is
+sent; whatever goes wrong is a BackendError. Not promised: that a server which failed in the middle
+still serves what it served before: ask `version`. Protocol as measured with vLLM 0.27 - 0.32.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Dialect:
     """(path, version) -> the calls between pause and resume."""
 
 
-PRORL = Dialect(name="prorl", update=lambda path, version: (Call("/update_weights", {"path": path, "version": version}),))
+PRORL = Dialect(
+    name="prorl",
+    update=lambda path, version: (Call("/update_weights", {"path": path, "version": version}),),
+)
 VLLM_TRANSFER = Dialect(
     name="vllm-transfer",
     update=lambda path, version: (
@@ -68,12 +72,18 @@ class WeightTarget:
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str = "") -> None:
         self.url = url.rstrip("/")
         self._session = session
-        # After an error vLLM closes a connection that it has just said to keep, and the next call would be lost with it.
-        self._headers = {"Connection": "close"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        # After an error vLLM closes a connection that it has just said to keep, and the next call
+        # would be lost with it.
+        self._headers = {"Connection": "close"} | (
+            {"Authorization": f"Bearer {key}"} if key else {}
+        )
         self._dialect: Dialect | None = None
 
     async def pause(self) -> None:
-        """Stop sampling; what runs is answered with its tokens so far, what comes waits. Raises BackendError."""
+        """Stop sampling; what runs is answered with its tokens so far, what comes waits.
+
+        Raises BackendError.
+        """
         await self._call("POST", "/pause?mode=abort")
 
     async def resume(self) -> None:
@@ -81,7 +91,10 @@ class WeightTarget:
         await self._call("POST", "/resume")
 
     async def update(self, path: str, version: int) -> None:
-        """Load the weights of a directory that the server can read, while it is paused. Raises BackendError."""
+        """Load the weights of a directory that the server can read, while it is paused.
+
+        Raises BackendError.
+        """
         dialect = await self.dialect()
         for call in dialect.update(path, version):
             await self._call("POST", call.path, call.body)
@@ -116,11 +129,18 @@ class WeightTarget:
         data = None if body is None else orjson.dumps(body)
         headers = self._headers | ({"Content-Type": "application/json"} if data else {})
         try:
-            async with self._session.request(method, self.url + path, data=data, headers=headers, timeout=timeout) as response:
+            async with self._session.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
+            ) as response:
                 reply = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as cause:
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self.url}{path}: {type(cause).__name__}: {cause}") from cause
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"{self.url}{path}: {type(cause).__name__}: {cause}",
+            ) from cause
         if response.status != 200:
             text = reply[:300].decode("utf-8", "replace")
-            raise BackendError(FailureCode.BACKEND_PROTOCOL, f"{self.url}{path}: HTTP {response.status}: {text}")
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL, f"{self.url}{path}: HTTP {response.status}: {text}"
+            )
         return reply

@@ -1,8 +1,10 @@
-"""Policies that are scripts: in-process backends that take and give token ids like any other, for tests, checks and benches.
+"""Policies that are scripts: in-process backends that take and give token ids like any other, for
+tests, checks and benches.
 
-Invariants: what they say depends on (run seed, task, sample index) and the turn alone, so that a run repeats and a retry says the
-same; which turn it is they read from the prompt's ids, never from state of their own. Faults are drawn from the request's seed, which
-differs between attempts, so that a retry can do better. Logprobs are made up but valid, except where a fault is asked for.
+Invariants: what they say depends on (run seed, task, sample index) and the turn alone, so that a
+run repeats and a retry says the same; which turn it is they read from the prompt's ids, never from
+state of their own. Faults are drawn from the request's seed, which differs between attempts, so
+that a retry can do better. Logprobs are made up but valid, except where a fault is asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 
 from prorl.errors import BackendError, ConfigError
-from prorl.types import Completion, FailureCode, FinishReason, GenerateRequest, Json, Message, PolicyVersion
+from prorl.types import (
+    Completion,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    Json,
+    Message,
+    PolicyVersion,
+)
 
 if TYPE_CHECKING:
     from prorl.protocols import Backend, Env, Renderer
@@ -28,7 +38,10 @@ WRONG_ANSWER = "I do not know."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What a scripted URL asks for; each field is a query parameter. Shares are probabilities per model call."""
+    """What a scripted URL asks for; each field is a query parameter.
+
+    Shares are probabilities per model call.
+    """
 
     p: float = 0.5
     """flaky: mean probability of being right; each task has its own."""
@@ -82,9 +95,15 @@ def open_scripted(url: str, renderer: Renderer, env: Callable[[str], Env]) -> Ba
             raise ConfigError(f"{url}: base={script.base}", f"one of {', '.join(speakers)}")
         return ScriptedBackend(url, speakers[script.base](), script)
     if name not in speakers:
-        raise ConfigError(f"scripted backend {name!r}", f"one of {', '.join(speakers)}, faulty", "write scripted:oracle")
+        raise ConfigError(
+            f"scripted backend {name!r}",
+            f"one of {', '.join(speakers)}, faulty",
+            "write scripted:oracle",
+        )
     if any(getattr(script, fault) for fault in _FAULTS):
-        raise ConfigError(f"{url} asks for faults", "scripted:faulty", f"write scripted:faulty?base={name}&...")
+        raise ConfigError(
+            f"{url} asks for faults", "scripted:faulty", f"write scripted:faulty?base={name}&..."
+        )
     return ScriptedBackend(url, speakers[name](), script)
 
 
@@ -100,7 +119,10 @@ def _parse(url: str) -> tuple[str, Script]:
         except ValueError as cause:
             raise ConfigError(f"{url}: {key}={text!r}", "a number") from cause
         if kinds[key] is float and not 0.0 <= values[key] <= (3600.0 if key == "delay_s" else 1.0):
-            raise ConfigError(f"{url}: {key}={text}", "seconds from 0 to 3600" if key == "delay_s" else "a share from 0 to 1")
+            raise ConfigError(
+                f"{url}: {key}={text}",
+                "seconds from 0 to 3600" if key == "delay_s" else "a share from 0 to 1",
+            )
     return parts.path, Script(**values)
 
 
@@ -124,7 +146,11 @@ class ScriptedBackend:
             await asyncio.Event().wait()
         spoken = self._speaker(request)
         cut = spoken.ids_C[: request.sampling.max_tokens]
-        logprobs = _made_up(request, len(cut)) if spoken.logprobs_C is None else spoken.logprobs_C[: len(cut)]
+        logprobs = (
+            _made_up(request, len(cut))
+            if spoken.logprobs_C is None
+            else spoken.logprobs_C[: len(cut)]
+        )
         stopped = len(cut) > 0 and int(cut[-1]) in request.stop_token_ids
         completion = Completion(
             token_ids_C=cut,
@@ -166,9 +192,16 @@ def _spoil(completion: Completion, fault: str) -> Completion:
 
 
 class Oracle:
-    """Makes the reference's calls one a turn, then answers; or, where `is_right` says no, gives a useless answer at once."""
+    """Makes the reference's calls one a turn, then answers; or, where `is_right` says no, gives a
+    useless answer at once.
+    """
 
-    def __init__(self, renderer: Renderer, env: Callable[[str], Env], is_right: Callable[[GenerateRequest], bool]) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        env: Callable[[str], Env],
+        is_right: Callable[[GenerateRequest], bool],
+    ) -> None:
         self._renderer, self._env, self._is_right = renderer, env, is_right
         self._useless = Useless(renderer)
 
@@ -176,19 +209,26 @@ class Oracle:
         """The assistant message of this turn, as ids."""
         task = request.task
         if task is None:
-            raise BackendError(FailureCode.BACKEND_PROTOCOL, "a scripted oracle needs the task, which no wire carries: run it in-process")
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL,
+                "a scripted oracle needs the task, which no wire carries: run it in-process",
+            )
         if not self._is_right(request):
             return self._useless(request)
         env = self._env(task.env)
         reference, turn = env.reference(task), self._turn(request.prompt_ids_L, task, env)
         if turn < len(reference.calls):
-            return self._say(Message(role="assistant", content="", tool_calls=(reference.calls[turn],)))
+            return self._say(
+                Message(role="assistant", content="", tool_calls=(reference.calls[turn],))
+            )
         return self._say(Message(role="assistant", content=reference.answer))
 
     def _turn(self, prompt_ids_L: Int32, task: Task, env: Env) -> int:
         """Assistant starts beyond those of the first prompt, which may hold worked examples."""
         first = self._renderer.prompt(env.messages(task), env.tools(task))
-        return self._renderer.assistant_starts(prompt_ids_L) - self._renderer.assistant_starts(first)
+        return self._renderer.assistant_starts(prompt_ids_L) - self._renderer.assistant_starts(
+            first
+        )
 
     def _say(self, message: Message) -> Spoken:
         return Spoken(self._renderer.completion(message))
@@ -206,7 +246,9 @@ class Useless:
 
 
 class Dice:
-    """A distribution made from the last id alone: eight likely ids and a stop token, the rest unlikely."""
+    """A distribution made from the last id alone: eight likely ids and a stop token, the rest
+    unlikely.
+    """
 
     def __init__(self, renderer: Renderer, *, raw: bool) -> None:
         self._vocab_size, self._raw = renderer.vocab_size, raw
@@ -217,13 +259,18 @@ class Dice:
         last = int(request.prompt_ids_L[-1])
         ids: list[int] = []
         logprobs: list[float] = []
-        while len(ids) < request.sampling.max_tokens and (not ids or last not in request.stop_token_ids):
+        while len(ids) < request.sampling.max_tokens and (
+            not ids or last not in request.stop_token_ids
+        ):
             logits = self._logits(last, request.stop_token_ids)
             scaled = _log_softmax(logits / max(request.sampling.temperature, 1e-3))
             last = int(np.argmax(scaled + generator.gumbel(size=self._vocab_size)))
             ids.append(last)
             logprobs.append(float((_log_softmax(logits) if self._raw else scaled)[last]))
-        return Spoken(np.array(ids, dtype=np.int32), np.minimum(np.array(logprobs, dtype=np.float32), np.float32(0.0)))
+        return Spoken(
+            np.array(ids, dtype=np.int32),
+            np.minimum(np.array(logprobs, dtype=np.float32), np.float32(0.0)),
+        )
 
     def _logits(self, last: int, stop_token_ids: tuple[int, ...]) -> Float32:
         logits = np.zeros(self._vocab_size, dtype=np.float32)
@@ -240,7 +287,9 @@ def _log_softmax(logits: Float32) -> Float32:
 
 
 def is_right(request: GenerateRequest, mean: float) -> bool:
-    """Whether flaky solves this sample: each task has its own probability, `mean` on average over tasks."""
+    """Whether flaky solves this sample: each task has its own probability, `mean` on average over
+    tasks.
+    """
     task_id = request.task.task_id if request.task else ""
     if mean <= 0.0:
         return False
@@ -258,5 +307,8 @@ def draw(*parts: Json) -> float:
 def _made_up(request: GenerateRequest, count: int) -> Float32:
     """Logprobs of (run seed, task, sample, prompt length) alone, as a model might have given them."""
     task_id = request.task.task_id if request.task else ""
-    seed = int(draw("logprobs", request.run_seed, task_id, request.sample_index, len(request.prompt_ids_L)) * (1 << 53))
+    seed = int(
+        draw("logprobs", request.run_seed, task_id, request.sample_index, len(request.prompt_ids_L))
+        * (1 << 53)
+    )
     return -np.random.default_rng(seed).random(count, dtype=np.float32)

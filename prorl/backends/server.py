@@ -1,11 +1,13 @@
-"""Serves any `Backend` over HTTP in vLLM's token subset, so that `VllmBackend`, and whoever else speaks to vLLM, can use it.
+"""Serves any `Backend` over HTTP in vLLM's token subset, so that `VllmBackend`, and whoever else
+speaks to vLLM, can use it.
 
     POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed, stop_token_ids, request_id}
     GET /health /version /v1/models /metrics      POST /tokenize /detokenize
 
-Invariants: a client that goes away cancels its generation; a request that asks for what is not served (text prompts, n > 1, streams)
-is refused, never half served. `weight_versions` states where the weights changed, which vLLM's completions do not.
-Not promised: TLS (bind to loopback), or any parameter that is not named here.
+Invariants: a client that goes away cancels its generation; a request that asks for what is not
+served (text prompts, n > 1, streams) is refused, never half served. `weight_versions` states where
+the weights changed, which vLLM's completions do not. Not promised: TLS (bind to loopback), or any
+parameter that is not named here.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ MAX_BODY_BYTES = 32 << 20
 class TokenServer:
     """One backend behind one address. `async with TokenServer(...) as server: server.url`.
 
-    `routes` are added as they are: an engine's own, such as pause and weight updates. With an `api_key`, everything but /health asks
-    for it as bearer token: a process that shares this host's loopback, such as a `local` sandbox, is not the service.
+    `routes` are added as they are: an engine's own, such as pause and weight updates. With an
+    `api_key`, everything but /health asks for it as bearer token: a process that shares this host's
+    loopback, such as a `local` sandbox, is not the service.
     """
 
     def __init__(
@@ -57,7 +60,9 @@ class TokenServer:
         self._host, self._port, self._max_model_len = host, port, max_model_len
         self._running = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
         # Cancelling the handler is what turns a client's hang-up into an abort.
-        self._runner = web.AppRunner(self._app(routes), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            self._app(routes), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -68,16 +73,27 @@ class TokenServer:
             await site.start()
         except OSError as cause:
             await self._runner.cleanup()
-            raise ConfigError(f"cannot listen on {self._host}:{self._port}: {cause.strerror}", "a free port", "0 takes any") from cause
+            raise ConfigError(
+                f"cannot listen on {self._host}:{self._port}: {cause.strerror}",
+                "a free port",
+                "0 takes any",
+            ) from cause
         self.url = f"http://{self._host}:{self._runner.addresses[0][1]}"
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Stop listening and end what runs."""
         await self._runner.cleanup()
 
     def _app(self, routes: Iterable[web.RouteDef]) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._authorize] if self._api_key else [])
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES, middlewares=[self._authorize] if self._api_key else []
+        )
         app.add_routes(
             [
                 web.post("/v1/completions", self._completions),
@@ -95,17 +111,28 @@ class TokenServer:
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if request.path != "/health" and not hmac.compare_digest(given.encode(), self._api_key.encode()):
+        if request.path != "/health" and not hmac.compare_digest(
+            given.encode(), self._api_key.encode()
+        ):
             return _error(401, "a bearer token is expected")
         return await handler(request)
 
     async def _completions(self, request: web.Request) -> web.Response:
         try:
-            wanted = _request(await _body(request), self._model, self._tokenizer.vocab_size, request.headers.get("x-session-id", ""))
+            wanted = _request(
+                await _body(request),
+                self._model,
+                self._tokenizer.vocab_size,
+                request.headers.get("x-session-id", ""),
+            )
         except ValueError as cause:
             return _error(400, str(cause))
         if len(wanted.prompt_ids_L) >= self._max_model_len:
-            return _error(400, f"the prompt has {len(wanted.prompt_ids_L)} tokens; the context is {self._max_model_len}")
+            return _error(
+                400,
+                f"the prompt has {len(wanted.prompt_ids_L)} tokens; the context is"
+                f" {self._max_model_len}",
+            )
         self._running += 1
         try:
             completion = await self._backend.generate(wanted)
@@ -124,12 +151,18 @@ class TokenServer:
             "index": 0,
             "text": self._tokenizer.decode(ids[(ids >= 0) & (ids < self._tokenizer.vocab_size)]),
             "token_ids": np.ascontiguousarray(ids),
-            "logprobs": {"token_logprobs": np.ascontiguousarray(completion.logprobs_C), "tokens": None, "top_logprobs": None},
+            "logprobs": {
+                "token_logprobs": np.ascontiguousarray(completion.logprobs_C),
+                "tokens": None,
+                "top_logprobs": None,
+            },
             "finish_reason": completion.finish_reason.value,
             "stop_reason": None,
             "weight_versions": [
                 {"version": str(version), "start": start, "end": end}
-                for version, start, end in zip(completion.versions, starts, completion.version_ends, strict=False)
+                for version, start, end in zip(
+                    completion.versions, starts, completion.version_ends, strict=False
+                )
             ],
         }
         prompt_tokens, sampled = len(request.prompt_ids_L), len(ids)
@@ -139,7 +172,12 @@ class TokenServer:
             "total_tokens": prompt_tokens + sampled,
             "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
         }
-        head = {"id": f"cmpl-{request.request_id}", "object": "text_completion", "created": int(time.time()), "model": self._model}
+        head = {
+            "id": f"cmpl-{request.request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": self._model,
+        }
         return head | {"choices": [choice], "usage": usage}
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -149,7 +187,12 @@ class TokenServer:
         return _json({"version": f"prorl-{distribution_version('prorl')}"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        model = {"id": self._model, "object": "model", "root": self._model, "max_model_len": self._max_model_len}
+        model = {
+            "id": self._model,
+            "object": "model",
+            "root": self._model,
+            "max_model_len": self._max_model_len,
+        }
         return _json({"object": "list", "data": [model]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -160,7 +203,9 @@ class TokenServer:
             "generation_tokens_total": self._generated_tokens,
             "prompt_tokens_cached_total": self._cached_tokens,
         }
-        lines = [f'vllm:{name}{{model_name="{self._model}"}} {value}\n' for name, value in values.items()]
+        lines = [
+            f'vllm:{name}{{model_name="{self._model}"}} {value}\n' for name, value in values.items()
+        ]
         return web.Response(text="".join(lines), content_type="text/plain")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -174,7 +219,15 @@ class TokenServer:
     async def _detokenize(self, request: web.Request) -> web.Response:
         try:
             return _json(
-                {"prompt": self._tokenizer.decode(_ids((await _body(request)).get("tokens"), "tokens", self._tokenizer.vocab_size))}
+                {
+                    "prompt": self._tokenizer.decode(
+                        _ids(
+                            (await _body(request)).get("tokens"),
+                            "tokens",
+                            self._tokenizer.vocab_size,
+                        )
+                    )
+                }
             )
         except ValueError as cause:
             return _error(400, str(cause))
@@ -190,7 +243,9 @@ async def _body(request: web.Request) -> Mapping[str, Json]:
     return value
 
 
-def _request(body: Mapping[str, Json], model: str, vocab_size: int, session: str) -> GenerateRequest:
+def _request(
+    body: Mapping[str, Json], model: str, vocab_size: int, session: str
+) -> GenerateRequest:
     """The request that a body asks for. Raises ValueError with what is wrong."""
     if body.get("model") not in (None, "", model):
         raise ValueError(f"the model {body['model']!r} is not served; {model!r} is")
@@ -218,7 +273,10 @@ def _ids(values: Json, name: str, vocab_size: int) -> np.ndarray[tuple[int], np.
     if array.ndim != 1 or array.dtype.kind != "i" or not len(array):
         raise ValueError(f"{name}: a list of token ids is expected")
     if array.min() < 0 or array.max() >= vocab_size:
-        raise ValueError(f"{name}: ids from 0 to {vocab_size - 1} are expected, found {array.min()} to {array.max()}")
+        raise ValueError(
+            f"{name}: ids from 0 to {vocab_size - 1} are expected, found {array.min()} to"
+            f" {array.max()}"
+        )
     ids: np.ndarray[tuple[int], np.dtype[np.int32]] = array.astype(np.int32)
     return ids
 
@@ -242,9 +300,17 @@ def _integer(body: Mapping[str, Json], name: str) -> int:
 
 
 def _json(value: Json) -> web.Response:
-    return web.Response(body=orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), content_type="application/json")
+    return web.Response(
+        body=orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY), content_type="application/json"
+    )
 
 
 def _error(status: int, message: str) -> web.Response:
-    value = {"error": {"message": message, "type": "BadRequestError" if status < 500 else "InternalServerError", "code": status}}
+    value = {
+        "error": {
+            "message": message,
+            "type": "BadRequestError" if status < 500 else "InternalServerError",
+            "code": status,
+        }
+    }
     return web.Response(status=status, body=orjson.dumps(value), content_type="application/json")

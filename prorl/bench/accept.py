@@ -1,7 +1,10 @@
-"""How long a submission waits until it is on disk: `accept_p99_ms` at a steady 200 requests a second, over real HTTP.
+"""How long a submission waits until it is on disk:
 
-The rival is what nobody can beat: a bare `fdatasync` after appending 4 KiB, at the same rate on the same disk in the same run. The bar is
-3 times its p99 plus 5 ms. The gateway runs in a process of its own, as in a service.
+`accept_p99_ms` at a steady 200 requests a second, over real HTTP.
+
+The rival is what nobody can beat: a bare `fdatasync` after appending 4 KiB, at the same rate on the
+same disk in the same run. The bar is 3 times its p99 plus 5 ms. The gateway runs in a process of
+its own, as in a service.
 """
 
 from __future__ import annotations
@@ -39,12 +42,22 @@ async def run(quick: bool) -> Report:
         accepted, cpu_s = await _accept(Path(folder), seconds)
     ours, rival = _p99(accepted), _p99(bare)
     bar = 3 * rival + 5.0
-    note = f"p50 {statistics.median(accepted):.2f} ms (bare {statistics.median(bare):.2f}); bar 3 x bare + 5 ms = {bar:.2f}"
+    note = (
+        f"p50 {statistics.median(accepted):.2f} ms (bare {statistics.median(bare):.2f}); bar 3 x"
+        f" bare + 5 ms = {bar:.2f}"
+    )
     row = Row(
-        what="accept_p99_ms", value=ours, unit="ms", repeats=tuple(round(value, 3) for value in accepted), cpu_s=cpu_s,
-        rival="bare fdatasync p99", rival_value=rival, rival_command=RIVAL_COMMAND, ratio=rival / ours,
+        what="accept_p99_ms",
+        value=ours,
+        unit="ms",
+        repeats=tuple(round(value, 3) for value in accepted),
+        cpu_s=cpu_s,
+        rival="bare fdatasync p99",
+        rival_value=rival,
+        rival_command=RIVAL_COMMAND,
+        ratio=rival / ours,
         note=note if ours <= bar else f"missed: {note}",
-    )  # fmt: skip
+    )
     return Report(bench="accept", machine=machine(), rows=(row,))
 
 
@@ -91,11 +104,19 @@ async def _bare(path: Path, seconds: float) -> list[float]:
 async def _accept(folder: Path, seconds: float) -> tuple[list[float], float]:
     token = secrets.token_urlsafe(16)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    async with _gateway(folder, token) as url, aiohttp.ClientSession(headers={"authorization": f"Bearer {token}"}) as session:
+    async with (
+        _gateway(folder, token) as url,
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {token}"}) as session,
+    ):
         await _post(session, f"{url}/v1/runs", {"run_id": "accept"}, 201)
 
         async def submit(index: int) -> None:
-            task = {"task_id": f"t{index}", "env": "noop", "prompt": "What is six times seven?", "data": {"answer": "42"}}
+            task = {
+                "task_id": f"t{index}",
+                "env": "noop",
+                "prompt": "What is six times seven?",
+                "data": {"answer": "42"},
+            }
             body = {"groups": [{"task": task, "n": 8, "key": str(index)}]}
             await _post(session, f"{url}/v1/runs/accept/groups", body, 202)
 
@@ -106,7 +127,9 @@ async def _accept(folder: Path, seconds: float) -> tuple[list[float], float]:
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: object, expected: int) -> None:
-    async with session.post(url, data=orjson.dumps(body), headers={"content-type": "application/json"}) as answer:
+    async with session.post(
+        url, data=orjson.dumps(body), headers={"content-type": "application/json"}
+    ) as answer:
         if answer.status != expected:
             raise UnavailableError(f"{url}: HTTP {answer.status} {await answer.text()}")
         await answer.read()
@@ -116,17 +139,24 @@ async def _post(session: aiohttp.ClientSession, url: str, body: object, expected
 async def _gateway(folder: Path, token: str) -> AsyncIterator[str]:
     """A gateway process on a root of its own."""
     with tempfile.TemporaryDirectory(prefix="prorl-") as sockets:
-        config = ServiceConfig(root=folder / "root", socket_dir=Path(sockets), token=token, backends=("scripted:noop",))
+        config = ServiceConfig(
+            root=folder / "root", socket_dir=Path(sockets), token=token, backends=("scripted:noop",)
+        )
         path = folder / "service.json"
         path.write_text(config.model_dump_json())
         path.chmod(0o600)
         argv = (sys.executable, "-m", "prorl.service", "--config", str(path))
-        process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
         assert process.stdout is not None
         try:
             line = await process.stdout.readline()
             if not line.startswith(b"ready "):
-                raise UnavailableError("the gateway did not start: run `python -m prorl.service --config ...` to see why")
+                raise UnavailableError(
+                    "the gateway did not start: run `python -m prorl.service --config ...` to"
+                    " see why"
+                )
             yield str(orjson.loads(line[6:])["http"])
         finally:
             if process.returncode is None:

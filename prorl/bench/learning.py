@@ -1,11 +1,15 @@
-"""`prorl bench learning`: does the demo learn, whatever the seeds? Whole demos, one after another, on fresh held-out tasks.
+"""`prorl bench learning`: does the demo learn, whatever the seeds?
 
-Two starting checkpoints (the shipped toy, and one that `make checkpoint SEED=1` makes here), three training seeds each, 512 held-out
-tasks of each set before and after, sampled at temperature 1 and greedily; and a control with shuffled rewards, which must not learn.
-About an hour on two cores; an interrupted bench goes on where it was when it is started again in the same folder.
+Whole demos, one after another, on fresh held-out tasks.
 
-Everything lies in prorl-runs/learning: the runs, `curves.parquet` (reward of what each policy version sampled), `heldout.parquet`
-(shares with Wilson's 95 % interval) and `curves.png` drawn from these two.
+Two starting checkpoints (the shipped toy, and one that `make checkpoint SEED=1` makes here), three
+training seeds each, 512 held-out tasks of each set before and after, sampled at temperature 1 and
+greedily; and a control with shuffled rewards, which must not learn. About an hour on two cores; an
+interrupted bench goes on where it was when it is started again in the same folder.
+
+Everything lies in prorl-runs/learning: the runs, `curves.parquet` (reward of what each policy
+version sampled), `heldout.parquet` (shares with Wilson's 95 % interval) and `curves.png` drawn from
+these two.
 """
 
 from __future__ import annotations
@@ -44,16 +48,26 @@ class Study(NamedTuple):
         return f"toy{self.checkpoint}-seed{self.seed}" + ("-control" if self.control else "")
 
 
-STUDIES = (*(Study(checkpoint, seed) for checkpoint in (0, 1) for seed in (0, 1, 2)), Study(0, 0, control=True))
+STUDIES = (
+    *(Study(checkpoint, seed) for checkpoint in (0, 1) for seed in (0, 1, 2)),
+    Study(0, 0, control=True),
+)
 
 
 async def run(quick: bool) -> Report:
     """All studies; `quick` runs two steps of one of them and proves nothing."""
     root = ROOT / "quick" if quick else ROOT
     root.mkdir(parents=True, exist_ok=True)
-    sizes: dict[str, Json] = {"steps": 2, "heldout": 8, "greedy": 8} if quick else {"heldout": 512, "greedy": 512}
-    found = [(study, await _demo(study, root, sizes)) for study in (STUDIES[:1] if quick else STUDIES)]
-    heldout, curves = pa.Table.from_pylist(list(_heldout(found))), pa.Table.from_pylist(list(_curves(found)))
+    sizes: dict[str, Json] = (
+        {"steps": 2, "heldout": 8, "greedy": 8} if quick else {"heldout": 512, "greedy": 512}
+    )
+    found = [
+        (study, await _demo(study, root, sizes)) for study in (STUDIES[:1] if quick else STUDIES)
+    ]
+    heldout, curves = (
+        pa.Table.from_pylist(list(_heldout(found))),
+        pa.Table.from_pylist(list(_curves(found))),
+    )
     pq.write_table(heldout, root / "heldout.parquet")
     pq.write_table(curves, root / "curves.parquet")
     draw(heldout, curves, root / "curves.png")
@@ -62,7 +76,12 @@ async def run(quick: bool) -> Report:
 
 async def _demo(study: Study, root: Path, sizes: dict[str, Json]) -> Json:
     """Run or go on with one demo; what it printed."""
-    recipe: dict[str, Json] = {"seed": study.seed, "minutes": 600.0, "heldout_seed": HELDOUT_SEED, **sizes}
+    recipe: dict[str, Json] = {
+        "seed": study.seed,
+        "minutes": 600.0,
+        "heldout_seed": HELDOUT_SEED,
+        **sizes,
+    }
     if study.checkpoint:
         recipe["model"] = str(await _checkpoint(study.checkpoint, root))
     if study.control:
@@ -71,7 +90,9 @@ async def _demo(study: Study, root: Path, sizes: dict[str, Json]) -> Json:
     file.write_text(json.dumps(recipe))
     again = (root / study.name / "demo.json").exists()
     how = ("--resume",) if again else ("--config", str(file))
-    text = await _output("prorl.cli", "demo", "--json", "--root", str(root), "--name", study.name, *how)
+    text = await _output(
+        "prorl.cli", "demo", "--json", "--root", str(root), "--name", study.name, *how
+    )
     return json.loads(text)
 
 
@@ -83,7 +104,9 @@ async def _checkpoint(seed: int, root: Path) -> Path:
 
 
 async def _output(module: str, *args: str) -> bytes:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *args, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *args, stdout=asyncio.subprocess.PIPE
+    )
     output, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"{module} {' '.join(args)} ended with {process.returncode}")
@@ -96,7 +119,14 @@ def _heldout(found: list[tuple[Study, Json]]) -> Iterator[dict[str, Json]]:
             for mode in ("sampled", "greedy"):
                 for when in ("before", "after"):
                     share = row[f"{mode}_{when}"]
-                    yield {**_of(study), "set": row["set"], "mode": mode, "when": when, "tasks": demo["recipe"]["heldout"], **share}
+                    yield {
+                        **_of(study),
+                        "set": row["set"],
+                        "mode": mode,
+                        "when": when,
+                        "tasks": demo["recipe"]["heldout"],
+                        **share,
+                    }
 
 
 def _curves(found: list[tuple[Study, Json]]) -> Iterator[dict[str, Json]]:
@@ -109,27 +139,70 @@ def _of(study: Study) -> dict[str, Json]:
 
 
 def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
-    shares = {(row["checkpoint"], row["seed"], row["control"], row["set"], row["mode"], row["when"]): row for row in heldout.to_pylist()}
+    shares = {
+        (row["checkpoint"], row["seed"], row["control"], row["set"], row["mode"], row["when"]): row
+        for row in heldout.to_pylist()
+    }
     befores, afters, rises = [], [], []
     for study, demo in found:
         for name in SETS:
-            at = {(mode, when): shares[*study, name, mode, when] for mode in ("sampled", "greedy") for when in ("before", "after")}
+            at = {
+                (mode, when): shares[*study, name, mode, when]
+                for mode in ("sampled", "greedy")
+                for when in ("before", "after")
+            }
             before, after = at["sampled", "before"]["value"], at["sampled", "after"]["value"]
-            greedy = f"greedy {at['greedy', 'before']['value']:.3f} -> {at['greedy', 'after']['value']:.3f}"
-            note = f"{_interval(at['sampled', 'before'])} -> {_interval(at['sampled', 'after'])}, {greedy}"
+            greedy = (
+                f"greedy {at['greedy', 'before']['value']:.3f} ->"
+                f" {at['greedy', 'after']['value']:.3f}"
+            )
+            note = (
+                f"{_interval(at['sampled', 'before'])} -> {_interval(at['sampled', 'after'])},"
+                f" {greedy}"
+            )
             cost = demo["cpu_s"] / len(SETS)
-            yield Row(what=f"heldout_after.{study.name}.{name}", value=after, unit="share", cpu_s=cost, note=note)
+            yield Row(
+                what=f"heldout_after.{study.name}.{name}",
+                value=after,
+                unit="share",
+                cpu_s=cost,
+                note=note,
+            )
             if study.control:
                 rises.append(after - before)
             else:
                 befores.append(before)
                 afters.append(after)
-    yield Row(what="before_max", value=max(befores), unit="share", repeats=tuple(befores), note=f"bar: below {START}")
-    yield Row(what="after_min", value=min(afters), unit="share", repeats=tuple(afters), note=f"bar: above {GOAL}")
+    yield Row(
+        what="before_max",
+        value=max(befores),
+        unit="share",
+        repeats=tuple(befores),
+        note=f"bar: below {START}",
+    )
+    yield Row(
+        what="after_min",
+        value=min(afters),
+        unit="share",
+        repeats=tuple(afters),
+        note=f"bar: above {GOAL}",
+    )
     if rises:
-        yield Row(what="control_rise_max", value=max(rises), unit="share", repeats=tuple(rises), note=f"bar: at most {CONTROL_RISE}")
+        yield Row(
+            what="control_rise_max",
+            value=max(rises),
+            unit="share",
+            repeats=tuple(rises),
+            note=f"bar: at most {CONTROL_RISE}",
+        )
     diffs = tuple(demo["times"]["logprob_diff_max"] for _, demo in found)
-    yield Row(what="logprob_diff_max", value=max(diffs), unit="nats", repeats=diffs, note="sampler against trainer, whole runs; bar: 1e-4")
+    yield Row(
+        what="logprob_diff_max",
+        value=max(diffs),
+        unit="nats",
+        repeats=diffs,
+        note="sampler against trainer, whole runs; bar: 1e-4",
+    )
 
 
 def _interval(share: Json) -> str:
@@ -137,31 +210,56 @@ def _interval(share: Json) -> str:
 
 
 def draw(heldout: pa.Table, curves: pa.Table, path: Path) -> None:
-    """One panel a set: every study's reward per policy version, its held-out shares at both ends; the control dashed and grey."""
+    """One panel a set: every study's reward per policy version, its held-out shares at both ends;
+    the control dashed and grey.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), dpi=100, layout="constrained")
     points, ends = curves.to_pylist(), heldout.to_pylist()
     last = max(point["version"] for point in points)
-    studies = list(dict.fromkeys(Study(row["checkpoint"], row["seed"], row["control"]) for row in ends))
+    studies = list(
+        dict.fromkeys(Study(row["checkpoint"], row["seed"], row["control"]) for row in ends)
+    )
     for axes, name in zip(figure.subplots(1, len(SETS), sharey=True), SETS, strict=True):
         for study in studies:
             color = "grey" if study.control else ("tab:blue", "tab:orange")[study.checkpoint]
             curve = [(point["version"], point["reward"]) for point in _rows_of(points, study, name)]
-            axes.plot(*zip(*curve, strict=True), color=color, linestyle=":" if study.control else "-", linewidth=1, alpha=0.8)
+            axes.plot(
+                *zip(*curve, strict=True),
+                color=color,
+                linestyle=":" if study.control else "-",
+                linewidth=1,
+                alpha=0.8,
+            )
             for row in _rows_of(ends, study, name):
                 if row["mode"] == "sampled":
                     x = -1 if row["when"] == "before" else last + 1
                     error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
-                    axes.errorbar([x], [row["value"]], yerr=error, fmt="o", markersize=3, color=color, capsize=2)
+                    axes.errorbar(
+                        [x],
+                        [row["value"]],
+                        yerr=error,
+                        fmt="o",
+                        markersize=3,
+                        color=color,
+                        capsize=2,
+                    )
         axes.set(title=name, xlabel="policy version", ylim=(0, 1))
         axes.axhline(GOAL, color="black", linewidth=0.5)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean reward, temperature 1")
-    legend = "lines: training · dots: held-out tasks, 95 % Wilson · blue, orange: two checkpoints · grey: shuffled rewards"
+    legend = (
+        "lines: training · dots: held-out tasks, 95 % Wilson · blue, orange: two checkpoints ·"
+        " grey: shuffled rewards"
+    )
     figure.suptitle(legend, fontsize=10)
     figure.savefig(path)
 
 
 def _rows_of(rows: list[dict[str, Json]], study: Study, name: str) -> list[dict[str, Json]]:
-    return [row for row in rows if (row["checkpoint"], row["seed"], row["control"], row["set"]) == (*study, name)]
+    return [
+        row
+        for row in rows
+        if (row["checkpoint"], row["seed"], row["control"], row["set"]) == (*study, name)
+    ]

@@ -1,7 +1,8 @@
 """What a tree of processes uses and holds: CPU, memory, and everything that must not grow.
 
-CPU comes from a control group of its own where this process may make one (cpuacct, version 1): exact, and with the CPU of processes that
-nobody waited for, such as a shell that ends with its sandbox. Elsewhere it is summed from /proc, in ticks, without those.
+CPU comes from a control group of its own where this process may make one (cpuacct, version 1):
+exact, and with the CPU of processes that nobody waited for, such as a shell that ends with its
+sandbox. Elsewhere it is summed from /proc, in ticks, without those.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def tree(root: int) -> list[int]:
     while pending:
         parent = pending.pop()
         try:
-            children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+            children = [
+                int(word)
+                for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            ]
         except OSError:
             continue
         found += children
@@ -89,14 +93,24 @@ def pss_mb(root: int) -> float:
 
 
 def counts(root: int, sockets: Path, folder: Path) -> dict[str, int]:
-    """What must be the same after a thousand sandboxes, for a sandboxd with this folder of sockets and this root."""
+    """What must be the same after a thousand sandboxes, for a sandboxd with this folder of sockets
+    and this root.
+    """
     pids = tree(root)
     return {
         "processes": len(pids),
         "descriptors": sum(len(_names(Path(f"/proc/{pid}/fd"))) for pid in pids),
-        "mounts": sum(len(Path(f"/proc/{pid}/mounts").read_text().splitlines()) for pid in (os.getpid(), *pids)),
-        "sockets": sum(str(sockets) in line for line in Path("/proc/net/unix").read_text().splitlines()),
-        "files": sum(len(files) + len(folders) for _, folders, files in os.walk(folder)) + len(_names(sockets)),
+        "mounts": sum(
+            len(Path(f"/proc/{pid}/mounts").read_text().splitlines())
+            for pid in (os.getpid(), *pids)
+        ),
+        "sockets": sum(
+            str(sockets) in line for line in Path("/proc/net/unix").read_text().splitlines()
+        ),
+        "files": (
+            sum(len(files) + len(folders) for _, folders, files in os.walk(folder))
+            + len(_names(sockets))
+        ),
         "groups": sum(1 for _ in Path("/sys/fs/cgroup").glob(f"*/prorl-{sockets.name}/*/")),
     }
 

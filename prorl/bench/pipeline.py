@@ -1,10 +1,12 @@
-"""`prorl bench pipeline`: what the service itself costs, through three stages that do nothing (env and policy `noop`), log on.
+"""`prorl bench pipeline`: what the service itself costs, through three stages that do nothing (env
+and policy `noop`), log on.
 
-Rows, all over real processes: `first_lease_s` from the command line to the first rollout out of the queue; `rollouts_per_s` and
-`cpu_ms_per_rollout` (supervisor, gateway, sandboxd, stages and store together) with at least 64 rollouts in flight;
-`handoff_p50_ms.<edge>` from the moment a row is offered on an edge to the moment its consumer has it, at a fifth of that rate;
-`rss_mb_total`, the sum of the processes' proportional set sizes while they work. There is no rival in the same role to start here;
-the bars of DESIGN sections 3 and 10 are in the notes.
+Rows, all over real processes: `first_lease_s` from the command line to the first rollout out of the
+queue; `rollouts_per_s` and `cpu_ms_per_rollout` (supervisor, gateway, sandboxd, stages and store
+together) with at least 64 rollouts in flight; `handoff_p50_ms.<edge>` from the moment a row is
+offered on an edge to the moment its consumer has it, at a fifth of that rate; `rss_mb_total`, the
+sum of the processes' proportional set sizes while they work. There is no rival in the same role to
+start here; the bars of DESIGN sections 3 and 10 are in the notes.
 """
 
 from __future__ import annotations
@@ -62,12 +64,19 @@ async def run(quick: bool) -> Report:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         async with Supervisor(_config(Path(folder) / "plain")) as service:
             client = _client(service)
-            memory = await asyncio.to_thread(_burst, client, "warm-up", sizes.burst, watch_memory=True)
-            bursts = [await _measured_burst(client, f"burst-{i}", sizes.burst) for i in range(sizes.repeats)]
+            memory = await asyncio.to_thread(
+                _burst, client, "warm-up", sizes.burst, watch_memory=True
+            )
+            bursts = [
+                await _measured_burst(client, f"burst-{i}", sizes.burst)
+                for i in range(sizes.repeats)
+            ]
             rows += _burst_rows(bursts, sizes.burst, memory)
         rate = statistics.median(burst.rate for burst in bursts) / 5
         async with Supervisor(_config(Path(folder) / "traced", trace=True)) as service:
-            rows += await _handoffs(_client(service), service.config.root / "trace", rate, sizes.paced_s)
+            rows += await _handoffs(
+                _client(service), service.config.root / "trace", rate, sizes.paced_s
+            )
     return Report(bench="pipeline", machine=machine(), rows=tuple(rows))
 
 
@@ -77,7 +86,14 @@ def _client(service: Supervisor) -> Client:
 
 def _config(root: Path, *, trace: bool = False) -> ServiceConfig:
     pool = {"slots": IN_FLIGHT}
-    values = {"root": root, "backends": ("scripted:noop",), "init": pool, "run": pool, "eval": pool, "trace": trace}
+    values = {
+        "root": root,
+        "backends": ("scripted:noop",),
+        "init": pool,
+        "run": pool,
+        "eval": pool,
+        "trace": trace,
+    }
     return ServiceConfig.model_validate(values)
 
 
@@ -98,7 +114,9 @@ def _create(client: Client, name: str) -> None:
 
 
 def _wait(client: Client, name: str, *, watch_memory: bool = False) -> int:
-    """Until the run is finished; the largest sum of PSS seen on the way, which costs too much to look at while CPU is measured."""
+    """Until the run is finished; the largest sum of PSS seen on the way, which costs too much to
+    look at while CPU is measured.
+    """
     largest = 0
     while client.run(name)["state"] != "finished":
         if watch_memory:
@@ -132,9 +150,27 @@ def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Row]:
     costs = tuple(burst.cpu_s / count * 1e3 for burst in bursts)
     total = sum(burst.cpu_s for burst in bursts)
     return [
-        Row(what="rollouts_per_s", value=statistics.median(rates), unit="1/s", repeats=rates, cpu_s=total),
-        Row(what="cpu_ms_per_rollout", value=statistics.median(costs), unit="ms", repeats=costs, cpu_s=total, note="bar: at most 2"),
-        Row(what="rss_mb_total", value=memory / 1e6, unit="MB", note="sum of PSS, client included; bar: under 1500"),
+        Row(
+            what="rollouts_per_s",
+            value=statistics.median(rates),
+            unit="1/s",
+            repeats=rates,
+            cpu_s=total,
+        ),
+        Row(
+            what="cpu_ms_per_rollout",
+            value=statistics.median(costs),
+            unit="ms",
+            repeats=costs,
+            cpu_s=total,
+            note="bar: at most 2",
+        ),
+        Row(
+            what="rss_mb_total",
+            value=memory / 1e6,
+            unit="MB",
+            note="sum of PSS, client included; bar: under 1500",
+        ),
     ]
 
 
@@ -145,9 +181,19 @@ async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: floa
     rows = []
     for edge in EDGES:
         times = tuple(1e3 * seconds for seconds in trace.handoffs(marks, edge))
-        note = f"{len(times)} rows at {rate:.0f}/s; bar: at most 1" if times else "no row was traced"
+        note = (
+            f"{len(times)} rows at {rate:.0f}/s; bar: at most 1" if times else "no row was traced"
+        )
         middle = statistics.median(times) if times else float("nan")
-        rows.append(Row(what=f"handoff_p50_ms.{edge}", value=middle, unit="ms", repeats=times[:200], note=note))
+        rows.append(
+            Row(
+                what=f"handoff_p50_ms.{edge}",
+                value=middle,
+                unit="ms",
+                repeats=times[:200],
+                note=note,
+            )
+        )
     return rows
 
 
@@ -165,12 +211,19 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
 def _first_lease(sizes: Sizes) -> Row:
     times = tuple(_one_first_lease() for _ in range(sizes.starts))
     return Row(
-        what="first_lease_s", value=statistics.median(times), unit="s", repeats=times, note="`prorl run` typed to first lease; bar: 8"
+        what="first_lease_s",
+        value=statistics.median(times),
+        unit="s",
+        repeats=times,
+        note="`prorl run` typed to first lease; bar: 8",
     )
 
 
 def _one_first_lease() -> float:
-    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder, _prorl_run(Path(folder)) as start:
+    with (
+        tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder,
+        _prorl_run(Path(folder)) as start,
+    ):
         while not _leased(Path(folder) / "root"):
             time.sleep(0.01)
         return time.perf_counter() - start
@@ -209,7 +262,9 @@ def _leased(root: Path) -> bool:
         service = ServiceConfig.model_validate_json((root / "service.json").read_text())
         if not service.http_port:
             return False
-        run = Http(f"http://{service.host}:{service.http_port}", service.token, retry_s=0.01).request("GET", "v1", "runs", "first")
+        run = Http(
+            f"http://{service.host}:{service.http_port}", service.token, retry_s=0.01
+        ).request("GET", "v1", "runs", "first")
     except (OSError, UserError, NotFoundError, UnavailableError):
         return False
     states: dict[str, int] = run["counts"]

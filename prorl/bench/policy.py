@@ -1,8 +1,10 @@
-"""`prorl bench policy`: sampled tokens per second of the embedded backend, beside `transformers.generate` on the same checkpoint.
+"""`prorl bench policy`: sampled tokens per second of the embedded backend, beside
+`transformers.generate` on the same checkpoint.
 
-The backend runs as the process that the service uses and is asked over HTTP, as RUN does; transformers runs in a process of its own,
-without HTTP, on one batch of equal prompts. Both have one thread and float32, sample at temperature 1 and stop at no token. Rounds
-alternate, so that a busy neighbour meets both; medians are reported. Nothing here is a test.
+The backend runs as the process that the service uses and is asked over HTTP, as RUN does;
+transformers runs in a process of its own, without HTTP, on one batch of equal prompts. Both have
+one thread and float32, sample at temperature 1 and stop at no token. Rounds alternate, so that a
+busy neighbour meets both; medians are reported. Nothing here is a test.
 """
 
 from __future__ import annotations
@@ -68,9 +70,20 @@ class Child:
 @asynccontextmanager
 async def child(module: str, *args: str) -> AsyncIterator[Child]:
     """A process with one BLAS and one torch thread; killed at the end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "VLLM_API_KEY": ""}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "VLLM_API_KEY": "",
+    }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *args, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment
+        sys.executable,
+        "-m",
+        module,
+        *args,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
     )
     try:
         yield Child(process)
@@ -99,7 +112,9 @@ async def measure(quick: bool) -> list[Row]:
             await backend.close()
 
 
-async def _measure(server: Child, backend: VllmBackend, rival: Child | None, problem: str, rounds: int) -> list[Row]:
+async def _measure(
+    server: Child, backend: VllmBackend, rival: Child | None, problem: str, rounds: int
+) -> list[Row]:
     rows = []
     gaps = []
     for count in REQUESTS:
@@ -113,13 +128,25 @@ async def _measure(server: Child, backend: VllmBackend, rival: Child | None, pro
             gaps.append(await _gap(rival, completions[0], index))
         rows.append(_row(count, ours[1:], theirs[1:], problem))
     gap = max(gaps, default=0.0)
-    rows.append(Row(what="logprob_gap_max", value=gap, unit="nats", rival="transformers forward", note=problem or "bar 1e-4"))
+    rows.append(
+        Row(
+            what="logprob_gap_max",
+            value=gap,
+            unit="nats",
+            rival="transformers forward",
+            note=problem or "bar 1e-4",
+        )
+    )
     return rows
 
 
-async def _sample(server: Child, backend: VllmBackend, count: int, index: int) -> tuple[Round, list[Completion]]:
+async def _sample(
+    server: Child, backend: VllmBackend, count: int, index: int
+) -> tuple[Round, list[Completion]]:
     began, cpu = time.perf_counter(), server.cpu_s()
-    completions = await asyncio.gather(*(backend.generate(_request(index, place)) for place in range(count)))
+    completions = await asyncio.gather(
+        *(backend.generate(_request(index, place)) for place in range(count))
+    )
     return Round(time.perf_counter() - began, server.cpu_s() - cpu), completions
 
 
@@ -136,11 +163,18 @@ def _request(index: int, place: int) -> GenerateRequest:
 
 def _prompt(index: int, place: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """Different in every round and request, so that no prefix is known."""
-    return np.random.default_rng((index, place)).integers(0, 256, size=PROMPT_TOKENS, dtype=np.int32)
+    return np.random.default_rng((index, place)).integers(
+        0, 256, size=PROMPT_TOKENS, dtype=np.int32
+    )
 
 
 async def _rival_round(rival: Child, count: int) -> Round:
-    answer = await rival.ask({"generate": [_prompt(0, place).tolist() for place in range(count)], "max_new_tokens": SAMPLED_TOKENS})
+    answer = await rival.ask(
+        {
+            "generate": [_prompt(0, place).tolist() for place in range(count)],
+            "max_new_tokens": SAMPLED_TOKENS,
+        }
+    )
     return Round(answer["seconds"], answer["cpu_s"])
 
 
@@ -148,7 +182,9 @@ async def _gap(rival: Child, completion: Completion, index: int) -> float:
     """Largest difference between a completion's logprobs and those of a forward pass."""
     ids = np.concatenate([_prompt(index, 0), completion.token_ids_C])
     answer = await rival.ask({"score": ids.tolist()})
-    return float(np.abs(np.array(answer["logprobs"][PROMPT_TOKENS - 1 :]) - completion.logprobs_C).max())
+    return float(
+        np.abs(np.array(answer["logprobs"][PROMPT_TOKENS - 1 :]) - completion.logprobs_C).max()
+    )
 
 
 def _row(count: int, ours: list[Round], theirs: list[Round], problem: str) -> Row:
@@ -160,7 +196,10 @@ def _row(count: int, ours: list[Round], theirs: list[Round], problem: str) -> Ro
     cpu_s = statistics.median(one.cpu_s for one in ours)
     per_cpu = f"{count * SAMPLED_TOKENS / max(cpu_s, 1e-9):,.0f} tokens per CPU second"
     if theirs:
-        per_cpu += f", rival {count * SAMPLED_TOKENS / statistics.median(one.cpu_s for one in theirs):,.0f}"
+        per_cpu += (
+            ", rival"
+            f" {count * SAMPLED_TOKENS / statistics.median(one.cpu_s for one in theirs):,.0f}"
+        )
     return Row(
         what=f"tokens_per_s_{count}",
         value=value,

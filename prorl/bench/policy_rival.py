@@ -1,7 +1,10 @@
-"""`transformers.generate` as a process for `prorl bench policy`: `python -m prorl.bench.policy_rival DIR`.
+"""`transformers.generate` as a process for `prorl bench policy`:
 
-One JSON line in, one out: `{"generate": [[ids]], "max_new_tokens"}` gives `{"seconds", "cpu_s"}`, `{"score": [ids]}` gives
-`{"logprobs"}` of ids[1:]. The first line out is `{}`, or `{"problem"}` where transformers is not installed.
+`python -m prorl.bench.policy_rival DIR`.
+
+One JSON line in, one out: `{"generate": [[ids]], "max_new_tokens"}` gives `{"seconds", "cpu_s"}`,
+`{"score": [ids]}` gives `{"logprobs"}` of ids[1:]. The first line out is `{}`, or `{"problem"}`
+where transformers is not installed.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ def main() -> None:
     print("{}", flush=True)
     for line in sys.stdin:
         question = json.loads(line)
-        answer = _score(model, question["score"]) if "score" in question else _generate(model, **question)
+        answer = (
+            _score(model, question["score"])
+            if "score" in question
+            else _generate(model, **question)
+        )
         print(json.dumps(answer), flush=True)
 
 

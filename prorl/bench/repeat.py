@@ -1,7 +1,9 @@
-"""`prorl bench repeat`: the newest demo's stored run, replayed into fresh trainers: is everything equal, to the last bit?
+"""`prorl bench repeat`: the newest demo's stored run, replayed into fresh trainers: is everything
+equal, to the last bit?
 
-Two trainers take 20 steps from the replay; a third is killed with SIGKILL at a random moment of a random step and started again. Losses
-and parameters must be the same bits in all three, and the losses those of the live training. Needs a finished `prorl demo`.
+Two trainers take 20 steps from the replay; a third is killed with SIGKILL at a random moment of a
+random step and started again. Losses and parameters must be the same bits in all three, and the
+losses those of the live training. Needs a finished `prorl demo`.
 """
 
 from __future__ import annotations
@@ -45,22 +47,43 @@ async def run(quick: bool) -> Report:
     steps = QUICK_STEPS if quick else STEPS
     with tempfile.TemporaryDirectory(prefix="prorl-repeat-") as folder:
         async with _replay(demo) as replay:
-            settings = json.loads((demo / "trainer.json").read_text()) | {"service": replay["location"], "steps": steps, "publish": False}
+            settings = json.loads((demo / "trainer.json").read_text()) | {
+                "service": replay["location"],
+                "steps": steps,
+                "publish": False,
+            }
             trainer = Trainer(settings, str(replay["token"]))
-            one, other, killed = [await trainer.run(Path(folder) / name, name == "killed") for name in ("one", "other", "killed")]
+            one, other, killed = [
+                await trainer.run(Path(folder) / name, name == "killed")
+                for name in ("one", "other", "killed")
+            ]
     live = _losses(demo / "training")[:steps]
     same = {
         "losses_equal": (one.losses == other.losses, f"two fresh trainers, {steps} steps"),
         "parameters_equal": (one.weights == other.weights, f"SHA-256 {one.weights[:16]}"),
-        "parameters_equal_after_kill": (one.weights == killed.weights and one.losses == killed.losses, killed.killed),
-        "losses_equal_live": (one.losses == live, f"the training that `prorl demo` made: {demo.name}"),
+        "parameters_equal_after_kill": (
+            one.weights == killed.weights and one.losses == killed.losses,
+            killed.killed,
+        ),
+        "losses_equal_live": (
+            one.losses == live,
+            f"the training that `prorl demo` made: {demo.name}",
+        ),
     }
-    rows = tuple(Row(what=what, value=float(equal), unit="1 = equal bits", note=note) for what, (equal, note) in same.items())
+    rows = tuple(
+        Row(what=what, value=float(equal), unit="1 = equal bits", note=note)
+        for what, (equal, note) in same.items()
+    )
     return Report(bench="repeat", machine=machine(), rows=rows)
 
 
 def _newest_demo() -> Path:
-    found = [path.parent for root in ROOTS for path in root.glob("*/trainer.json") if any((path.parent / "training").glob("metrics/*"))]
+    found = [
+        path.parent
+        for root in ROOTS
+        for path in root.glob("*/trainer.json")
+        if any((path.parent / "training").glob("metrics/*"))
+    ]
     if not found:
         raise UserError("no demo in prorl-runs", "a finished one", "run `prorl demo` first")
     return max(found, key=lambda path: (path / "trainer.json").stat().st_mtime)
@@ -88,7 +111,9 @@ class Trainer:
     async def run(self, output: Path, kill: bool) -> Trained:
         """One training; with `kill`, in two parts."""
         output.mkdir()
-        (output / "trainer.json").write_text(json.dumps(self._settings | {"output": str(output), "consumer": output.name}))
+        (output / "trainer.json").write_text(
+            json.dumps(self._settings | {"output": str(output), "consumer": output.name})
+        )
         killed = await self._kill(output) if kill else ""
         process = await self._start(output)
         await process.communicate()
@@ -113,7 +138,9 @@ class Trainer:
 
     async def _start(self, output: Path) -> Process:
         command = ("-m", "prorl.trainer", "--config", str(output / "trainer.json"))
-        return await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE, env=self._environment)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdout=PIPE, env=self._environment
+        )
 
 
 def _losses(output: Path) -> tuple[float, ...]:

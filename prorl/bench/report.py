@@ -1,8 +1,10 @@
-"""What a benchmark returns: rows of figures with their rivals, as a table for people and as JSON for scripts.
+"""What a benchmark returns: rows of figures with their rivals, as a table for people and as JSON
+for scripts.
 
-The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival", "rival_value", "rival_command",
-"ratio"}]}`, plus `note` on rows that have one (a rival that is not installed, a bar that was missed). `ratio` is how many times better
-we are than the rival: above 1 we win, whichever direction is better for the unit. Nothing here measures anything.
+The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival",
+"rival_value", "rival_command", "ratio"}]}`, plus `note` on rows that have one (a rival that is not
+installed, a bar that was missed). `ratio` is how many times better we are than the rival: above 1
+we win, whichever direction is better for the unit. Nothing here measures anything.
 """
 
 from __future__ import annotations
@@ -61,10 +63,16 @@ class Report:
 
     def to_json(self) -> dict[str, Json]:
         """The object that `prorl bench NAME --json` prints."""
-        return {"bench": self.bench, "machine": self.machine, "rows": [row.to_json() for row in self.rows]}
+        return {
+            "bench": self.bench,
+            "machine": self.machine,
+            "rows": [row.to_json() for row in self.rows],
+        }
 
     def table(self) -> Group:
-        """What `prorl bench NAME` prints: the figures, columns that are empty left out, then the notes."""
+        """What `prorl bench NAME` prints: the figures, columns that are empty left out, then the
+        notes.
+        """
         from rich.console import Group
         from rich.padding import Padding
         from rich.text import Text
@@ -77,7 +85,9 @@ class Report:
         from rich.table import Table
 
         rows = [_cells(row) for row in self.rows]
-        table = Table(title=f"bench {self.bench}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(
+            title=f"bench {self.bench}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
         shown = [name for name in _COLUMNS if any(row[name] for row in rows)]
         for name in shown:
             # A name is what issues and scripts know a row by: it is never cut.
@@ -99,9 +109,15 @@ class Report:
 
 
 _COLUMNS: Mapping[str, Literal["left", "right"]] = {
-    "what": "left", "value": "right", "unit": "left", "min..max": "right", "cpu s": "right",
-    "rival": "left", "rival value": "right", "ratio": "right",
-}  # fmt: skip
+    "what": "left",
+    "value": "right",
+    "unit": "left",
+    "min..max": "right",
+    "cpu s": "right",
+    "rival": "left",
+    "rival value": "right",
+    "ratio": "right",
+}
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -118,13 +134,22 @@ def _cells(row: Row) -> dict[str, str]:
     }
 
 
-def median(what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = "") -> Row:
+def median(
+    what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = ""
+) -> Row:
     """Row of the median of at least one raw value.
 
     >>> median("start_ms", [3.0, 1.0, 2.0], "ms").value
     2.0
     """
-    return Row(what=what, value=statistics.median(values), unit=unit, repeats=tuple(values), cpu_s=cpu_s, note=note)
+    return Row(
+        what=what,
+        value=statistics.median(values),
+        unit=unit,
+        repeats=tuple(values),
+        cpu_s=cpu_s,
+        note=note,
+    )
 
 
 def verdict(value: float, bar: float) -> str:
@@ -154,7 +179,9 @@ def spread(values: Iterable[float]) -> str:
 
 
 def machine() -> dict[str, Json]:
-    """What the figures were measured on: processor, cores that we may use, memory, kernel, versions that matter."""
+    """What the figures were measured on: processor, cores that we may use, memory, kernel, versions
+    that matter.
+    """
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -168,7 +195,10 @@ def machine() -> dict[str, Json]:
 def _cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _version(name: str) -> str:

@@ -1,8 +1,11 @@
-"""`prorl bench sandbox`: what a sandbox costs to start, keep and stop, for each kind that works here.
+"""`prorl bench sandbox`: what a sandbox costs to start, keep and stop, for each kind that works
+here.
 
-`cold_start` is from `host.start` to the answer of bash `true`; its bar is the raw launch of the kind plus a bare Python inside plus
-25 ms, all three measured in turn. `drift` compares the last tenth of many lives with the first, each against raw launches in between.
-CPU is that of sandboxd and everything below it (`meter.py`). The full run, 1,000 lives of each kind, takes about 6 minutes on two cores.
+`cold_start` is from `host.start` to the answer of bash `true`; its bar is the raw launch of the
+kind plus a bare Python inside plus 25 ms, all three measured in turn. `drift` compares the last
+tenth of many lives with the first, each against raw launches in between. CPU is that of sandboxd
+and everything below it (`meter.py`). The full run, 1,000 lives of each kind, takes about 6 minutes
+on two cores.
 """
 
 from __future__ import annotations
@@ -32,9 +35,17 @@ SPEC = SandboxSpec(tools=("bash",))
 START_OVER_MS, WARM_BAR_MS, STOP_BAR_MS, CPU_BAR_MS, DRIFT_BAR = 25.0, 5.0, 50.0, 15.0, 1.25
 SETTLE_S = 5.0
 RAW = {
-    "pyns": "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc /bin/true",
-    "bwrap": "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev /bin/true",
-    "apptainer": "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none --bind /usr:/usr:ro {image} /bin/true",
+    "pyns": (
+        "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc"
+        " /bin/true"
+    ),
+    "bwrap": (
+        "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev /bin/true"
+    ),
+    "apptainer": (
+        "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none --bind"
+        " /usr:/usr:ro {image} /bin/true"
+    ),
     "local": "/bin/true",
 }
 """The kind's own launcher with the same walls around `true`."""
@@ -70,7 +81,14 @@ async def run(quick: bool) -> Report:
         if found.works:
             rows += await _kind(kind, QUICK if quick else FULL)
         else:
-            rows.append(Row(what=f"cold_start_p50_ms.{kind}", value=float("nan"), unit="ms", note=found.reason))
+            rows.append(
+                Row(
+                    what=f"cold_start_p50_ms.{kind}",
+                    value=float("nan"),
+                    unit="ms",
+                    note=found.reason,
+                )
+            )
     return Report(bench="sandbox", machine=machine(), rows=tuple(rows))
 
 
@@ -92,7 +110,9 @@ async def _kind(kind: str, sizes: Sizes) -> list[Row]:
     return rows
 
 
-async def _cold(host: UnixSandboxHost, kind: str, raw: Callable[[], object], count: int) -> list[Row]:
+async def _cold(
+    host: UnixSandboxHost, kind: str, raw: Callable[[], object], count: int
+) -> list[Row]:
     raws, bares, lives = [], [], []
     ref = await host.start("bench/0/1", "run", SPEC)
     async with host.connect(ref) as sandbox:
@@ -152,14 +172,18 @@ async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Row:
 async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Row:
     """Starts per second when `count` are asked for at once; the row without a number is 32's."""
     begin = time.perf_counter()
-    refs = await asyncio.gather(*(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count)))
+    refs = await asyncio.gather(
+        *(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count))
+    )
     rate = count / (time.perf_counter() - begin)
     await asyncio.gather(*(host.stop(ref) for ref in refs))
     name = "parallel_starts_per_s" if count == 32 else f"parallel_starts_per_s_{count}"
     return Row(what=f"{name}.{kind}", value=rate, unit="1/s", note=f"{count} asked for at once")
 
 
-async def _flat(host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], lives: int) -> list[Row]:
+async def _flat(
+    host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], lives: int
+) -> list[Row]:
     """Everything countable before and after many lives; the last tenth's time against the first's."""
     ref = await host.start("bench/0/1", "run", SPEC)
     await host.stop(ref)
@@ -171,17 +195,29 @@ async def _flat(host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], ob
         raws.append(_timed_ms(raw))
     after = await _settled(count)
     tenth = max(1, lives // 10)
-    last, first = (statistics.median(ours[part]) / statistics.median(raws[part]) for part in (slice(-tenth, None), slice(tenth)))
+    last, first = (
+        statistics.median(ours[part]) / statistics.median(raws[part])
+        for part in (slice(-tenth, None), slice(tenth))
+    )
     grown = {name: after[name] - before[name] for name in before if after[name] != before[name]}
     note = f"after {lives} lives: {grown or 'exactly flat'} ({', '.join(before)})"
     return [
-        Row(what=f"leftovers.{kind}", value=float(sum(map(abs, grown.values()))), unit="", note=note),
-        Row(what=f"drift.{kind}", value=last / first, unit="x", note=verdict(last / first, DRIFT_BAR)),
+        Row(
+            what=f"leftovers.{kind}", value=float(sum(map(abs, grown.values()))), unit="", note=note
+        ),
+        Row(
+            what=f"drift.{kind}",
+            value=last / first,
+            unit="x",
+            note=verdict(last / first, DRIFT_BAR),
+        ),
     ]
 
 
 async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """The counts when they no longer change: a thread of sandboxd empties the trash after a life has ended."""
+    """The counts when they no longer change: a thread of sandboxd empties the trash after a life
+    has ended.
+    """
     until = time.monotonic() + SETTLE_S
     found = count()
     while True:
@@ -194,11 +230,18 @@ async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
 
 async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Row:
     before_mb = pss_mb(pid)
-    refs = await asyncio.gather(*(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count)))
+    refs = await asyncio.gather(
+        *(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count))
+    )
     await asyncio.sleep(1.0)  # their shells start behind their `ok`
     held_mb = pss_mb(pid) - before_mb
     await asyncio.gather(*(host.stop(ref) for ref in refs))
-    return Row(what=f"idle_{count}_pss_mb.{kind}", value=held_mb, unit="MB", note=f"{held_mb / count:.2f} each")
+    return Row(
+        what=f"idle_{count}_pss_mb.{kind}",
+        value=held_mb,
+        unit="MB",
+        note=f"{held_mb / count:.2f} each",
+    )
 
 
 def _root_of(pid: int) -> Path:

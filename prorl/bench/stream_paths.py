@@ -1,11 +1,14 @@
-"""The consumers of `prorl bench stream`: one process per path, so that each has its own memory peak.
+"""The consumers of `prorl bench stream`: one process per path, so that each has its own memory
+peak.
 
     python -m prorl.bench.stream_paths PATH LOCATION PORT RUN [--device cpu]
 
-Prints `ready {}` when its imports are done; then, for each line on standard input, takes the whole payload and prints one JSON
-object: seconds, cpu_s, num_tokens, checksum (sum of all token ids), and what the path alone knows. Every path but `received`
-and `socket` ends with torch tensors on the device and reads every byte of tokens and logprobs once. In each round a path takes the
-payload `TURNS` times and says the middle one: a first turn after a pause is about waking processes, not about moving data.
+Prints `ready {}` when its imports are done; then, for each line on standard input, takes the whole
+payload and prints one JSON object: seconds, cpu_s, num_tokens, checksum (sum of all token ids), and
+what the path alone knows. Every path but `received` and `socket` ends with torch tensors on the
+device and reads every byte of tokens and logprobs once. In each round a path takes the payload
+`TURNS` times and says the middle one: a first turn after a pause is about waking processes, not
+about moving data.
 """
 
 from __future__ import annotations
@@ -68,19 +71,30 @@ class Consumer:
         seconds = time.perf_counter() - start
         packed = [PackedBatch(batch, self._run) for batch in batches]
         wire_bytes = _wire_bytes() - before
-        return Took(seconds, sum(b.num_tokens for b in packed), _checksum([b.token_ids for b in packed]), {"wire_bytes": wire_bytes})
+        return Took(
+            seconds,
+            sum(b.num_tokens for b in packed),
+            _checksum([b.token_ids for b in packed]),
+            {"wire_bytes": wire_bytes},
+        )
 
     def tensors(self) -> Took:
         """Flight over TCP into tensors, every byte read."""
         return self._into_tensors(same_host=False)
 
     def mapped(self) -> Took:
-        """The mapped file of the same host into tensors, every byte read; memcpy of as many bytes beside it."""
+        """The mapped file of the same host into tensors, every byte read; memcpy of as many bytes
+        beside it.
+        """
         took = self._into_tensors(same_host=True)
-        return took._replace(more={**took.more, "memcpy_s": _memcpy_seconds(int(took.more["bytes"]))})
+        return took._replace(
+            more={**took.more, "memcpy_s": _memcpy_seconds(int(took.more["bytes"]))}
+        )
 
     def first_batch(self) -> Took:
-        """Time to the first batch of the same host, of the whole run and, in turns with it, of the short one."""
+        """Time to the first batch of the same host, of the whole run and, in turns with it, of the
+        short one.
+        """
         whole, short = self._first(self._run), self._first(f"{self._run}-short")
         return whole._replace(more={"short_s": short.seconds})
 
@@ -98,8 +112,15 @@ class Consumer:
         seconds = time.perf_counter() - start
         import pyarrow as pa
 
-        batches = [PackedBatch(batch, self._run) for batch in pa.ipc.open_stream(pa.py_buffer(payload))]
-        return Took(seconds, sum(b.num_tokens for b in batches), _checksum([b.token_ids for b in batches]), {"bytes": len(payload)})
+        batches = [
+            PackedBatch(batch, self._run) for batch in pa.ipc.open_stream(pa.py_buffer(payload))
+        ]
+        return Took(
+            seconds,
+            sum(b.num_tokens for b in batches),
+            _checksum([b.token_ids for b in batches]),
+            {"bytes": len(payload)},
+        )
 
     def json_lists(self) -> Took:
         """JSON lists (orjson both ends, no HTTP) into packed tensors."""
@@ -113,19 +134,29 @@ class Consumer:
         """A pickled dict of padded int64 tensors, as trainers of the verl family send."""
         start = time.perf_counter()
         tensors = pickle.loads(self._ask("dataproto"))
-        ids, mask = tensors["input_ids"].to(self._device), tensors["attention_mask"].to(self._device)
+        ids, mask = (
+            tensors["input_ids"].to(self._device),
+            tensors["attention_mask"].to(self._device),
+        )
         checksum, num_tokens = int((ids * mask).sum()), int(mask.sum())
-        read = [float(tensors[name].to(self._device).sum()) for name in ("rollout_log_probs", "loss_mask", "position_ids")]
+        read = [
+            float(tensors[name].to(self._device).sum())
+            for name in ("rollout_log_probs", "loss_mask", "position_ids")
+        ]
         return Took(time.perf_counter() - start, num_tokens, checksum, {"read": len(read)})
 
     def _from_lists(self, form: str, loads: Callable[[Any], Any]) -> Took:
-        """Lists become tensors by way of numpy: 1.3 times faster than the `torch.tensor(list)` that trainers write."""
+        """Lists become tensors by way of numpy: 1.3 times faster than the `torch.tensor(list)` that
+        trainers write.
+        """
         import torch
 
         start = time.perf_counter()
         rows = loads(self._ask(form))
         ids, logprobs = (
-            torch.from_numpy(np.concatenate([np.array(row[name], dtype) for row in rows])).to(self._device)
+            torch.from_numpy(np.concatenate([np.array(row[name], dtype) for row in rows])).to(
+                self._device
+            )
             for name, dtype in (("token_ids", np.int32), ("logprobs", np.float32))
         )
         num_tokens, checksum = len(ids), int(ids.sum()) if float(logprobs.sum()) <= 0 else -1
@@ -138,13 +169,18 @@ class Consumer:
         for arrow in self._flight(same_host=same_host).fetch(self._ticket(self._run)).batches:
             batch = PackedBatch(arrow, self._run)
             tensors = batch.torch()
-            totals += [_total(tensors.token_ids.to(self._device)), _total(tensors.logprobs.to(self._device))]
+            totals += [
+                _total(tensors.token_ids.to(self._device)),
+                _total(tensors.logprobs.to(self._device)),
+            ]
             num_tokens += batch.num_tokens
             num_bytes += batch.token_ids.nbytes + batch.logprobs.nbytes
             ids.append(batch.token_ids)
         read = sum(totals)
         seconds = time.perf_counter() - start
-        return Took(seconds, num_tokens, _checksum(ids), {"bytes": num_bytes, "read": float(read % 2)})
+        return Took(
+            seconds, num_tokens, _checksum(ids), {"bytes": num_bytes, "read": float(read % 2)}
+        )
 
     def _flight(self, *, same_host: bool) -> FlightSource:
         if self._source is None:
@@ -174,11 +210,17 @@ def _exactly(source: socket.socket, into: memoryview) -> memoryview:
 
 
 def _total(tensor: Any) -> int:
-    """Reads every byte: the sum of the tensor's memory taken as int64 (a sum of int32 would be bound by the widening)."""
+    """Reads every byte: the sum of the tensor's memory taken as int64 (a sum of int32 would be
+    bound by the widening).
+    """
     import torch
 
     even = tensor[:-1] if len(tensor) % 2 else tensor
-    return int(even.view(torch.int64).sum()) if even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0 else int(even.sum())
+    return (
+        int(even.view(torch.int64).sum())
+        if even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0
+        else int(even.sum())
+    )
 
 
 def _checksum(arrays: list[NDArray[np.int32]]) -> int:
@@ -202,14 +244,19 @@ def _peak_mib() -> float:
 
 
 def _wire_bytes() -> int:
-    """Bytes that this process's TCP connections have received, as the kernel counts them (tcp_info.tcpi_bytes_received)."""
+    """Bytes that this process's TCP connections have received, as the kernel counts them
+    (tcp_info.tcpi_bytes_received).
+    """
     total = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(name))) as duplicate:
-                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM:
+                if (
+                    duplicate.family in (socket.AF_INET, socket.AF_INET6)
+                    and duplicate.type == socket.SOCK_STREAM
+                ):
                     info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
                     total += struct.unpack_from("<Q", info, 128)[0]
         except OSError:
@@ -220,7 +267,9 @@ def _wire_bytes() -> int:
 def main() -> None:
     """Serve rounds."""
     options = argparse.ArgumentParser()
-    options.add_argument("path", choices=[name for name in vars(Consumer) if not name.startswith("_")])
+    options.add_argument(
+        "path", choices=[name for name in vars(Consumer) if not name.startswith("_")]
+    )
     options.add_argument("location")
     options.add_argument("port", type=int)
     options.add_argument("run")
@@ -232,13 +281,18 @@ def main() -> None:
 
         torch.set_num_threads(1)
         torch.zeros(1).to(given.device)
-    consume: Callable[[], Took] = getattr(Consumer(given.location, given.port, given.run, given.device), given.path)
+    consume: Callable[[], Took] = getattr(
+        Consumer(given.location, given.port, given.run, given.device), given.path
+    )
     before_mib = _peak_mib()
     print("ready", "{}", flush=True)
     for _ in sys.stdin:
         cpu = time.process_time()
         took = sorted((consume() for _ in range(TURNS)), key=attrgetter("seconds"))[TURNS // 2]
-        values = took._asdict() | {"cpu_s": (time.process_time() - cpu) / TURNS, "peak_mib": _peak_mib() - before_mib}
+        values = took._asdict() | {
+            "cpu_s": (time.process_time() - cpu) / TURNS,
+            "peak_mib": _peak_mib() - before_mib,
+        }
         print(json.dumps(values), flush=True)
 
 

@@ -1,10 +1,13 @@
-"""The producers that `prorl bench stream` compares with: one process, a raw TCP socket, the same trajectories in each rival's own form.
+"""The producers that `prorl bench stream` compares with: one process, a raw TCP socket, the same
+trajectories in each rival's own form.
 
     python -m prorl.bench.stream_rivals RUN_DIR      prints `ready {"port"}`, ends when its standard input closes
 
-A request is one line, the name of a form; the answer is 8 bytes of length and the payload. Everything that a real producer has at hand
-before it is asked is made beforehand (Arrow's bytes, Python lists, padded tensors); what it must do per request (encode, pickle)
-is done per request. It gets the tuning that our endpoint gets: malloc keeps its pages, TCP_NODELAY, one `sendall` of the payload.
+A request is one line, the name of a form; the answer is 8 bytes of length and the payload.
+Everything that a real producer has at hand before it is asked is made beforehand (Arrow's bytes,
+Python lists, padded tensors); what it must do per request (encode, pickle) is done per request. It
+gets the tuning that our endpoint gets: malloc keeps its pages, TCP_NODELAY, one `sendall` of the
+payload.
 """
 
 from __future__ import annotations
@@ -33,7 +36,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAD_ID = 0
-_LISTS = ("token_ids", "logprobs", "span_end", "span_kind", "span_version", "span_turn", "span_temperature")
+_LISTS = (
+    "token_ids",
+    "logprobs",
+    "span_end",
+    "span_kind",
+    "span_version",
+    "span_turn",
+    "span_temperature",
+)
 _SCALARS = ("sequence_id", "rollout_id", "group_id", "sample_index", "attempt", "segment", "reward")
 
 
@@ -41,13 +52,18 @@ def read_run(run_dir: Path) -> PackedBatch:
     """All groups of a run in delivery order, as one batch."""
     stored = StoredRun(run_dir)
     index = stored_index(stored)
-    return PackedBatch(delivered([index.read(group) for group in delivery_order(stored)]), stored.run_id)
+    return PackedBatch(
+        delivered([index.read(group) for group in delivery_order(stored)]), stored.run_id
+    )
 
 
 def forms(batch: PackedBatch) -> dict[str, Callable[[], Any]]:
     """Name of a form -> what a producer does per request: bytes-like."""
     raw = _arrow_stream(batch)
-    lists = [dict(zip((*_SCALARS, *_LISTS), values, strict=True)) for values in zip(*_columns(batch), strict=True)]
+    lists = [
+        dict(zip((*_SCALARS, *_LISTS), values, strict=True))
+        for values in zip(*_columns(batch), strict=True)
+    ]
     padded = _padded(batch)
     return {
         "socket": lambda: raw,
@@ -70,7 +86,9 @@ def _arrow_stream(batch: PackedBatch) -> pa.Buffer:
 
 
 def _padded(batch: PackedBatch) -> dict[str, Any]:
-    """What trainers of the verl family pass around: every row padded to the longest, int64 ids, masks and positions."""
+    """What trainers of the verl family pass around: every row padded to the longest, int64 ids,
+    masks and positions.
+    """
     import torch
 
     shape = (batch.num_sequences, batch.max_seqlen)
@@ -91,7 +109,9 @@ def _padded(batch: PackedBatch) -> dict[str, Any]:
         columns["position_ids"][row, :length] = np.arange(length)
         columns["loss_mask"][row, :length] = mask[here]
         columns["rollout_log_probs"][row, :length] = logprobs[here]
-    return {name: torch.from_numpy(values) for name, values in columns.items()} | {"rewards": torch.from_numpy(batch.rewards.copy())}
+    return {name: torch.from_numpy(values) for name, values in columns.items()} | {
+        "rewards": torch.from_numpy(batch.rewards.copy())
+    }
 
 
 def serve(run_dir: Path) -> None:

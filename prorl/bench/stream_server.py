@@ -1,6 +1,9 @@
-"""Serves run directories over Flight in a process of its own: `python -m prorl.bench.stream_server RUN_DIR ...`.
+"""Serves run directories over Flight in a process of its own:
 
-Prints `ready {"location"}` when it listens and ends when its standard input closes, so that it cannot outlive who started it.
+`python -m prorl.bench.stream_server RUN_DIR ...`.
+
+Prints `ready {"location"}` when it listens and ends when its standard input closes, so that it
+cannot outlive who started it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Synthetic groups of token sequences for benchmarks and tests: seeded, valid by `validate_sequences`, built with numpy only.
+"""Synthetic groups of token sequences for benchmarks and tests: seeded, valid by
+`validate_sequences`, built with numpy only.
 
-A sequence alternates context and sampled spans, as a tool conversation does. What it says is noise: token ids are uniform, logprobs are
-exponential, rewards are 0 or 1 and differ inside a group of two or more. `write_run` makes a run directory of them that replay, SQL
-and verify take for a real one; its groups were all kept and delivered in order.
+A sequence alternates context and sampled spans, as a tool conversation does. What it says is noise:
+token ids are uniform, logprobs are exponential, rewards are 0 or 1 and differ inside a group of two
+or more. `write_run` makes a run directory of them that replay, SQL and verify take for a real one;
+its groups were all kept and delivered in order.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Shape:
 def group(group_id: int, shape: Shape, seed: int = 0) -> pa.RecordBatch:
     """All sequences of one group, in the SEQUENCES schema; equal arguments give equal rows."""
     rng = np.random.default_rng([seed, group_id])
-    samples = np.repeat(np.arange(shape.n, dtype=np.int32), 1 + (rng.random(shape.n) < shape.rewritten_share))
+    samples = np.repeat(
+        np.arange(shape.n, dtype=np.int32), 1 + (rng.random(shape.n) < shape.rewritten_share)
+    )
     segments = np.concatenate([np.zeros(1, np.int32), (np.diff(samples) == 0).astype(np.int32)])
     rewards = rng.integers(0, 2, shape.n).astype(np.float32)
     rewards[:2] = [0.0, 1.0][: shape.n]
@@ -60,13 +64,17 @@ def group(group_id: int, shape: Shape, seed: int = 0) -> pa.RecordBatch:
         "segment": segments,
         "reward": rewards[samples],
     }
-    arrays = {name: pa.array(values) for name, values in scalars.items()} | _lists(len(samples), shape, rng)
+    arrays = {name: pa.array(values) for name, values in scalars.items()} | _lists(
+        len(samples), shape, rng
+    )
     return pa.RecordBatch.from_arrays([arrays[name] for name in SEQUENCES.names], schema=SEQUENCES)
 
 
 def delivered(groups: list[pa.RecordBatch], first_seq: int = 0) -> pa.RecordBatch:
     """Groups as one STREAM batch, handed out in this order."""
-    seqs = np.repeat(np.arange(first_seq, first_seq + len(groups)), [batch.num_rows for batch in groups])
+    seqs = np.repeat(
+        np.arange(first_seq, first_seq + len(groups)), [batch.num_rows for batch in groups]
+    )
     joined = pa.concat_batches(groups)
     return pa.RecordBatch.from_arrays([pa.array(seqs, pa.int64()), *joined.columns], schema=STREAM)
 
@@ -89,8 +97,12 @@ def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, p
     span_counts = np.full(num_rows, spans.shape[1])
     lengths, sampled = spans.sum(1), widths[:, 1].reshape(num_rows, -1).sum(1)
     return {
-        "token_ids": _list("token_ids", rng.integers(0, shape.vocab_size, lengths.sum(), dtype=np.int32), lengths),
-        "logprobs": _list("logprobs", -rng.exponential(0.5, sampled.sum()).astype(np.float32), sampled),
+        "token_ids": _list(
+            "token_ids", rng.integers(0, shape.vocab_size, lengths.sum(), dtype=np.int32), lengths
+        ),
+        "logprobs": _list(
+            "logprobs", -rng.exponential(0.5, sampled.sum()).astype(np.float32), sampled
+        ),
         **{name: _list(name, values, span_counts) for name, values in per_span.items()},
     }
 
@@ -98,7 +110,9 @@ def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, p
 def _list(name: str, values: NDArray[Any], lengths: NDArray[Any]) -> pa.Array:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), type=SEQUENCES.field(name).type)
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), pa.array(values), type=SEQUENCES.field(name).type
+    )
 
 
 GROUPS_PER_PART = 16
@@ -110,7 +124,13 @@ def write_run(where: Path, groups: Iterable[pa.RecordBatch], run_id: str = "synt
     """Write a run directory in which these groups were delivered in this order; returns `where`."""
     run = RunDir(where)
     run.create(empties(run_id).items())
-    publish(run.fs, run.path(MANIFEST), orjson.dumps({"run_id": run_id, "schema_version": SCHEMA_VERSION, "config": {"run_id": run_id}}))
+    publish(
+        run.fs,
+        run.path(MANIFEST),
+        orjson.dumps(
+            {"run_id": run_id, "schema_version": SCHEMA_VERSION, "config": {"run_id": run_id}}
+        ),
+    )
     waiting: list[pa.RecordBatch] = []
     num_parts = num_groups = 0
     for batch in [*groups, None]:
@@ -124,7 +144,9 @@ def write_run(where: Path, groups: Iterable[pa.RecordBatch], run_id: str = "synt
     return where
 
 
-def _write_part(run: RunDir, run_id: str, number: int, groups: list[pa.RecordBatch], first_seq: int) -> None:
+def _write_part(
+    run: RunDir, run_id: str, number: int, groups: list[pa.RecordBatch], first_seq: int
+) -> None:
     part = f"part-{number:06d}"
     tables = {
         "sequences": pa.Table.from_batches(groups),
@@ -141,8 +163,12 @@ def _write_part(run: RunDir, run_id: str, number: int, groups: list[pa.RecordBat
 
 
 def _rollouts(batch: pa.RecordBatch) -> pa.Table:
-    ids, first, inverse = np.unique(batch.column("rollout_id").to_numpy(), return_index=True, return_inverse=True)
-    tokens, sampled = (np.diff(batch.column(name).offsets.to_numpy()) for name in ("token_ids", "logprobs"))
+    ids, first, inverse = np.unique(
+        batch.column("rollout_id").to_numpy(), return_index=True, return_inverse=True
+    )
+    tokens, sampled = (
+        np.diff(batch.column(name).offsets.to_numpy()) for name in ("token_ids", "logprobs")
+    )
     known = {
         "rollout_id": ids,
         "group_id": batch.column("group_id").to_numpy()[first],
@@ -156,14 +182,24 @@ def _rollouts(batch: pa.RecordBatch) -> pa.Table:
         "num_sampled": np.bincount(inverse, sampled),
         "committed_at": [_AT] * len(ids),
     }
-    return pa.table([_column(known.get(f.name), f.type, len(ids)) for f in ROLLOUTS], schema=ROLLOUTS)
+    return pa.table(
+        [_column(known.get(f.name), f.type, len(ids)) for f in ROLLOUTS], schema=ROLLOUTS
+    )
 
 
 def _column(values: Any, dtype: pa.DataType, length: int) -> pa.Array:
     """Known values, else as many empty ones."""
     if values is not None:
         return pa.array(values).cast(dtype)
-    empty: Any = "" if pa.types.is_string(dtype) else b"" if pa.types.is_binary(dtype) else [] if pa.types.is_nested(dtype) else 0
+    empty: Any = (
+        ""
+        if pa.types.is_string(dtype)
+        else b""
+        if pa.types.is_binary(dtype)
+        else []
+        if pa.types.is_nested(dtype)
+        else 0
+    )
     return pa.array([empty] * length, dtype)
 
 
@@ -171,9 +207,18 @@ def _events(batch: pa.RecordBatch, delivery_seq: int) -> pa.Table:
     group_id = batch.column("group_id")[0].as_py()
     members = len(np.unique(batch.column("rollout_id").to_numpy()))
     shared = {
-        "group_id": group_id, "kept": True, "reason": "informative", "num_members": members, "num_valid": members, "min_version": 0,
-        "mean_reward": float(batch.column("reward").to_numpy().mean()), "at": _AT,
-    }  # fmt: skip
+        "group_id": group_id,
+        "kept": True,
+        "reason": "informative",
+        "num_members": members,
+        "num_valid": members,
+        "min_version": 0,
+        "mean_reward": float(batch.column("reward").to_numpy().mean()),
+        "at": _AT,
+    }
     events = [("decided", -1), ("delivered", delivery_seq)]
-    rows = [{"event_seq": 2 * delivery_seq + i, "event": event, "delivery_seq": seq, **shared} for i, (event, seq) in enumerate(events)]
+    rows = [
+        {"event_seq": 2 * delivery_seq + i, "event": event, "delivery_seq": seq, **shared}
+        for i, (event, seq) in enumerate(events)
+    ]
     return pa.Table.from_pylist(rows, schema=GROUPS)

@@ -1,4 +1,5 @@
-"""The rivals of `bench tools`, each the real program driven as its users drive it, with the tuning that we get.
+"""The rivals of `bench tools`, each the real program driven as its users drive it, with the tuning
+that we get.
 
 A rival that is not installed gives None and its reason is told in the row.
 """
@@ -48,9 +49,13 @@ def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
 
 def uds_echo(repeats: int) -> list[float]:
     """JSON there and back over a Unix socket between two processes: the floor of any tool call."""
-    message = json.dumps({"id": 1, "op": "call", "tool": "bash", "arguments": {"command": "true"}, "timeout_s": 5}).encode()
+    message = json.dumps(
+        {"id": 1, "op": "call", "tool": "bash", "arguments": {"command": "true"}, "timeout_s": 5}
+    ).encode()
     with tempfile.TemporaryDirectory() as folder:
-        server = subprocess.Popen([sys.executable, "-c", ECHO, f"{folder}/s"], stdout=subprocess.PIPE)
+        server = subprocess.Popen(
+            [sys.executable, "-c", ECHO, f"{folder}/s"], stdout=subprocess.PIPE
+        )
         assert server.stdout is not None
         server.stdout.readline()
         with socket.socket(socket.AF_UNIX) as client:
@@ -66,13 +71,20 @@ def uds_echo(repeats: int) -> list[float]:
     return found
 
 
-LOOP = "for ((i = 0; i <= {}; i++)); do a=$EPOCHREALTIME; /bin/true; b=$EPOCHREALTIME; echo $a $b; done"
+LOOP = (
+    "for ((i = 0; i <= {}; i++)); do a=$EPOCHREALTIME; /bin/true; b=$EPOCHREALTIME; echo $a $b;"
+    " done"
+)
 
 
 def fork_exec(repeats: int) -> list[float]:
-    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock: nothing between it and the program."""
+    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock: nothing between it
+    and the program.
+    """
     command = ["bash", "--norc", "--noprofile", "-c", LOOP.format(repeats)]
-    lines = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={"PATH": os.environ["PATH"]}).stdout.split()
+    lines = subprocess.run(
+        command, stdout=subprocess.PIPE, check=True, env={"PATH": os.environ["PATH"]}
+    ).stdout.split()
     stamps = [float(word.replace(b",", b".")) * 1e3 for word in lines]
     return [end - begin for begin, end in zip(stamps[2::2], stamps[3::2], strict=True)]
 
@@ -81,7 +93,11 @@ def poll_10ms_pty(repeats: int) -> list[float]:
     """A pty shell whose reader selects for 10 ms and sleeps 10 ms, as ProRL's EfficientBash does."""
     pid, fd = pty.fork()
     if pid == 0:
-        os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], {"PATH": os.environ["PATH"], "PS1": "", "TERM": "dumb"})
+        os.execvpe(
+            "bash",
+            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            {"PATH": os.environ["PATH"], "PS1": "", "TERM": "dumb"},
+        )
     try:
 
         def once() -> None:
@@ -102,7 +118,10 @@ def poll_10ms_pty(repeats: int) -> list[float]:
 
 @contextlib.contextmanager
 def _tmux() -> Iterator[Any]:
-    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it; None when tmux or libtmux is missing."""
+    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it;
+
+    None when tmux or libtmux is missing.
+    """
     try:
         import libtmux
     except ImportError:
@@ -113,7 +132,9 @@ def _tmux() -> Iterator[Any]:
         return
     with tempfile.TemporaryDirectory() as folder:
         server = libtmux.Server(socket_path=f"{folder}/t")
-        session = server.new_session(session_name="bench", window_command="bash --norc --noprofile", x=1000, y=1000)
+        session = server.new_session(
+            session_name="bench", window_command="bash --norc --noprofile", x=1000, y=1000
+        )
         try:
             yield session.active_window.active_pane
         finally:
@@ -139,11 +160,17 @@ def tmux_busy_poll(repeats: int) -> list[float] | None:
 
 
 def tmux_as_agents(repeats: int) -> list[float] | None:
-    """OpenHands' BashSession: clear the screen, sleep, send the command, look for the prompt's JSON each half second."""
+    """OpenHands' BashSession: clear the screen, sleep, send the command, look for the prompt's JSON
+    each half second.
+    """
     with _tmux() as pane:
         if pane is None:
             return None
-        pane.send_keys("export PROMPT_COMMAND='export PS1=\"###PS1JSON###{\\\"exit_code\\\": $?}###PS1END###\"'; export PS2=''", enter=True)
+        pane.send_keys(
+            'export PROMPT_COMMAND=\'export PS1="###PS1JSON###{\\"exit_code\\":'
+            " $?}###PS1END###\"'; export PS2=''",
+            enter=True,
+        )
         time.sleep(1.0)
 
         def prompts() -> int:
@@ -178,7 +205,8 @@ async def swe_rex_local(repeats: int) -> list[float] | None:
             try:
                 await runtime.run_in_session(BashAction(command="true", timeout=REX_S))
             except SwerexException:
-                continue  # it has time-outs within that no caller sets; on a loaded machine they fail
+                # it has time-outs within that no caller sets; on a loaded machine they fail
+                continue
             found.append((time.perf_counter() - begin) * 1e3)
     finally:
         await runtime.close()

@@ -1,7 +1,9 @@
-"""`prorl bench tools`: what a tool call costs, seen from the RUN side of the socket, beside what others pay for the same.
+"""`prorl bench tools`: what a tool call costs, seen from the RUN side of the socket, beside what
+others pay for the same.
 
-For each kind of sandbox that works here: bash `true`, bash `/bin/true`, IPython direct and jupyter, a file edit; alone, beside 31 idle
-sandboxes, and with 32 busy ones. Rows of rivals carry `ratio` = their time over ours (`bash_true_p50_ms` of the first kind).
+For each kind of sandbox that works here: bash `true`, bash `/bin/true`, IPython direct and jupyter,
+a file edit; alone, beside 31 idle sandboxes, and with 32 busy ones. Rows of rivals carry `ratio` =
+their time over ours (`bash_true_p50_ms` of the first kind).
 """
 
 from __future__ import annotations
@@ -39,7 +41,14 @@ async def run(quick: bool) -> Report:
     repeats = 100 if quick else 1000
     echo = tool_rivals.uds_echo(repeats)
     rows = [
-        _lean(median("uds_echo_p50_ms", echo, "ms", note="JSON there and back between two processes: the floor of any call")),
+        _lean(
+            median(
+                "uds_echo_p50_ms",
+                echo,
+                "ms",
+                note="JSON there and back between two processes: the floor of any call",
+            )
+        ),
         Row(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
         _lean(median("fork_exec_p50_ms", tool_rivals.fork_exec(repeats), "ms", note=FORK)),
     ]
@@ -49,19 +58,31 @@ async def run(quick: bool) -> Report:
         rows += await _kind(kind, repeats, quick and kind != kinds[0])
     for kind in FIRST:
         if kind not in kinds:
-            rows.append(Row(what=f"bash_true_p50_ms.{kind}", value=float("nan"), unit="ms", note=works[kind].reason))
+            rows.append(
+                Row(
+                    what=f"bash_true_p50_ms.{kind}",
+                    value=float("nan"),
+                    unit="ms",
+                    note=works[kind].reason,
+                )
+            )
     rows += await _reliability(kinds[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{kinds[0]}").value
     return Report(bench="tools", machine=machine(), rows=(*rows, *await _rivals(quick, ours)))
 
 
 async def _kind(kind: str, repeats: int, only_bash: bool) -> list[Row]:
-    async with spawned(kind) as (host, _), host.connect(await host.start("bench/1/1", "run", SPEC)) as sandbox:
+    async with (
+        spawned(kind) as (host, _),
+        host.connect(await host.start("bench/1/1", "run", SPEC)) as sandbox,
+    ):
         if only_bash:
             return await _bash(kind, "", sandbox, repeats)
         rows = await _calls(kind, "", sandbox, repeats)
         spec = SandboxSpec(tools=("bash",))
-        others = await asyncio.gather(*(host.start(f"bench/{number}/1", "run", spec) for number in range(2, IDLE + 2)))
+        others = await asyncio.gather(
+            *(host.start(f"bench/{number}/1", "run", spec) for number in range(2, IDLE + 2))
+        )
         rows += await _calls(kind, f"_beside_{IDLE}_idle", sandbox, repeats)
         rows.append(await _all_busy(kind, host, [sandbox.ref, *others], max(10, repeats // 10)))
     return rows
@@ -71,31 +92,50 @@ async def _calls(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[
     """Every tool once more, `where` in the rows' names."""
     rows = await _bash(kind, where, sandbox, repeats)
     rows += await _interpreters(kind, where, sandbox, repeats)
-    rows.append(_with_bar(f"file_edit{where}_p50_ms.{kind}", await _edits(sandbox, repeats), EDIT_BAR_MS))
+    rows.append(
+        _with_bar(f"file_edit{where}_p50_ms.{kind}", await _edits(sandbox, repeats), EDIT_BAR_MS)
+    )
     return rows
 
 
 async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Row]:
     true = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
     forked, forks = [], []
-    for _ in range(FORK_ROUNDS):  # in turns: the cost of a fork moves with what else this machine does
+    # in turns: the cost of a fork moves with what else this machine does
+    for _ in range(FORK_ROUNDS):
         forks += await asyncio.to_thread(tool_rivals.fork_exec, repeats // FORK_ROUNDS)
-        forked += await _times(lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats // FORK_ROUNDS)
+        forked += await _times(
+            lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats // FORK_ROUNDS
+        )
     return [
         _with_bar(f"bash_true{where}_p50_ms.{kind}", true, BASH_BAR_MS),
         Row(what=f"bash_true{where}_p99_ms.{kind}", value=_p99(true), unit="ms"),
-        _lean(median(f"fork_exec{where}_p50_ms.{kind}", forks, "ms", note=f"{FORK}, in turns with the next row")),
-        _with_bar(f"bash_bin_true{where}_p50_ms.{kind}", forked, statistics.median(forks) + FORK_BAR_MS),
+        _lean(
+            median(
+                f"fork_exec{where}_p50_ms.{kind}",
+                forks,
+                "ms",
+                note=f"{FORK}, in turns with the next row",
+            )
+        ),
+        _with_bar(
+            f"bash_bin_true{where}_p50_ms.{kind}", forked, statistics.median(forks) + FORK_BAR_MS
+        ),
     ]
 
 
 async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Row]:
     rows = []
-    for tool, name, bar_ms in (("ipython", "ipython_direct", DIRECT_BAR_MS), ("jupyter", "ipython_jupyter", JUPYTER_BAR_MS)):
+    for tool, name, bar_ms in (
+        ("ipython", "ipython_direct", DIRECT_BAR_MS),
+        ("jupyter", "ipython_jupyter", JUPYTER_BAR_MS),
+    ):
         what = f"{name}{where}_p50_ms.{kind}"
         first = await sandbox.call(tool, {"code": "1+1"}, 60.0)
         if first.exit_code != 0:
-            rows.append(Row(what=what, value=float("nan"), unit="ms", note=first.output.strip()[-80:]))
+            rows.append(
+                Row(what=what, value=float("nan"), unit="ms", note=first.output.strip()[-80:])
+            )
             continue
         found = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
         rows.append(_with_bar(what, found, bar_ms))
@@ -103,12 +143,19 @@ async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -
 
 
 async def _edits(sandbox: Sandbox, repeats: int) -> list[float]:
-    await sandbox.call("files", {"command": "create", "path": "f", "file_text": "line\n" * 500 + "a\n"}, 5.0)
+    await sandbox.call(
+        "files", {"command": "create", "path": "f", "file_text": "line\n" * 500 + "a\n"}, 5.0
+    )
     words = ["a", "b"]
 
     async def edit() -> object:
         words.reverse()
-        arguments = {"command": "str_replace", "path": "f", "old_str": f"\n{words[1]}\n", "new_str": f"\n{words[0]}\n"}
+        arguments = {
+            "command": "str_replace",
+            "path": "f",
+            "old_str": f"\n{words[1]}\n",
+            "new_str": f"\n{words[0]}\n",
+        }
         done = await sandbox.call("files", dict(arguments), 5.0)
         assert done.exit_code == 0, done.output
         return done
@@ -122,12 +169,22 @@ async def _all_busy(kind: str, host: UnixSandboxHost, refs: list[SandboxRef], re
             return await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
 
     found = await asyncio.gather(*map(work, refs))
-    return _lean(median(f"bash_true_{len(refs)}_busy_p50_ms.{kind}", [value for values in found for value in values], "ms", note="no bar"))
+    return _lean(
+        median(
+            f"bash_true_{len(refs)}_busy_p50_ms.{kind}",
+            [value for values in found for value in values],
+            "ms",
+            note="no bar",
+        )
+    )
 
 
 async def _reliability(kind: str, count: int) -> list[Row]:
     """Outputs that were lost or cut while both cores are loaded by something else."""
-    burners = [multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) for _ in os.sched_getaffinity(0)]
+    burners = [
+        multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
+        for _ in os.sched_getaffinity(0)
+    ]
     for burner in burners:
         burner.start()
     bad = 0
@@ -135,7 +192,9 @@ async def _reliability(kind: str, count: int) -> list[Row]:
     try:
         async with (
             spawned(kind) as (host, _),
-            host.connect(await host.start("bench/1/1", "run", SandboxSpec(tools=("bash",)))) as sandbox,
+            host.connect(
+                await host.start("bench/1/1", "run", SandboxSpec(tools=("bash",)))
+            ) as sandbox,
         ):
             for number in range(count):
                 size = draw.choice((1, 10, 100, 5000, 60_000))
@@ -146,7 +205,9 @@ async def _reliability(kind: str, count: int) -> list[Row]:
         for burner in burners:
             burner.kill()
             burner.join()
-    return [Row(what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=verdict(bad, 0))]
+    return [
+        Row(what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=verdict(bad, 0))
+    ]
 
 
 def _burn() -> None:
@@ -166,12 +227,23 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Row]:
 
 def _rival(what: str, values: list[float] | None, bar: float, ours_ms: float) -> Row:
     if values is None:
-        return Row(what=what, value=float("nan"), unit="ms", note="not installed (extra `bench`, and tmux)")
+        return Row(
+            what=what, value=float("nan"), unit="ms", note="not installed (extra `bench`, and tmux)"
+        )
     value = statistics.median(values)
     ratio = value / ours_ms
     note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
-    return Row(what=what, value=value, unit="ms", repeats=tuple(values), rival="bash_true_p50_ms", rival_value=ours_ms,
-               rival_command="prorl bench tools --json", ratio=ratio, note=note)  # fmt: skip
+    return Row(
+        what=what,
+        value=value,
+        unit="ms",
+        repeats=tuple(values),
+        rival="bash_true_p50_ms",
+        rival_value=ours_ms,
+        rival_command="prorl bench tools --json",
+        ratio=ratio,
+        note=note,
+    )
 
 
 async def _times(work: Callable[[], Awaitable[object]], repeats: int) -> list[float]:
@@ -195,4 +267,6 @@ def _with_bar(what: str, values: list[float], bar_ms: float) -> Row:
 def _lean(row: Row) -> Row:
     """Keep at most 200 raw values in the report."""
     step = max(1, len(row.repeats) // 200)
-    return Row(what=row.what, value=row.value, unit=row.unit, repeats=row.repeats[::step], note=row.note)
+    return Row(
+        what=row.what, value=row.value, unit=row.unit, repeats=row.repeats[::step], note=row.note
+    )

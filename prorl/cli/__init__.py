@@ -1,4 +1,7 @@
-"""The command line: `prorl COMMAND`. Every command loads its own module only when it is called, so `prorl --help` stays quick.
+"""The command line:
+
+`prorl COMMAND`. Every command loads its own module only when it is called, so `prorl --help` stays
+quick.
 
     app.py       the commands, and how errors become one line and an exit code
     settings.py  default < file < environment < flag -> a job or a service config

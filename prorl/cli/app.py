@@ -1,4 +1,6 @@
-"""The commands by name and help line, and the only place where errors become one line and an exit code."""
+"""The commands by name and help line, and the only place where errors become one line and an exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from prorl.errors import NotFoundError, ProrlError, UserError
 DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 _COMMANDS = (
-    ("demo", "A tiny policy learns to use tools, through the whole service, in five minutes on two cores."),
+    (
+        "demo",
+        (
+            "A tiny policy learns to use tools, through the whole service, in five minutes on two"
+            " cores."
+        ),
+    ),
     ("run", "Run a task file: a service that lives as long as this one run."),
     ("eval", "How good a policy is: pass@k with an interval; nothing is trained."),
     ("serve", "A service that stays: trainers and `prorl status` reach it over HTTP and Flight."),
@@ -42,7 +50,10 @@ def _version() -> str:
 def build() -> App:
     """The command tree; nothing of a command is imported before it is called."""
     app = App(
-        name="prorl", help="Rollout-as-a-Service for multi-turn LLM agents, on Apache Arrow.", version=_version, help_format="plaintext"
+        name="prorl",
+        help="Rollout-as-a-Service for multi-turn LLM agents, on Apache Arrow.",
+        version=_version,
+        help_format="plaintext",
     )
     for name, line in _COMMANDS:
         module = _MODULES.get(name, name)
@@ -54,7 +65,9 @@ def dispatch(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code and never raises for a mistake of the caller."""
     try:
         _check_command(argv)
-        answer = build()(list(argv), exit_on_error=False, print_error=False, result_action="return_value")
+        answer = build()(
+            list(argv), exit_on_error=False, print_error=False, result_action="return_value"
+        )
         sys.stdout.flush()
         return answer if isinstance(answer, int) else DONE
     except CycloptsError as error:
@@ -77,7 +90,11 @@ def _check_command(argv: Sequence[str]) -> None:
         import difflib
 
         close = difflib.get_close_matches(argv[0], known, n=1)
-        raise UserError(f"unknown command `{argv[0]}`", f"one of {', '.join(known)}", f"did you mean `{close[0]}`?" if close else "")
+        raise UserError(
+            f"unknown command `{argv[0]}`",
+            f"one of {', '.join(known)}",
+            f"did you mean `{close[0]}`?" if close else "",
+        )
 
 
 def _complain(error: object, code: int) -> int:

@@ -14,7 +14,11 @@ from prorl.errors import UserError
 
 
 def bench(
-    name: str = "", /, *, json: Annotated[bool, Parameter(negative="")] = False, quick: Annotated[bool, Parameter(negative="")] = False
+    name: str = "",
+    /,
+    *,
+    json: Annotated[bool, Parameter(negative="")] = False,
+    quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Measure, with rivals in the same run: prints a table, losing rows included.
 
@@ -38,7 +42,11 @@ def bench(
         return 0
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
-        raise UserError(f"unknown benchmark {name!r}", f"one of {', '.join(names)}", f"did you mean `{close[0]}`?" if close else "")
+        raise UserError(
+            f"unknown benchmark {name!r}",
+            f"one of {', '.join(names)}",
+            f"did you mean `{close[0]}`?" if close else "",
+        )
     report = asyncio.run(import_module(f"prorl.bench.{name}").run(quick))
     if json:
         say_json(report.to_json())

@@ -1,7 +1,9 @@
-"""`prorl demo`: a tiny policy learns to use tools, through the whole service, offline, on two CPU cores.
+"""`prorl demo`: a tiny policy learns to use tools, through the whole service, offline, on two CPU
+cores.
 
-Everything is real: processes, Flight, sandboxes, tools, exact tokens, Parquet, DAPO's decisions in SQL, a policy update from zero-copy
-batches, weights published back. The policy is a toy of 0.4 million parameters that ships with the package.
+Everything is real: processes, Flight, sandboxes, tools, exact tokens, Parquet, DAPO's decisions in
+SQL, a policy update from zero-copy batches, weights published back. The policy is a toy of 0.4
+million parameters that ships with the package.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def demo(
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     json: Flag = False,
 ) -> int:
-    """A tiny policy learns to use tools in five minutes on two cores: held-out reward before, DAPO training, held-out reward after.
+    """A tiny policy learns to use tools in five minutes on two cores: held-out reward before, DAPO
+    training, held-out reward after.
 
     Parameters
     ----------
@@ -50,7 +53,8 @@ def demo(
     control
         `shuffled-rewards`: must not learn.
     sandbox
-        Kind of the tools' sandboxes. Default: pyns, the one that starts with the least work, where it works, else auto.
+        Kind of the tools' sandboxes. Default: pyns, the one that starts with the least work, where
+        it works, else auto.
     config
         YAML file with another recipe, as configs/demo.yaml.
     json
@@ -59,7 +63,11 @@ def demo(
     import asyncio
 
     _need_torch()
-    given = {key: value for key, value in {"seed": seed, "minutes": minutes, "control": control or None}.items() if value is not None}
+    given = {
+        key: value
+        for key, value in {"seed": seed, "minutes": minutes, "control": control or None}.items()
+        if value is not None
+    }
     name = name or (_latest(root) if resume else _free(root))
     recipe = _recipe(root / name, config, given, resume)
     return asyncio.run(_demo(recipe, root.absolute(), name, sandbox, json))
@@ -70,11 +78,17 @@ def _need_torch() -> None:
 
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
-        raise ConfigError(f"{' and '.join(missing)} not installed", "the packages that train", "pip install 'prorl[torch]', or `make demo`")
+        raise ConfigError(
+            f"{' and '.join(missing)} not installed",
+            "the packages that train",
+            "pip install 'prorl[torch]', or `make demo`",
+        )
 
 
 def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume: bool) -> Recipe:
-    """The recipe: a resumed demo's own with what is given now on top, else the file's or the default one."""
+    """The recipe: a resumed demo's own with what is given now on top, else the file's or the
+    default one.
+    """
     from prorl.cli.recipe import DEMO_FILE, Recipe
     from prorl.config import load_file, parse
 
@@ -82,8 +96,14 @@ def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume
     if resume:
         return parse(Recipe, {**load_file(file), **given}, str(file))
     if directory.exists():
-        raise ConflictError(f"run {directory.name!r} exists in {directory.parent}", "a new name", "or go on with it: --resume")
-    return parse(Recipe, {**(load_file(config) if config else {}), **given}, str(config or "recipe"))
+        raise ConflictError(
+            f"run {directory.name!r} exists in {directory.parent}",
+            "a new name",
+            "or go on with it: --resume",
+        )
+    return parse(
+        Recipe, {**(load_file(config) if config else {}), **given}, str(config or "recipe")
+    )
 
 
 def _latest(root: Path) -> str:
@@ -91,7 +111,11 @@ def _latest(root: Path) -> str:
 
     files = sorted(root.glob(f"*/{DEMO_FILE}"), key=lambda path: path.stat().st_mtime)
     if not files:
-        raise ConfigError(f"no demo to resume in {root}", "a root with an interrupted demo", "name one with --root")
+        raise ConfigError(
+            f"no demo to resume in {root}",
+            "a root with an interrupted demo",
+            "name one with --root",
+        )
     return files[-1].parent.name
 
 
@@ -117,18 +141,26 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     shown = display(recipe, Show.NOTHING if json else Show.AUTO)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
-        note(f"prorl demo {name}: a toy policy learns arith and shop with real tools · {groups} · at most {recipe.minutes:g} minutes")
+        note(
+            f"prorl demo {name}: a toy policy learns arith and shop with real tools · {groups} · at"
+            f" most {recipe.minutes:g} minutes"
+        )
     try:
         done = await _learn(recipe, name, model, service, shown)
     finally:
         shown.close()
     if done is None:
         where = "" if root == Path("prorl-runs").absolute() else f" --root {root}"
-        note(f"interrupted: what was done is kept in {root / name}; `prorl demo --resume{where}` continues")
+        note(
+            f"interrupted: what was done is kept in {root / name}; `prorl demo --resume{where}`"
+            " continues"
+        )
         return 130
     found = report(root, name, service.run.slots)
     found |= {"elapsed_s": time.monotonic() - started, "cpu_s": done, "recipe": recipe.model_dump()}
-    found["curve_png"] = str(root / name / "reward.png") if draw(found, root / name / "reward.png") else ""
+    found["curve_png"] = (
+        str(root / name / "reward.png") if draw(found, root / name / "reward.png") else ""
+    )
     if json:
         say_json(found)
     else:
@@ -145,11 +177,18 @@ async def _lightest() -> str:
         return await choose("auto")
     except ConfigError as error:
         anyway = "or, as the toy's programs do no harm: prorl demo --sandbox local"
-        raise ConfigError(error.given, error.expected, f"`prorl doctor` names the fixes; {anyway}") from None
+        raise ConfigError(
+            error.given, error.expected, f"`prorl doctor` names the fixes; {anyway}"
+        ) from None
 
 
-async def _learn(recipe: Recipe, name: str, model: Path, config: object, shown: Display) -> float | None:
-    """The three runs over one service; CPU seconds of all of it, or None when somebody asked to stop."""
+async def _learn(
+    recipe: Recipe, name: str, model: Path, config: object, shown: Display
+) -> float | None:
+    """The three runs over one service;
+
+    CPU seconds of all of it, or None when somebody asked to stop.
+    """
     from prorl.cli.demo_show import cpu_seconds
     from prorl.cli.learning import Learning
     from prorl.cli.service import first, service, signals

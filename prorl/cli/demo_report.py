@@ -1,4 +1,6 @@
-"""How a demo ended: every figure is SQL over the Parquet files of its three runs and of its trainer's metrics."""
+"""How a demo ended: every figure is SQL over the Parquet files of its three runs and of its
+trainer's metrics.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
         "sets": sets,
         "curve": stored.sql(CURVE).to_pylist(),
         "steps": steps(root / name / "training" / "metrics"),
-        "times": _times(stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()[0], rows, run_slots),
+        "times": _times(
+            stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()[0], rows, run_slots
+        ),
     }
 
 
@@ -79,19 +83,39 @@ def steps(metrics: Path) -> list[dict[str, Json]]:
     return list(ds.dataset(files).to_table().sort_by("step").to_pylist()) if files else []
 
 
-def _times(rollouts: dict[str, Json], rows: list[dict[str, Json]], run_slots: int) -> dict[str, Json]:
-    """Where the time of a step goes. The trainer's wait is split as its rollouts spent their time."""
-    spent = {name: sum(row.get(f"{name}_s", 0.0) for row in rows) for name in ("wait", "train", "checkpoint", "publish")}
+def _times(
+    rollouts: dict[str, Json], rows: list[dict[str, Json]], run_slots: int
+) -> dict[str, Json]:
+    """Where the time of a step goes.
+
+    The trainer's wait is split as its rollouts spent their time.
+    """
+    spent = {
+        name: sum(row.get(f"{name}_s", 0.0) for row in rows)
+        for name in ("wait", "train", "checkpoint", "publish")
+    }
     wall_s, count = sum(spent.values()), max(len(rows), 1)
-    parts = {"sampling": rollouts["llm_s"], "tools": rollouts["tool_s"], "sandbox start": rollouts["init_s"], "scoring": rollouts["eval_s"]}
+    parts = {
+        "sampling": rollouts["llm_s"],
+        "tools": rollouts["tool_s"],
+        "sandbox start": rollouts["init_s"],
+        "scoring": rollouts["eval_s"],
+    }
     whole = sum(value or 0.0 for value in parts.values()) or 1.0
     return {
         "step_s": wall_s / count,
-        **{f"{name}_s": spent["wait"] / count * (value or 0.0) / whole for name, value in parts.items()},
+        **{
+            f"{name}_s": spent["wait"] / count * (value or 0.0) / whole
+            for name, value in parts.items()
+        },
         "training_s": spent["train"] / count,
         "checkpoint and publish_s": (spent["checkpoint"] + spent["publish"]) / count,
-        "run_waiting_share": max(0.0, 1.0 - (rollouts["run_s"] or 0.0) / (run_slots * wall_s)) if wall_s else None,
-        "sampled_tokens_per_s": sum(row["sampled_tokens"] for row in rows) / wall_s if wall_s else None,
+        "run_waiting_share": (
+            max(0.0, 1.0 - (rollouts["run_s"] or 0.0) / (run_slots * wall_s)) if wall_s else None
+        ),
+        "sampled_tokens_per_s": (
+            sum(row["sampled_tokens"] for row in rows) / wall_s if wall_s else None
+        ),
         "logprob_diff_max": max((row["logprob_diff_max"] for row in rows), default=None),
     }
 
@@ -102,19 +126,45 @@ def present(found: dict[str, Json], *, elapsed_s: float, cpu: float) -> None:
 
     say()
     columns = (
-        "set", "groups", "held-out before", "held-out after", "greedy before", "greedy after", "DAPO kept", "dropped", "turns", "tokens",
+        "set",
+        "groups",
+        "held-out before",
+        "held-out after",
+        "greedy before",
+        "greedy after",
+        "DAPO kept",
+        "dropped",
+        "turns",
+        "tokens",
         "exact tokens",
-    )  # fmt: skip
-    table(columns, _rows(found), title=f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it")
+    )
+    table(
+        columns,
+        _rows(found),
+        title=f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it",
+    )
     for line in _lines(found, elapsed_s, cpu):
         say(line)
 
 
 def _rows(found: dict[str, Json]) -> Iterator[tuple[object, ...]]:
     for row in found["sets"]:
-        held = [_share(row[f"{mode}_{when}"], mode == "sampled") for mode in ("sampled", "greedy") for when in ("before", "after")]
+        held = [
+            _share(row[f"{mode}_{when}"], mode == "sampled")
+            for mode in ("sampled", "greedy")
+            for when in ("before", "after")
+        ]
         exact = f"{row['exact_share']:.2%}"
-        yield (row["set"], row["groups"], *held, row["kept"], row["dropped"], round(row["turns"], 2), row["tokens"], exact)
+        yield (
+            row["set"],
+            row["groups"],
+            *held,
+            row["kept"],
+            row["dropped"],
+            round(row["turns"], 2),
+            row["tokens"],
+            exact,
+        )
 
 
 def _share(one: dict[str, float] | None, interval: bool) -> str:
@@ -126,24 +176,40 @@ def _share(one: dict[str, float] | None, interval: bool) -> str:
 def _lines(found: dict[str, Json], elapsed_s: float, cpu: float) -> Iterator[str]:
     times, count = found["times"], len(found["steps"])
     parts = ("sampling", "tools", "sandbox start", "scoring", "training", "checkpoint and publish")
-    yield f"  steps     {count} of {times['step_s']:.1f} s: " + " · ".join(f"{part} {times[f'{part}_s']:.2f}" for part in parts)
+    yield f"  steps     {count} of {times['step_s']:.1f} s: " + " · ".join(
+        f"{part} {times[f'{part}_s']:.2f}" for part in parts
+    )
     if times["run_waiting_share"] is not None:
         rate = f"{times['sampled_tokens_per_s']:,.0f} sampled tokens/s"
         yield f"  RUN       waits {times['run_waiting_share']:.0%} of its slots' time; {rate}"
-        yield f"  logprobs  sampler against trainer: at most {times['logprob_diff_max']:.1e} apart over the whole run"
+        yield (
+            f"  logprobs  sampler against trainer: at most {times['logprob_diff_max']:.1e} apart"
+            " over the whole run"
+        )
     yield f"  cost      {elapsed_s:.0f} s, {cpu:.0f} CPU s, sandboxes included"
     directory = Path(found["directory"])
-    root = "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
+    root = (
+        "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
+    )
     name = directory.name
     yield f"  curve     {directory / 'reward.png'}"
-    yield f"  weights   {directory / 'training' / 'checkpoints'}  (transformers, vLLM and `prorl eval --policy DIR` load them)"
+    yield (
+        f"  weights   {directory / 'training' / 'checkpoints'}  (transformers, vLLM and `prorl eval"
+        " --policy DIR` load them)"
+    )
     yield f"  next      prorl show {name} --best{root}"
-    yield f'            prorl sql {name} "select max_version, avg(reward) from rollouts where valid group by all order by 1"{root}'
+    yield (
+        f'            prorl sql {name} "select max_version, avg(reward) from rollouts where valid'
+        f' group by all order by 1"{root}'
+    )
     yield f"            prorl replay {name}{root}"
 
 
 def draw(found: dict[str, Json], path: Path) -> bool:
-    """The reward of what each version sampled, and held-out reward before and after, as a PNG; False without matplotlib."""
+    """The reward of what each version sampled, and held-out reward before and after, as a PNG;
+
+    False without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -153,13 +219,23 @@ def draw(found: dict[str, Json], path: Path) -> bool:
     last = max((row["version"] for row in found["curve"]), default=0)
     for color, row in zip(("tab:blue", "tab:orange", "tab:green"), found["sets"], strict=False):
         points = [point for point in found["curve"] if point["set"] == row["set"]]
-        axes.plot([p["version"] for p in points], [p["reward"] for p in points], color=color, label=f"{row['set']}, training")
+        axes.plot(
+            [p["version"] for p in points],
+            [p["reward"] for p in points],
+            color=color,
+            label=f"{row['set']}, training",
+        )
         for x, when in ((-0.8, "before"), (last + 0.8, "after")):
             held = row[f"sampled_{when}"]
             if held:
                 error = [[held["value"] - held["low"]], [held["high"] - held["value"]]]
                 axes.errorbar([x], [held["value"]], yerr=error, fmt="o", color=color, capsize=3)
-    axes.set(xlabel="policy version", ylabel="mean reward", ylim=(0, 1), title="prorl demo: sampled at temperature 1; dots: held-out tasks")
+    axes.set(
+        xlabel="policy version",
+        ylabel="mean reward",
+        ylim=(0, 1),
+        title="prorl demo: sampled at temperature 1; dots: held-out tasks",
+    )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path)

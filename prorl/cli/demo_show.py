@@ -1,6 +1,8 @@
-"""What `prorl demo` shows while it learns: phase, policy version, reward, DAPO's decisions, stages, tokens a second, CPU seconds.
+"""What `prorl demo` shows while it learns: phase, policy version, reward, DAPO's decisions, stages,
+tokens a second, CPU seconds.
 
-Made from what the gateway answers; figures for people to watch. The table at the end is read back from the files (`demo_report.py`).
+Made from what the gateway answers; figures for people to watch. The table at the end is read back
+from the files (`demo_report.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Look:
 
 
 class Meter:
-    """CPU seconds of this process and everything below it, what has ended included; looked up every two seconds at most."""
+    """CPU seconds of this process and everything below it, what has ended included; looked up every
+    two seconds at most.
+    """
 
     def __init__(self) -> None:
         self._at_s, self._found = -math.inf, 0.0
@@ -69,10 +73,15 @@ class Story:
         """Add an answer of the gateway."""
         groups = run["groups"]
         look = Look(
-            phase=phase, at_s=time.monotonic(), version=run["version"], kept=groups["kept"] + groups["delivered"] + groups["acked"],
-            dropped=groups["dropped"] + groups["stale"], snapshot=snapshot(run, self._total(phase), time.monotonic()),
-            rewards=run["num_rewards"], reward_sum=(run["reward_mean"] or 0.0) * run["num_rewards"],
-        )  # fmt: skip
+            phase=phase,
+            at_s=time.monotonic(),
+            version=run["version"],
+            kept=groups["kept"] + groups["delivered"] + groups["acked"],
+            dropped=groups["dropped"] + groups["stale"],
+            snapshot=snapshot(run, self._total(phase), time.monotonic()),
+            rewards=run["num_rewards"],
+            reward_sum=(run["reward_mean"] or 0.0) * run["num_rewards"],
+        )
         if self.looks and self.looks[-1].phase != phase:
             self.looks.clear()
         self.looks.append(look)
@@ -82,12 +91,19 @@ class Story:
 
     def _total(self, phase: str) -> int:
         recipe = self.recipe
-        return recipe.steps * recipe.groups_per_step * recipe.n if phase == "train" else 2 * (recipe.heldout + recipe.greedy)
+        return (
+            recipe.steps * recipe.groups_per_step * recipe.n
+            if phase == "train"
+            else 2 * (recipe.heldout + recipe.greedy)
+        )
 
     def reward(self) -> float | None:
         """Mean of about the last `RECENT` rewards."""
         last = self.looks[-1]
-        before = next((look for look in reversed(self.looks) if last.rewards - look.rewards >= RECENT), self.looks[0])
+        before = next(
+            (look for look in reversed(self.looks) if last.rewards - look.rewards >= RECENT),
+            self.looks[0],
+        )
         first = before if last.rewards > before.rewards else None
         if first is None or first is self.looks[0]:
             return last.reward_sum / last.rewards if last.rewards else None
@@ -96,14 +112,26 @@ class Story:
     def tokens_per_s(self) -> float:
         """Over the last few seconds."""
         last = self.looks[-1]
-        first = next((look for look in reversed(self.looks) if last.at_s - look.at_s >= 5.0), self.looks[0])
-        return max(0, last.snapshot.tokens - first.snapshot.tokens) / max(last.at_s - first.at_s, 0.1)
+        first = next(
+            (look for look in reversed(self.looks) if last.at_s - look.at_s >= 5.0), self.looks[0]
+        )
+        return max(0, last.snapshot.tokens - first.snapshot.tokens) / max(
+            last.at_s - first.at_s, 0.1
+        )
 
     def figures(self) -> list[str]:
         """The last look in words."""
         last, reward = self.looks[-1], self.reward()
-        step = f"step {min(last.version, self.recipe.steps)}/{self.recipe.steps}" if last.phase == "train" else "evaluation"
-        parts = [step, f"reward {'-' if reward is None else f'{reward:.2f}'}", f"{self.tokens_per_s():,.0f} tokens/s"]
+        step = (
+            f"step {min(last.version, self.recipe.steps)}/{self.recipe.steps}"
+            if last.phase == "train"
+            else "evaluation"
+        )
+        parts = [
+            step,
+            f"reward {'-' if reward is None else f'{reward:.2f}'}",
+            f"{self.tokens_per_s():,.0f} tokens/s",
+        ]
         if last.phase == "train":
             parts.append(f"DAPO kept {last.kept} dropped {last.dropped}")
             parts.append(f"policy v{last.version}")
@@ -135,7 +163,10 @@ class Plain:
         if fresh or look.snapshot.finished or look.at_s - self._shown >= LINE_EVERY_S:
             self._shown = look.at_s
             spent = f"{look.at_s - self._story.start_s:5.0f} s · {self._story.meter():4.0f} CPU s"
-            note(f"{spent}  {PHASES[phase]:<16} done {look.snapshot.ended:,} · {' · '.join(self._story.figures())}")
+            note(
+                f"{spent}  {PHASES[phase]:<16} done {look.snapshot.ended:,} ·"
+                f" {' · '.join(self._story.figures())}"
+            )
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -157,11 +188,18 @@ class Live:
         """Redraw."""
         look = self._story.see(phase, run)
         spent = f"{look.at_s - self._story.start_s:.0f} s · {self._story.meter():.0f} CPU s"
-        done = look.version / self._story.recipe.steps if phase == "train" else look.snapshot.ended / max(look.snapshot.total, 1)
+        done = (
+            look.version / self._story.recipe.steps
+            if phase == "train"
+            else look.snapshot.ended / max(look.snapshot.total, 1)
+        )
         lines = [
             f" {PHASES[phase]:<17}{bar(done)}  {spent}",
             f" {' · '.join(self._story.figures())}",
-            *(f" {stage.value.upper():<5} {bar(pool.busy_share, 20)} {_load(pool)}" for stage, pool in look.snapshot.pools.items()),
+            *(
+                f" {stage.value.upper():<5} {bar(pool.busy_share, 20)} {_load(pool)}"
+                for stage, pool in look.snapshot.pools.items()
+            ),
             f" reward by version  {spark(self._story.curve)}",
         ]
         self._text.plain = "\n".join(lines)
@@ -208,7 +246,10 @@ def spark(curve: dict[int, float]) -> str:
     if not curve:
         return ""
     values = [curve[version] for version in sorted(curve)][-60:]
-    return "".join(BLOCKS[round(max(0.0, min(1.0, value)) * (len(BLOCKS) - 1))] for value in values) + f" {values[-1]:.2f}"
+    return (
+        "".join(BLOCKS[round(max(0.0, min(1.0, value)) * (len(BLOCKS) - 1))] for value in values)
+        + f" {values[-1]:.2f}"
+    )
 
 
 def cpu_seconds() -> float:

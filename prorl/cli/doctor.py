@@ -1,4 +1,7 @@
-"""`prorl doctor`: probes of this machine, each with its fix. A failed probe makes the exit code 1; a warning does not."""
+"""`prorl doctor`: probes of this machine, each with its fix.
+
+A failed probe makes the exit code 1; a warning does not.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,12 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def doctor(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Probe this machine: packages, sandboxes, disk, sockets, limits. Each finding comes with its fix.
+def doctor(
+    *, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False
+) -> int:
+    """Probe this machine: packages, sandboxes, disk, sockets, limits.
+
+    Each finding comes with its fix.
 
     Parameters
     ----------
@@ -45,7 +52,10 @@ def doctor(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(n
     for finding in probes(root):
         findings.append(finding)
         if not json:
-            say(f"{finding.level:<5} {finding.what:<17} {clean(finding.found)}" + (f"  -> {finding.fix}" if finding.fix else ""))
+            say(
+                f"{finding.level:<5} {finding.what:<17} {clean(finding.found)}"
+                + (f"  -> {finding.fix}" if finding.fix else "")
+            )
     if json:
         say_json([finding._asdict() for finding in findings])
     return 1 if any(finding.level == "fail" for finding in findings) else 0
@@ -68,7 +78,9 @@ def probes(root: Path) -> Iterator[Finding]:
 def _python() -> Finding:
     found = sys.version.split()[0]
     ok = sys.version_info >= (3, 11)
-    return Finding("ok" if ok else "fail", "python", found, "" if ok else "use Python 3.11 or newer")
+    return Finding(
+        "ok" if ok else "fail", "python", found, "" if ok else "use Python 3.11 or newer"
+    )
 
 
 def _package(name: str) -> Finding:
@@ -91,7 +103,10 @@ def _cores() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     small = cores < 2 or memory < 3
     return Finding(
-        "warn" if small else "ok", "machine", f"{cores} cores, {memory:.0f} GiB", "2 cores and 3 GiB are comfortable" if small else ""
+        "warn" if small else "ok",
+        "machine",
+        f"{cores} cores, {memory:.0f} GiB",
+        "2 cores and 3 GiB are comfortable" if small else "",
     )
 
 
@@ -104,11 +119,17 @@ def _disk(root: Path) -> Iterator[Finding]:
         return
     slow = sync_ms > 20
     yield Finding(
-        "warn" if slow else "ok", "fsync", f"{sync_ms:.2f} ms at {place}", "a local SSD makes accepts and commits faster" if slow else ""
+        "warn" if slow else "ok",
+        "fsync",
+        f"{sync_ms:.2f} ms at {place}",
+        "a local SSD makes accepts and commits faster" if slow else "",
     )
     free = shutil.disk_usage(place).free / 2**30
     yield Finding(
-        "warn" if free < 5 else "ok", "disk", f"{free:.0f} GiB free at {place}", "free some, or choose another --root" if free < 5 else ""
+        "warn" if free < 5 else "ok",
+        "disk",
+        f"{free:.0f} GiB free at {place}",
+        "free some, or choose another --root" if free < 5 else "",
     )
 
 
@@ -137,7 +158,12 @@ def _sockets() -> Finding:
             probe.bind(str(path / "probe.sock"))
         return Finding("ok", "sockets", f"Unix sockets under {path.parent}, ports on 127.0.0.1")
     except OSError as error:
-        return Finding("fail", "sockets", f"{path}: {error.strerror}", "set TMPDIR to a short path on a local disk")
+        return Finding(
+            "fail",
+            "sockets",
+            f"{path}: {error.strerror}",
+            "set TMPDIR to a short path on a local disk",
+        )
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -147,7 +173,12 @@ def _descriptors() -> Finding:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = soft < 1024
-    return Finding("warn" if low else "ok", "open files", f"{soft} (hard limit {hard})", "ulimit -n 4096" if low else "")
+    return Finding(
+        "warn" if low else "ok",
+        "open files",
+        f"{soft} (hard limit {hard})",
+        "ulimit -n 4096" if low else "",
+    )
 
 
 def _sandboxes() -> Iterator[Finding]:
@@ -161,7 +192,11 @@ def _sandboxes() -> Iterator[Finding]:
     for item in found:
         if item.works:
             limits = f"; not enforced: {', '.join(item.cannot)}" if item.cannot else ""
-            yield Finding("ok", f"sandbox {item.kind}", f"{'auto takes it' if item.kind == best else 'works'}{limits}")
+            yield Finding(
+                "ok",
+                f"sandbox {item.kind}",
+                f"{'auto takes it' if item.kind == best else 'works'}{limits}",
+            )
         else:
             yield Finding("warn" if best else "fail", f"sandbox {item.kind}", item.reason, item.fix)
 
@@ -169,7 +204,11 @@ def _sandboxes() -> Iterator[Finding]:
 def _user_namespaces() -> Finding:
     switch = Path("/proc/sys/user/max_user_namespaces")
     count = int(switch.read_text()) if switch.exists() else 0
-    fix = "" if count else "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
+    fix = (
+        ""
+        if count
+        else "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
+    )
     return Finding("ok" if count else "warn", "user namespaces", f"at most {count}", fix)
 
 
@@ -178,8 +217,16 @@ def _control_groups() -> Finding:
 
     versions = usable()
     if "memory" in versions:
-        return Finding("ok", "control groups", ", ".join(f"{name} (version {version})" for name, version in versions.items()))
+        return Finding(
+            "ok",
+            "control groups",
+            ", ".join(f"{name} (version {version})" for name, version in versions.items()),
+        )
     found = "none for memory: a watchdog looks at it each second and ends what uses too much"
     unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
-    fix = "systemd-run --user --scope -p Delegate=yes prorl ..." if unified else "version 1 is for root alone"
+    fix = (
+        "systemd-run --user --scope -p Delegate=yes prorl ..."
+        if unified
+        else "version 1 is for root alone"
+    )
     return Finding("warn", "control groups", found, fix)

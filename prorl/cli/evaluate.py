@@ -1,4 +1,7 @@
-"""`prorl eval`: how good a policy is: pass@k with an interval, read back from what was stored. Nothing is trained."""
+"""`prorl eval`: how good a policy is: pass@k with an interval, read back from what was stored.
+
+Nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,11 @@ def evaluate(
     json: Flag = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
 ) -> int:
-    """How good a policy is on tasks: pass@k (unbiased estimator) with Wilson's 95 % interval over tasks. Nothing is trained.
+    """How good a policy is on tasks: pass@k (unbiased estimator) with Wilson's 95 % interval over
+    tasks. Nothing is trained.
 
-    Example: prorl eval --tasks 'arith:heldout?n=512' --tasks 'shop:heldout?n=512' --policy toy --greedy
+    Example: prorl eval --tasks 'arith:heldout?n=512' --tasks 'shop:heldout?n=512' --policy toy
+    --greedy
 
     Parameters
     ----------
@@ -64,15 +69,30 @@ def evaluate(
         Any setting, as KEY=VALUE.
     """
     flags = {
-        "tasks": ",".join(tasks) if tasks else None, "policy": policy, "n": n or 1, "limit": limit, "name": name, "greedy": greedy or None,
+        "tasks": ",".join(tasks) if tasks else None,
+        "policy": policy,
+        "n": n or 1,
+        "limit": limit,
+        "name": name,
+        "greedy": greedy or None,
         "run": {} if seed is None else {"seed": seed},
-    }  # fmt: skip
-    sets = [*(set_ or []), *([] if temperature is None else [f"run.sampling.temperature={temperature}"])]
+    }
+    sets = [
+        *(set_ or []),
+        *([] if temperature is None else [f"run.sampling.temperature={temperature}"]),
+    ]
     return _run(config, flags, sets, root, threshold, json=json, quiet=quiet)
 
 
 def _run(
-    config: Path | None, flags: Mapping[str, Json], sets: Sequence[str], root: Path | None, threshold: float, *, json: bool, quiet: bool
+    config: Path | None,
+    flags: Mapping[str, Json],
+    sets: Sequence[str],
+    root: Path | None,
+    threshold: float,
+    *,
+    json: bool,
+    quiet: bool,
 ) -> int:
     import asyncio
 
@@ -84,7 +104,11 @@ def _run(
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
         return show_evaluation(directory, threshold, json=json)
 
-    return asyncio.run(run_plan(plan, show=Show.NOTHING if quiet or json else Show.AUTO, json=json, present=present))
+    return asyncio.run(
+        run_plan(
+            plan, show=Show.NOTHING if quiet or json else Show.AUTO, json=json, present=present
+        )
+    )
 
 
 def show_evaluation(directory: Path, threshold: float, *, json: bool) -> int:
@@ -94,10 +118,20 @@ def show_evaluation(directory: Path, threshold: float, *, json: bool) -> int:
 
     found = evaluation(directory, threshold)
     if json:
-        say_json({"run": directory.name, "directory": str(directory), "threshold": threshold, "rows": [one.to_json() for one in found]})
+        say_json(
+            {
+                "run": directory.name,
+                "directory": str(directory),
+                "threshold": threshold,
+                "rows": [one.to_json() for one in found],
+            }
+        )
     else:
         ks = sorted({k for one in found for k in one.at})
-        table(("set", "mode", "tasks", "n", "masked", *(f"pass@{k} [95 % Wilson]" for k in ks)), _rows(found, ks))
+        table(
+            ("set", "mode", "tasks", "n", "masked", *(f"pass@{k} [95 % Wilson]" for k in ks)),
+            _rows(found, ks),
+        )
         say(f"read back by SQL from {directory}")
     return 0 if any(one.tasks for one in found) else 1
 

@@ -1,4 +1,6 @@
-"""`prorl image build | ls | rm`: the images of this node's registry, made without any container registry."""
+"""`prorl image build | ls | rm`: the images of this node's registry, made without any container
+registry.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-image = App(name="image", help="Images for sandboxes, made without any container registry: build, ls, rm.", help_format="plaintext")
+image = App(
+    name="image",
+    help="Images for sandboxes, made without any container registry: build, ls, rm.",
+    help_format="plaintext",
+)
 
 Where = Annotated[Path | None, Parameter(name="--images")]
 
@@ -51,12 +57,27 @@ def build(
     from prorl.sandbox.image_child import fence_of_the_fence, make_image
 
     path = str(Path(source).absolute()) if Path(source).exists() else source
-    job = {"do": "build", "name": name, "source": path, "include": include, "mirror": mirror, "replace": "1" if replace else ""}
+    job = {
+        "do": "build",
+        "name": name,
+        "source": path,
+        "include": include,
+        "mirror": mirror,
+        "replace": "1" if replace else "",
+    }
     with fence_of_the_fence():
         made = asyncio.run(
-            make_image(registry_root(images), job, timeout_s, lambda data: note(data.decode("utf-8", "replace").rstrip("\n")))
+            make_image(
+                registry_root(images),
+                job,
+                timeout_s,
+                lambda data: note(data.decode("utf-8", "replace").rstrip("\n")),
+            )
         )
-    say(f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}, at {made.path}")
+    say(
+        f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}, at"
+        f" {made.path}"
+    )
     return 0
 
 
@@ -84,12 +105,27 @@ def ls(*, images: Where = None, json: Annotated[bool, Parameter(negative="")] = 
         say(f"no images in {registry.root}; `prorl image build` makes one")
     else:
         columns = ("name", "digest", "MB", "files", "made", "from")
-        table(columns, [(",".join(i.names), i.digest[:12], f"{i.bytes / 1e6:.0f}", i.files, _day(i.made_at), i.source) for i in found])
+        table(
+            columns,
+            [
+                (
+                    ",".join(i.names),
+                    i.digest[:12],
+                    f"{i.bytes / 1e6:.0f}",
+                    i.files,
+                    _day(i.made_at),
+                    i.source,
+                )
+                for i in found
+            ],
+        )
     return 0
 
 
 @image.command
-def rm(*names: str, unused: Annotated[bool, Parameter(negative="")] = False, images: Where = None) -> int:
+def rm(
+    *names: str, unused: Annotated[bool, Parameter(negative="")] = False, images: Where = None
+) -> int:
     """Remove images; one that a running service uses stays.
 
     Parameters
@@ -119,7 +155,9 @@ def rm(*names: str, unused: Annotated[bool, Parameter(negative="")] = False, ima
 
 
 def registry_root(given: Path | None) -> Path:
-    """The flag, else the service's key `sandbox.images`, which the environment can set, else its default."""
+    """The flag, else the service's key `sandbox.images`, which the environment can set, else its
+    default.
+    """
     from prorl.cli.settings import service_environment
     from prorl.sandbox.images import default_root
 

@@ -1,8 +1,10 @@
-"""`topology: inline`: gateway, stages and store in this process's loop over `LocalNetwork`; sandboxd stays a process.
+"""`topology: inline`: gateway, stages and store in this process's loop over `LocalNetwork`;
+sandboxd stays a process.
 
-For tests and tiny runs: the same objects as between processes, record batches on the edges, the same control log and files. Nothing is
-restarted: what breaks, sandboxd included, ends the service, and the next one on the root goes on from the log. Trainers and HTTP
-clients reach it as usual. Log lines go to ROOT/logs/inline.log.
+For tests and tiny runs: the same objects as between processes, record batches on the edges, the
+same control log and files. Nothing is restarted: what breaks, sandboxd included, ends the service,
+and the next one on the root goes on from the log. Trainers and HTTP clients reach it as usual. Log
+lines go to ROOT/logs/inline.log.
 """
 
 from __future__ import annotations
@@ -63,7 +65,11 @@ class Inline:
         for name, part in self._parts.items():
             if part in done:
                 part.result()
-                words = f" {exit_text(part.result())}{self._sandboxd.last_words()}" if name == "sandboxd" else " has ended"
+                words = (
+                    f" {exit_text(part.result())}{self._sandboxd.last_words()}"
+                    if name == "sandboxd"
+                    else " has ended"
+                )
                 raise UnavailableError(f"{name}{words}; the run can be resumed")
 
     def kill(self) -> None:
@@ -92,7 +98,12 @@ async def inline_service(config: ServiceConfig) -> AsyncIterator[Inline]:
 async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Inline:
     """Bring every part up, what others dial first; the stack ends them in the opposite order."""
     listener = stack.enter_context(_listener(config))
-    settled = {"root": root.path, "socket_dir": root.socket_dir, "token": root.token(), "http_port": listener.getsockname()[1]}
+    settled = {
+        "root": root.path,
+        "socket_dir": root.socket_dir,
+        "token": root.token(),
+        "http_port": listener.getsockname()[1],
+    }
     config = settle_models(config).model_copy(update=settled)
     stack.enter_context(_log_to(root.path / "logs" / "inline.log"))
     sandboxd = await _sandboxd(stack, config, root)
@@ -104,7 +115,9 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
     network = LocalNetwork()
     stack.push_async_callback(network.close)
     await _gateway(stack, running, network, listener)
-    host = await stack.enter_async_context(UnixSandboxHost(str(config.sandbox_socket), config.node_id))
+    host = await stack.enter_async_context(
+        UnixSandboxHost(str(config.sandbox_socket), config.node_id)
+    )
     trainers = await stack.enter_async_context(FlightNetwork(token=config.token))
     _, work = await stack.enter_async_context(serving(config, network, trainers))
     running.add("store", work)
@@ -118,7 +131,13 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
 
 
 async def _sandboxd(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Child:
-    return await _child(stack, next(spec for spec in child_specs(config, str(root.service_file)) if spec.name == "sandboxd"), root)
+    return await _child(
+        stack,
+        next(
+            spec for spec in child_specs(config, str(root.service_file)) if spec.name == "sandboxd"
+        ),
+        root,
+    )
 
 
 async def _child(stack: AsyncExitStack, spec: ChildSpec, root: Root) -> Child:
@@ -129,13 +148,23 @@ async def _child(stack: AsyncExitStack, spec: ChildSpec, root: Root) -> Child:
     return child
 
 
-async def _gateway(stack: AsyncExitStack, running: Inline, network: Network, listener: socket.socket) -> None:
+async def _gateway(
+    stack: AsyncExitStack, running: Inline, network: Network, listener: socket.socket
+) -> None:
     log = ControlLog(running.config.root / "control.db")
     stack.callback(log.close)
     gateway = Gateway(running.config, log, network)
     running.add("gateway", _task(stack, gateway.run()))
     await gateway.listen()
-    server = uvicorn.Server(uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(gateway),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=60,
+        )
+    )
     serve = asyncio.ensure_future(server._serve(sockets=[listener]))
     running.add("http", serve)
 
@@ -176,7 +205,10 @@ def _log_to(path: Path) -> Iterator[None]:
         logger.addHandler(handler)
         logger.propagate = False
         logger.setLevel(logging.INFO)
-    structlog.configure(logger_factory=structlog.stdlib.LoggerFactory(), processors=[structlog.processors.JSONRenderer()])
+    structlog.configure(
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        processors=[structlog.processors.JSONRenderer()],
+    )
     try:
         yield
     finally:

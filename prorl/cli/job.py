@@ -1,7 +1,9 @@
-"""One task file as one run: check everything, start a service, submit, follow to the end, sum up from what was stored.
+"""One task file as one run: check everything, start a service, submit, follow to the end, sum up
+from what was stored.
 
-Everything that can be wrong with the request is found before a process starts, so a mistake leaves nothing behind. Submitting uses
-the idempotency key `tasks/<position>`: a resumed run submits again and adds nothing that the log has.
+Everything that can be wrong with the request is found before a process starts, so a mistake leaves
+nothing behind. Submitting uses the idempotency key `tasks/<position>`: a resumed run submits again
+and adds nothing that the log has.
 """
 
 from __future__ import annotations
@@ -51,24 +53,47 @@ class Plan:
         return len(self.tasks) * (self.job.num_samples + self.job.greedy)
 
     @classmethod
-    def make(cls, config: Path | None, flags: Mapping[str, Json], sets: Iterable[str], *, root: Path | None, resume: bool = False) -> Self:
-        """Merge settings, read tasks, ask their envs, find the agent. Raises ConfigError, TaskError, ConflictError."""
+    def make(
+        cls,
+        config: Path | None,
+        flags: Mapping[str, Json],
+        sets: Iterable[str],
+        *,
+        root: Path | None,
+        resume: bool = False,
+    ) -> Self:
+        """Merge settings, read tasks, ask their envs, find the agent.
+
+        Raises ConfigError, TaskError, ConflictError.
+        """
         job = job_settings(config, flags, sets)
         service = service_settings(job.service, root)
         if resume:
             job = _resumed(job, service.root.absolute())
             service = service_settings(job.service, root)
         if not job.tasks:
-            raise ConfigError("no task file", "--tasks FILE, or `tasks:` in the config file", "see `prorl run --help`")
+            raise ConfigError(
+                "no task file",
+                "--tasks FILE, or `tasks:` in the config file",
+                "see `prorl run --help`",
+            )
         service = service_settings(job.service, root, job.policy)
         service = service.model_copy(update={"root": service.root.absolute()})
         name = job.name or free_name(service.root, job)
-        run = run_settings({**job.run, "filter": filter_text(str(job.run.get("filter", "none")))}, name)
+        run = run_settings(
+            {**job.run, "filter": filter_text(str(job.run.get("filter", "none")))}, name
+        )
         get_agent(run.agent)
         check_backend(service.backends)
         tasks = load(job)
         check_tasks(tasks)
-        plan = cls(job=job.model_copy(update={"name": name}), service=service, run=run, tasks=tuple(tasks), resume=resume)
+        plan = cls(
+            job=job.model_copy(update={"name": name}),
+            service=service,
+            run=run,
+            tasks=tuple(tasks),
+            resume=resume,
+        )
         if (plan.directory / "manifest.json").exists():
             _check_existing(plan)
         return plan
@@ -80,7 +105,11 @@ def _check_existing(plan: Plan) -> None:
     RunDir(plan.directory).manifest()
     if not plan.resume:
         name = plan.run.run_id
-        raise ConflictError(f"run {name!r} exists in {plan.service.root}", "a new name", f"`prorl run --resume {name}` goes on with it")
+        raise ConflictError(
+            f"run {name!r} exists in {plan.service.root}",
+            "a new name",
+            f"`prorl run --resume {name}` goes on with it",
+        )
 
 
 def _resumed(job: Job, root: Path) -> Job:
@@ -89,22 +118,34 @@ def _resumed(job: Job, root: Path) -> Job:
     path = root / name / JOB_FILE
     if not path.exists():
         known = ", ".join(sorted(file.parent.name for file in root.glob(f"*/{JOB_FILE}"))) or "none"
-        raise ConfigError(f"no run {name!r} to resume in {root}", f"one of: {known}", "name another with --name or --root")
+        raise ConfigError(
+            f"no run {name!r} to resume in {root}",
+            f"one of: {known}",
+            "name another with --name or --root",
+        )
     before = orjson.loads(path.read_bytes())
     now = job.model_dump(mode="json", exclude_unset=True)
-    sections = {section: {**before.get(section, {}), **now.get(section, {})} for section in ("service", "run")}
+    sections = {
+        section: {**before.get(section, {}), **now.get(section, {})}
+        for section in ("service", "run")
+    }
     return Job.model_validate({**before, **now, **sections, "name": name})
 
 
 def _latest(root: Path) -> str:
     files = sorted(root.glob(f"*/{JOB_FILE}"), key=lambda path: path.stat().st_mtime)
     if not files:
-        raise ConfigError(f"no run to resume in {root}", "a root with an interrupted run", "name one with --root")
+        raise ConfigError(
+            f"no run to resume in {root}", "a root with an interrupted run", "name one with --root"
+        )
     return files[-1].parent.name
 
 
 def load(job: Job) -> list[Task]:
-    """The tasks of a file, or of one or more generated sets separated by commas. Raises TaskError."""
+    """The tasks of a file, or of one or more generated sets separated by commas.
+
+    Raises TaskError.
+    """
     from prorl.tasks import load_tasks
     from prorl.tasks.generated import is_generated
 
@@ -131,16 +172,26 @@ def check_backend(backends: Iterable[str]) -> None:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https"):
             try:
-                socket.create_connection((parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)), 5).close()
+                socket.create_connection(
+                    (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)),
+                    5,
+                ).close()
             except (OSError, ValueError) as error:
                 mend = "start it, or use a scripted policy such as oracle"
-                raise ConfigError(f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", mend) from None
+                raise ConfigError(
+                    f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", mend
+                ) from None
 
 
 def free_name(root: Path, job: Job) -> str:
     """The first of `<tasks>-<policy>-1`, `-2` ... that no run of the root has."""
     policy = "model" if "/" in job.policy else re.split(r"[:?]", job.policy)[0]
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", re.split(r"[.:?]", Path(job.tasks).name)[0]).strip("-._").lower() or "tasks"
+    stem = (
+        re.sub(r"[^A-Za-z0-9_.-]+", "-", re.split(r"[.:?]", Path(job.tasks).name)[0])
+        .strip("-._")
+        .lower()
+        or "tasks"
+    )
     number = 1
     while (root / f"{stem}-{policy}-{number}").exists():
         number += 1
@@ -155,10 +206,14 @@ def filter_text(value: str) -> str:
         return Path(value).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
-        raise ConfigError(f"filter {value!r}: {reason}", "none, dapo, or a readable file of SQL") from None
+        raise ConfigError(
+            f"filter {value!r}: {reason}", "none, dapo, or a readable file of SQL"
+        ) from None
 
 
-async def run_plan(plan: Plan, *, show: Show = Show.AUTO, json: bool = False, present: Callable[..., int] = present) -> int:
+async def run_plan(
+    plan: Plan, *, show: Show = Show.AUTO, json: bool = False, present: Callable[..., int] = present
+) -> int:
     """Carry it out; the exit code, which is what `present` says of the run directory."""
     from prorl.cli.output import note
     from prorl.cli.service import first, service, signals
@@ -167,8 +222,15 @@ async def run_plan(plan: Plan, *, show: Show = Show.AUTO, json: bool = False, pr
         async with service(plan.service, stop) as running:
             finished = await first(stop, running, _follow(plan, running, stop, show))
         if finished is None:
-            root = "" if plan.service.root == Path("prorl-runs").absolute() else f" --root {plan.service.root}"
-            note(f"interrupted: what was done is kept in {plan.directory}; `prorl run --resume {plan.run.run_id}{root}` continues")
+            root = (
+                ""
+                if plan.service.root == Path("prorl-runs").absolute()
+                else f" --root {plan.service.root}"
+            )
+            note(
+                f"interrupted: what was done is kept in {plan.directory}; `prorl run --resume"
+                f" {plan.run.run_id}{root}` continues"
+            )
             return 130
     return present(plan.directory, json=json, elapsed_s=finished)
 
@@ -185,7 +247,9 @@ async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float
     client = client_of(running)
     await in_thread(_create, client, plan)
     submitting = asyncio.ensure_future(in_thread(_submit, client, plan))
-    following = asyncio.ensure_future(follow(client, running, plan.run.run_id, plan.num_rollouts, show))
+    following = asyncio.ensure_future(
+        follow(client, running, plan.run.run_id, plan.num_rollouts, show)
+    )
     try:
         await submitting
         await following
@@ -202,14 +266,20 @@ def _create(client: object, plan: Plan) -> None:
     assert isinstance(client, Client)
     client.create_run(**plan.run.model_dump(mode="json"))
     plan.directory.mkdir(exist_ok=True)
-    (plan.directory / JOB_FILE).write_bytes(orjson.dumps(_absolute(plan.job), option=orjson.OPT_INDENT_2))
+    (plan.directory / JOB_FILE).write_bytes(
+        orjson.dumps(_absolute(plan.job), option=orjson.OPT_INDENT_2)
+    )
 
 
 def _absolute(job: Job) -> dict[str, Json]:
     """The job so that it means the same from another folder."""
     values = job.model_dump(mode="json", exclude_unset=True)
     tasks = str(Path(job.tasks).absolute()) if Path(job.tasks).exists() else job.tasks
-    policy = str(Path(job.policy).absolute()) if (Path(job.policy) / "config.json").exists() else job.policy
+    policy = (
+        str(Path(job.policy).absolute())
+        if (Path(job.policy) / "config.json").exists()
+        else job.policy
+    )
     return {**values, "name": job.name, "tasks": tasks, "policy": policy}
 
 

@@ -1,9 +1,11 @@
-"""The three runs of `prorl demo` over one service: held-out evaluation, training, held-out evaluation with what was learned.
+"""The three runs of `prorl demo` over one service: held-out evaluation, training, held-out
+evaluation with what was learned.
 
-    NAME-before --> NAME (trainer: stream -> update -> checkpoint -> commit -> publish) --> NAME-after
+    NAME-before --> NAME (trainer: stream -> update -> checkpoint -> commit -> publish) -->
+    NAME-after
 
-Each step says what is already there when it is done again: runs by name, groups by key, the trainer by its checkpoint. So a demo that
-was interrupted anywhere goes on with the same code.
+Each step says what is already there when it is done again: runs by name, groups by key, the trainer
+by its checkpoint. So a demo that was interrupted anywhere goes on with the same code.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from prorl.cli.recipe import (
     train_tasks,
     trainer_config,
     training_dir,
-)  # fmt: skip
+)
 from prorl.cli.service import client_of, in_thread
 from prorl.errors import UnavailableError
 from prorl.types import GroupState, Json, RolloutState
@@ -51,8 +53,16 @@ class Watch(Protocol):
 class Learning:
     """One demo on a running service."""
 
-    def __init__(self, recipe: Recipe, name: str, model: Path, service: Supervisor, watch: Watch) -> None:
-        self._recipe, self._name, self._model, self._service, self._watch = recipe, name, model, service, watch
+    def __init__(
+        self, recipe: Recipe, name: str, model: Path, service: Supervisor, watch: Watch
+    ) -> None:
+        self._recipe, self._name, self._model, self._service, self._watch = (
+            recipe,
+            name,
+            model,
+            service,
+            watch,
+        )
         self._client: Client = client_of(service)
         self._root = service.config.root
 
@@ -67,7 +77,9 @@ class Learning:
                 training = asyncio.ensure_future(self._service.run(self._trainer_spec()))
             await self._evaluate(self._name + BEFORE, None)
             await self._train(training, stop_at_s)
-            await self._evaluate(self._name + AFTER, newest_checkpoint(training_dir(self._root, self._name)))
+            await self._evaluate(
+                self._name + AFTER, newest_checkpoint(training_dir(self._root, self._name))
+            )
         finally:
             if training is not None:
                 training.cancel()
@@ -80,17 +92,31 @@ class Learning:
         tasks, cold = heldout_tasks(self._recipe), sampling(self._recipe, temperature=0.0).params()
         greedy = tasks[: 2 * self._recipe.greedy]
         if greedy:
-            await in_thread(lambda: self._client.submit(name, greedy, 1, key="greedy", sampling=cold, extra={"mode": "greedy"}))
+            await in_thread(
+                lambda: self._client.submit(
+                    name, greedy, 1, key="greedy", sampling=cold, extra={"mode": "greedy"}
+                )
+            )
         sampled = tasks[: 2 * self._recipe.heldout]
-        await in_thread(lambda: self._client.submit(name, sampled, 1, key="sampled", extra={"mode": "sampled"}, last=True))
+        await in_thread(
+            lambda: self._client.submit(
+                name, sampled, 1, key="sampled", extra={"mode": "sampled"}, last=True
+            )
+        )
         await self._follow(name)
 
     async def _train(self, training: asyncio.Future[None] | None, stop_at_s: float) -> None:
-        """Feed the trainer until it has ended; ask it to stop after the step in hand when the time is over."""
-        following = asyncio.ensure_future(self._follow(self._name, Pool(self._client, self._recipe, self._name)))
+        """Feed the trainer until it has ended; ask it to stop after the step in hand when the time
+        is over.
+        """
+        following = asyncio.ensure_future(
+            self._follow(self._name, Pool(self._client, self._recipe, self._name))
+        )
         try:
             if training is not None:
-                done, _ = await asyncio.wait({training}, timeout=max(1.0, stop_at_s - time.monotonic()))
+                done, _ = await asyncio.wait(
+                    {training}, timeout=max(1.0, stop_at_s - time.monotonic())
+                )
                 if not done:
                     self._service.children["trainer"].signal(signal.SIGTERM)
                 await training
@@ -104,8 +130,15 @@ class Learning:
         from prorl.supervisor.child import ChildSpec
 
         file = self._root / self._name / "trainer.json"
-        file.write_text(json.dumps(trainer_config(self._recipe, self._root, self._name, self._model), indent=1))
-        return ChildSpec(name="trainer", module="prorl.trainer", args=("--config", str(file), "--die-with-parent"), stop_rank=-1)
+        file.write_text(
+            json.dumps(trainer_config(self._recipe, self._root, self._name, self._model), indent=1)
+        )
+        return ChildSpec(
+            name="trainer",
+            module="prorl.trainer",
+            args=("--config", str(file), "--die-with-parent"),
+            stop_rank=-1,
+        )
 
     async def _make(self) -> None:
         """The runs, then the file that a resumed demo reads."""
@@ -115,7 +148,9 @@ class Learning:
             eval_run(self._recipe, self._name + AFTER),
         ]
         for config in configs:
-            await in_thread(lambda config=config: self._client.create_run(**config.model_dump(mode="json")))
+            await in_thread(
+                lambda config=config: self._client.create_run(**config.model_dump(mode="json"))
+            )
         (self._root / self._name / DEMO_FILE).write_text(self._recipe.model_dump_json(indent=1))
 
     async def _follow(self, name: str, pool: Pool | None = None) -> None:
@@ -135,7 +170,10 @@ class Learning:
 
 
 class Pool:
-    """Training tasks that wait in the gateway, which starts one for each group that DAPO drops. Task i has the key `tasks/i`."""
+    """Training tasks that wait in the gateway, which starts one for each group that DAPO drops.
+
+    Task i has the key `tasks/i`.
+    """
 
     def __init__(self, client: Client, recipe: Recipe, name: str) -> None:
         self._client, self._recipe, self._name = client, recipe, name

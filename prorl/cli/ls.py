@@ -7,10 +7,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-_LINE = "select count(*) as n, avg(reward) filter (valid) as reward, count(*) filter (status <> 'completed') as other from rollouts"
+_LINE = (
+    "select count(*) as n, avg(reward) filter (valid) as reward, count(*) filter (status <>"
+    " 'completed') as other from rollouts"
+)
 
 
-def ls(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def ls(
+    *, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False
+) -> int:
     """The runs of a root, newest last, with what each stored.
 
     Parameters
@@ -28,13 +33,22 @@ def ls(*, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negat
         stored = StoredRun(root / name)
         (line,) = stored.sql(_LINE).to_pylist()
         size = sum(file.bytes for commit in stored.commits for file in commit.files)
-        rows.append({"run": name, "rollouts": line["n"], "reward": line["reward"], "not_completed": line["other"], "bytes": size})
+        rows.append(
+            {
+                "run": name,
+                "rollouts": line["n"],
+                "reward": line["reward"],
+                "not_completed": line["other"],
+                "bytes": size,
+            }
+        )
     if json:
         say_json(rows)
     elif not rows:
         say(f"no runs in {root}; `prorl demo` makes one")
     else:
         table(
-            ("run", "rollouts", "reward", "not completed", "MB"), [(*list(row.values())[:4], f"{row['bytes'] / 1e6:.1f}") for row in rows]
+            ("run", "rollouts", "reward", "not completed", "MB"),
+            [(*list(row.values())[:4], f"{row['bytes'] / 1e6:.1f}") for row in rows],
         )
     return 0

@@ -1,7 +1,8 @@
 """How commands speak: rich on a terminal, plain lines off it, one JSON value with `--json`.
 
-Text that a policy, a tool or a task wrote goes through `clean` first: control characters and direction marks are spelled out, so that
-a transcript can neither move the cursor nor retitle the terminal nor hide what it says.
+Text that a policy, a tool or a task wrote goes through `clean` first: control characters and
+direction marks are spelled out, so that a transcript can neither move the cursor nor retitle the
+terminal nor hide what it says.
 """
 
 from __future__ import annotations
@@ -24,12 +25,23 @@ def clean(text: str) -> str:
     >>> clean("a\x1b[31mred\u202e\x00")
     'a\\x1b[31mred\\u202e\\x00'
     """
-    return "".join(char if char in _KEPT or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co") else _spell(char) for char in text)
+    return "".join(
+        char
+        if char in _KEPT or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Co")
+        else _spell(char)
+        for char in text
+    )
 
 
 def _spell(char: str) -> str:
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return (
+        f"\\x{code:02x}"
+        if code < 0x100
+        else f"\\u{code:04x}"
+        if code < 0x10000
+        else f"\\U{code:08x}"
+    )
 
 
 def is_terminal() -> bool:
@@ -49,7 +61,11 @@ def note(line: str) -> None:
 
 def say_json(value: Json) -> None:
     """The answer as one JSON value."""
-    text = orjson.dumps(value, default=_default, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    text = orjson.dumps(
+        value,
+        default=_default,
+        option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS,
+    )
     print(text.decode(), flush=True)
 
 
@@ -70,11 +86,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    shown = Table(
+        title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False
+    )
     for column in columns:
         shown.add_column(column, overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(_cell(value), justify="right" if isinstance(value, int | float) else "left") for value in row))
+        shown.add_row(
+            *(
+                Text(_cell(value), justify="right" if isinstance(value, int | float) else "left")
+                for value in row
+            )
+        )
     Console().print(shown)
 
 

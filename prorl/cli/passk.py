@@ -2,8 +2,9 @@
 
     pass@k of a task with c right of n:  1 - C(n - c, k) / C(n, k)        (unbiased; Chen et al. 2021, arXiv 2107.03374)
 
-The interval is Wilson's 95 % score interval over tasks. For n > 1 it is too wide rather than too narrow: a task's estimate varies less
-than the coin that Wilson assumes. Masked rollouts (infrastructure, tasks) do not count; how many there were is stated.
+The interval is Wilson's 95 % score interval over tasks. For n > 1 it is too wide rather than too
+narrow: a task's estimate varies less than the coin that Wilson assumes. Masked rollouts
+(infrastructure, tasks) do not count; how many there were is stated.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def wilson(mean: float, count: int) -> Estimate:
     shrink = 1 + Z * Z / count
     middle = (mean + Z * Z / (2 * count)) / shrink
     half = Z / shrink * math.sqrt(max(0.0, mean * (1 - mean)) / count + Z * Z / (4 * count * count))
-    low, high = min(mean, middle - half), max(mean, middle + half)  # at shares 0 and 1 rounding would leave the share itself out
+    # at shares 0 and 1 rounding would leave the share itself out
+    low, high = min(mean, middle - half), max(mean, middle + half)
     return Estimate(mean, max(0.0, low), min(1.0, high))
 
 
@@ -90,7 +92,9 @@ def estimate(tasks: Sequence[tuple[int, int]]) -> dict[int, Estimate]:
     n = min((n for n, _ in tasks), default=0)
     found = {}
     for k in _steps(n):
-        found[k] = wilson(sum(pass_at_k(n_task, right, k) for n_task, right in tasks) / len(tasks), len(tasks))
+        found[k] = wilson(
+            sum(pass_at_k(n_task, right, k) for n_task, right in tasks) / len(tasks), len(tasks)
+        )
     return found
 
 
@@ -113,5 +117,14 @@ def evaluation(directory: Path, threshold: float = 1.0) -> list[Passed]:
         here = [row for row in rows if (row["data_source"], row["mode"]) == (source, mode)]
         tasks = [(row["n"], row["right_"]) for row in here if row["n"]]
         masked = sum(row["masked"] for row in here)
-        found.append(Passed(source, mode, len(tasks), min((n for n, _ in tasks), default=0), masked, estimate(tasks)))
+        found.append(
+            Passed(
+                source,
+                mode,
+                len(tasks),
+                min((n for n, _ in tasks), default=0),
+                masked,
+                estimate(tasks),
+            )
+        )
     return found

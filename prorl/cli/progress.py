@@ -1,7 +1,9 @@
-"""What a run is doing while it goes on: bars, reward, tokens a second, and the stage that holds the others up.
+"""What a run is doing while it goes on: bars, reward, tokens a second, and the stage that holds the
+others up.
 
-`Snapshot` is made from what the gateway answers; everything after it is pure. On a terminal the picture changes 3 times a second, off
-it one plain line comes every 10 s and at the end. These are counters for people to watch; the summary is read back from the files.
+`Snapshot` is made from what the gateway answers; everything after it is pure. On a terminal the
+picture changes 3 times a second, off it one plain line comes every 10 s and at the end. These are
+counters for people to watch; the summary is read back from the files.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Snapshot:
 
     def passed(self, stage: Stage) -> int:
         """Rollouts that have left a stage behind."""
-        waiting = sum(self.states.get(state, 0) for state in (RolloutState.QUEUED, RolloutState.LEASED))
+        waiting = sum(
+            self.states.get(state, 0) for state in (RolloutState.QUEUED, RolloutState.LEASED)
+        )
         past_init = max(0, sum(self.states.values()) - waiting)
         if stage is Stage.INIT:
             return past_init
@@ -81,13 +85,18 @@ class Snapshot:
 
 
 def bottleneck(pools: Mapping[Stage, Pool]) -> Stage | None:
-    """The stage that holds the others up: the busiest one, the longer queue deciding between equals; None when all have room.
+    """The stage that holds the others up: the busiest one, the longer queue deciding between
+    equals; None when all have room.
 
     >>> pools = {Stage.INIT: Pool(slots=4, busy=1), Stage.RUN: Pool(slots=8, busy=8, queued=3), Stage.EVAL: Pool(slots=4, busy=4)}
     >>> bottleneck(pools).value
     'run'
     """
-    busiest = max(pools, key=lambda stage: (round(pools[stage].busy_share, 1), pools[stage].queued), default=None)
+    busiest = max(
+        pools,
+        key=lambda stage: (round(pools[stage].busy_share, 1), pools[stage].queued),
+        default=None,
+    )
     return busiest if busiest is not None and pools[busiest].busy_share >= 0.5 else None
 
 
@@ -102,14 +111,19 @@ def figures(now: Snapshot, before: Snapshot) -> str:
     slow = bottleneck(now.pools)
     if slow is not None:
         pool = now.pools[slow]
-        parts.append(f"{slow.upper()} is the bottleneck ({pool.busy_share:.0%} busy, {pool.queued} queued)")
+        parts.append(
+            f"{slow.upper()} is the bottleneck ({pool.busy_share:.0%} busy, {pool.queued} queued)"
+        )
     return " · ".join(parts)
 
 
 def plain(now: Snapshot, before: Snapshot, start_s: float) -> str:
     """One line off a terminal."""
     flight = " ".join(f"{stage.value} {pool.busy}" for stage, pool in now.pools.items())
-    return f"{now.at_s - start_s:5.0f} s  done {now.ended:,}/{now.total:,} · in flight {flight or 'none'} · {figures(now, before)}"
+    return (
+        f"{now.at_s - start_s:5.0f} s  done {now.ended:,}/{now.total:,} · in flight"
+        f" {flight or 'none'} · {figures(now, before)}"
+    )
 
 
 class Display(Protocol):
@@ -153,11 +167,20 @@ class Bars:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.text import Text
 
-        columns = (TextColumn("{task.description:<5}"), BarColumn(40), MofNCompleteColumn(), TextColumn("{task.fields[more]}"))
+        columns = (
+            TextColumn("{task.description:<5}"),
+            BarColumn(40),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[more]}"),
+        )
         self._progress = Progress(*columns)
-        self._tasks = {stage: self._progress.add_task(stage.upper(), total=None, more="") for stage in Stage}
+        self._tasks = {
+            stage: self._progress.add_task(stage.upper(), total=None, more="") for stage in Stage
+        }
         self._text = Text("starting")
-        self._live = Live(Group(self._progress, self._text), console=Console(stderr=True), auto_refresh=False)
+        self._live = Live(
+            Group(self._progress, self._text), console=Console(stderr=True), auto_refresh=False
+        )
         self._shown: list[Snapshot] = []
         self._live.start()
 
@@ -195,7 +218,9 @@ def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
     """From the gateway's answer to `GET /v1/runs/{run}`."""
     gauges = run["stages"]
     pools = {
-        stage: Pool(**{name: int(gauges[stage][name]) for name in ("slots", "busy", "queued", "tokens")})
+        stage: Pool(
+            **{name: int(gauges[stage][name]) for name in ("slots", "busy", "queued", "tokens")}
+        )
         for stage in Stage
         if stage in gauges
     }

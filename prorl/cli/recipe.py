@@ -1,6 +1,8 @@
-"""The recipe of `prorl demo`: what is trained, for how long, with which numbers; and the files that carry it out.
+"""The recipe of `prorl demo`: what is trained, for how long, with which numbers; and the files that
+carry it out.
 
-Everything here follows from (recipe, seed): a resumed demo reads RUN/demo.json and makes the same runs, tasks and trainer again.
+Everything here follows from (recipe, seed): a resumed demo reads RUN/demo.json and makes the same
+runs, tasks and trainer again.
 """
 
 from __future__ import annotations
@@ -24,20 +26,41 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     seed: int = Field(default=0, ge=0)
-    model: str = Field(default="", description="checkpoint to start from; empty = the toy that ships with the package")
-    minutes: float = Field(default=5.0, gt=0, description="training ends early so that all of it fits, evaluation included")
+    model: str = Field(
+        default="",
+        description="checkpoint to start from; empty = the toy that ships with the package",
+    )
+    minutes: float = Field(
+        default=5.0,
+        gt=0,
+        description="training ends early so that all of it fits, evaluation included",
+    )
     steps: int = Field(default=38, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
     n: int = Field(default=8, ge=2, description="rollouts a group")
     learning_rate: float = Field(default=4e-4, gt=0)
     minibatches: int = Field(default=2, ge=1)
-    steps_ahead: int = Field(default=0, ge=0, le=1, description="1: the next step is sampled while this one trains")
-    pool: float = Field(default=4.0, ge=1, description="different tasks for each group that will be trained on; DAPO drops some")
-    heldout: int = Field(default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1")
+    steps_ahead: int = Field(
+        default=0, ge=0, le=1, description="1: the next step is sampled while this one trains"
+    )
+    pool: float = Field(
+        default=4.0,
+        ge=1,
+        description="different tasks for each group that will be trained on; DAPO drops some",
+    )
+    heldout: int = Field(
+        default=96, ge=1, description="held-out tasks of each set, sampled at temperature 1"
+    )
     greedy: int = Field(default=48, ge=0, description="of them, also answered greedily")
-    heldout_seed: int = Field(default=7, ge=0, description="of the held-out tasks; the same before and after, whatever `seed` is")
+    heldout_seed: int = Field(
+        default=7,
+        ge=0,
+        description="of the held-out tasks; the same before and after, whatever `seed` is",
+    )
     max_tokens: int = Field(default=64, ge=8, description="per model call")
-    control: Literal["", "shuffled-rewards"] = Field(default="", description="`shuffled-rewards`: a control that must not learn")
+    control: Literal["", "shuffled-rewards"] = Field(
+        default="", description="`shuffled-rewards`: a control that must not learn"
+    )
 
 
 def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
@@ -63,12 +86,23 @@ def service_config(root: Path, model: Path, kind: str) -> ServiceConfig:
 
 
 def train_run(recipe: Recipe, name: str) -> RunConfig:
-    """The run that is trained on: DAPO decides, groups are streamed, no more is open than the trainer's next step takes."""
+    """The run that is trained on:
+
+    DAPO decides, groups are streamed, no more is open than the trainer's next step takes.
+    """
     ahead = recipe.groups_per_step * (1 + recipe.steps_ahead)
     return RunConfig(
-        run_id=name, filter="dapo", delivery="stream", seed=recipe.seed, sampling=sampling(recipe), limits=LIMITS,
-        target_groups=recipe.steps * recipe.groups_per_step, max_open_groups=ahead, max_unacked_groups=ahead, max_staleness=2,
-    )  # fmt: skip
+        run_id=name,
+        filter="dapo",
+        delivery="stream",
+        seed=recipe.seed,
+        sampling=sampling(recipe),
+        limits=LIMITS,
+        target_groups=recipe.steps * recipe.groups_per_step,
+        max_open_groups=ahead,
+        max_unacked_groups=ahead,
+        max_staleness=2,
+    )
 
 
 def eval_run(recipe: Recipe, name: str) -> RunConfig:
@@ -85,18 +119,30 @@ def train_tasks(recipe: Recipe) -> list[Task]:
 
 def heldout_tasks(recipe: Recipe) -> list[Task]:
     """The same before and after, and for every training seed."""
-    sets = [generate(name, split="heldout", seed=recipe.heldout_seed, n=max(recipe.heldout, recipe.greedy)) for name in SETS]
+    sets = [
+        generate(
+            name, split="heldout", seed=recipe.heldout_seed, n=max(recipe.heldout, recipe.greedy)
+        )
+        for name in SETS
+    ]
     return [task for tasks in zip(*sets, strict=True) for task in tasks]
 
 
 def trainer_config(recipe: Recipe, root: Path, name: str, model: Path) -> dict[str, Json]:
     """What `python -m prorl.trainer` reads."""
     return {
-        "service": str(root.absolute()), "run": name, "model": str(model), "output": str(training_dir(root, name)),
-        "steps": recipe.steps, "groups_per_step": recipe.groups_per_step, "minibatches": recipe.minibatches,
-        "learning_rate": recipe.learning_rate, "seed": recipe.seed, "steps_ahead": recipe.steps_ahead,
+        "service": str(root.absolute()),
+        "run": name,
+        "model": str(model),
+        "output": str(training_dir(root, name)),
+        "steps": recipe.steps,
+        "groups_per_step": recipe.groups_per_step,
+        "minibatches": recipe.minibatches,
+        "learning_rate": recipe.learning_rate,
+        "seed": recipe.seed,
+        "steps_ahead": recipe.steps_ahead,
         "advantages": "shuffled" if recipe.control else "group",
-    }  # fmt: skip
+    }
 
 
 def training_dir(root: Path, name: str) -> Path:

@@ -1,4 +1,7 @@
-"""`prorl replay`: serve a stored run to trainers, in the order in which it was delivered. Needs no service and no control log."""
+"""`prorl replay`: serve a stored run to trainers, in the order in which it was delivered.
+
+Needs no service and no control log.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def replay(
     root: Path = Path("prorl-runs"),
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Serve a stored run to trainers: equal values in equal order, and cursors of the live run still work.
+    """Serve a stored run to trainers: equal values in equal order, and cursors of the live run
+    still work.
 
     Example: prorl replay my-run --port 7701
 
@@ -59,10 +63,20 @@ async def _serve(directory: Path, port: int, token: str, json: bool) -> int:
         async with signals() as stop, FlightNetwork(token=token) as network:
             location = await network.listen(f"grpc://127.0.0.1:{port}", {}, endpoint.reads())
             if json:
-                say_json({"run": order.run_id, "location": location, "token": token, "groups": order.delivered})
+                say_json(
+                    {
+                        "run": order.run_id,
+                        "location": location,
+                        "token": token,
+                        "groups": order.delivered,
+                    }
+                )
             else:
                 say(f"replay   {order.run_id}: {order.delivered:,} groups at {location}")
-                say(f"connect  prorl.connect({location!r}, token={token!r}).stream({order.run_id!r})")
+                say(
+                    f"connect  prorl.connect({location!r},"
+                    f" token={token!r}).stream({order.run_id!r})"
+                )
             await stop.asked.wait()
     finally:
         endpoint.close()

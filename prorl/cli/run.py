@@ -30,7 +30,8 @@ def run(
     json: Flag = False,
     quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
 ) -> int:
-    """Run every task of a file through INIT, RUN and EVAL, store the trajectories, print what came out (by SQL over the stored files).
+    """Run every task of a file through INIT, RUN and EVAL, store the trajectories, print what came
+    out (by SQL over the stored files).
 
     Example: prorl run --tasks HumanEval.jsonl.gz --policy oracle
 
@@ -41,9 +42,11 @@ def run(
     resume_name
         With --resume: the run to go on with.
     tasks
-        JSON Lines file, plain or gzipped: GSM8K, HumanEval, or {"task_id", "env", "prompt", "data"} a line.
+        JSON Lines file, plain or gzipped: GSM8K, HumanEval, or {"task_id", "env", "prompt", "data"}
+        a line.
     policy
-        oracle (default), noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server.
+        oracle (default), noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of
+        a model server.
     n
         Rollouts of each task. Default: 4 with flaky, else 1.
     limit
@@ -77,10 +80,15 @@ def run(
     from prorl.cli.progress import Show
 
     flags = {
-        "tasks": tasks, "policy": policy, "n": n, "limit": limit, "env": env,
+        "tasks": tasks,
+        "policy": policy,
+        "n": n,
+        "limit": limit,
+        "env": env,
         "name": resume_name or name,
-        "run": _given(filter=filter_, seed=seed), "service": _given(topology=topology),
-    }  # fmt: skip
+        "run": _given(filter=filter_, seed=seed),
+        "service": _given(topology=topology),
+    }
     plan = Plan.make(config, flags, set_ or [], root=root, resume=resume or bool(resume_name))
     show = Show.NOTHING if quiet or json else Show.AUTO
     return asyncio.run(run_plan(plan, show=show, json=json))

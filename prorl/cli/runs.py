@@ -11,7 +11,11 @@ DEFAULT_ROOT = Path("prorl-runs")
 
 
 def run_directory(run: str, root: Path) -> Path:
-    """Where a run is stored: `run` is a path to a run directory or a name in `root`. Raises NotFoundError with the nearest name."""
+    """Where a run is stored:
+
+    `run` is a path to a run directory or a name in `root`. Raises NotFoundError with the nearest
+    name.
+    """
     from prorl.storage.catalog import is_run, list_runs
 
     for candidate in (root / run, Path(run)):
@@ -19,5 +23,9 @@ def run_directory(run: str, root: Path) -> Path:
             return candidate
     known = list_runs(root)
     close = difflib.get_close_matches(run, known, n=1)
-    mend = f"did you mean `{close[0]}`?" if close else f"runs there: {', '.join(known[-5:]) or 'none'}"
-    raise NotFoundError(f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {mend}")
+    mend = (
+        f"did you mean `{close[0]}`?" if close else f"runs there: {', '.join(known[-5:]) or 'none'}"
+    )
+    raise NotFoundError(
+        f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {mend}"
+    )

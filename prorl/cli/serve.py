@@ -35,7 +35,8 @@ def serve(
     root
         Folder for the control log and the runs. Default: prorl-runs.
     policy
-        Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server.
+        Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or
+        http://HOST:PORT of a model server.
     port
         HTTP port; default: any free one.
     config
@@ -57,8 +58,14 @@ async def _serve(config: ServiceConfig) -> int:
 
     async with signals() as stop, service(config, stop) as running:
         say(f"serving  {running.url}   root {running.config.root}")
-        say(f"connect  prorl.connect({str(running.config.root)!r})   token in {running.config.root / 'token'}")
-        say("stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next `prorl serve`")
+        say(
+            f"connect  prorl.connect({str(running.config.root)!r})   token in"
+            f" {running.config.root / 'token'}"
+        )
+        say(
+            "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the"
+            " next `prorl serve`"
+        )
         await first(stop, running, _watch(running))
     say("stopped")
     return 0

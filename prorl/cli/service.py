@@ -1,7 +1,8 @@
 """A service around a block of code, in either topology, with the signals that end it.
 
-First Ctrl-C or SIGTERM: `Stop.asked` is set, the owner leaves its block, the service ends in order and keeps what was done. Second:
-every child is killed. Signal handlers belong to the main thread's loop and are given back at the end.
+First Ctrl-C or SIGTERM: `Stop.asked` is set, the owner leaves its block, the service ends in order
+and keeps what was done. Second: every child is killed. Signal handlers belong to the main thread's
+loop and are given back at the end.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ async def signals() -> AsyncIterator[Stop]:
 
 @asynccontextmanager
 async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
-    """A service that listens. Raises UserError for what it cannot work with, UnavailableError when a process does not start."""
+    """A service that listens.
+
+    Raises UserError for what it cannot work with, UnavailableError when a process does not start.
+    """
     if config.topology == "inline":
         from prorl.cli.inline import inline_service
 
@@ -94,14 +98,19 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
 
 
 def client_of(running: Running) -> Client:
-    """A client of it; call it from threads (`in_thread`). It looks for a restarted gateway in silence: the terminal is for progress."""
+    """A client of it; call it from threads (`in_thread`).
+
+    It looks for a restarted gateway in silence: the terminal is for progress.
+    """
     import stamina
 
     from prorl.client.client import Client
     from prorl.client.http import Http
 
     stamina.instrumentation.set_on_retry_hooks([])
-    return Client(http=Http(running.url, running.config.token, retry_s=PATIENCE_S), token=running.config.token)
+    return Client(
+        http=Http(running.url, running.config.token, retry_s=PATIENCE_S), token=running.config.token
+    )
 
 
 async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
@@ -110,8 +119,15 @@ async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
 
 
 async def first(stop: Stop, running: Running, work: Awaitable[ResultT]) -> ResultT | None:
-    """Await `work`; None when a stop was asked for first. Raises what `work` or the service's failure raises."""
-    job, failure, asked = asyncio.ensure_future(work), asyncio.ensure_future(running.failed()), asyncio.ensure_future(stop.asked.wait())
+    """Await `work`;
+
+    None when a stop was asked for first. Raises what `work` or the service's failure raises.
+    """
+    job, failure, asked = (
+        asyncio.ensure_future(work),
+        asyncio.ensure_future(running.failed()),
+        asyncio.ensure_future(stop.asked.wait()),
+    )
     try:
         await asyncio.wait([job, failure, asked], return_when=asyncio.FIRST_COMPLETED)
         if failure.done():

@@ -1,7 +1,9 @@
-"""Settings of a job or a service: default < file < environment `PRORL_*` < flag, every key checked, mistakes in one line.
+"""Settings of a job or a service: default < file < environment `PRORL_*` < flag, every key checked,
+mistakes in one line.
 
-A config file (YAML or JSON) has the keys of `Job`: its own, and the sections `service` and `run` with the keys of `ServiceConfig` and
-`RunConfig`. The same keys are set by `--set service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
+A config file (YAML or JSON) has the keys of `Job`: its own, and the sections `service` and `run`
+with the keys of `ServiceConfig` and `RunConfig`. The same keys are set by `--set
+service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
 """
 
 from __future__ import annotations
@@ -32,28 +34,49 @@ RESERVED_NAMES = frozenset({"logs", "lock", "token", "control.db", "service.json
 
 
 class Job(BaseModel):
-    """One task file run as one run: what `prorl run` takes, and what it writes to RUN/job.json so that it can be resumed."""
+    """One task file run as one run: what `prorl run` takes, and what it writes to RUN/job.json so
+    that it can be resumed.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     tasks: str = Field(
-        default="", description="JSON Lines file of tasks, plain or gzipped; or generated sets, `arith:train?n=100,shop:train`"
+        default="",
+        description=(
+            "JSON Lines file of tasks, plain or gzipped; or generated sets,"
+            " `arith:train?n=100,shop:train`"
+        ),
     )
     policy: str = Field(
-        default="oracle", description="oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
+        default="oracle",
+        description=(
+            "oracle, noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of a"
+            " model server"
+        ),
     )
-    n: int | None = Field(default=None, ge=1, le=1024, description="rollouts of each task; default 4 with flaky, else 1")
+    n: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="rollouts of each task; default 4 with flaky, else 1",
+    )
     limit: int | None = Field(default=None, ge=1, description="only the first tasks of the file")
     greedy: bool = Field(default=False, description="answer each task once more at temperature 0")
-    env: str = Field(default="auto", description="env of every task; auto = as the file's format says")
-    name: str = Field(default="", description="name of the run; default: made from task file and policy")
+    env: str = Field(
+        default="auto", description="env of every task; auto = as the file's format says"
+    )
+    name: str = Field(
+        default="", description="name of the run; default: made from task file and policy"
+    )
     service: dict[str, Json] = Field(default_factory=dict, description="keys of ServiceConfig")
     run: dict[str, Json] = Field(default_factory=dict, description="keys of RunConfig")
 
     @property
     def num_samples(self) -> int:
         """Rollouts of each task."""
-        return self.n or (4 if self.policy.removeprefix("scripted:").split("?", 1)[0] == "flaky" else 1)
+        return self.n or (
+            4 if self.policy.removeprefix("scripted:").split("?", 1)[0] == "flaky" else 1
+        )
 
 
 def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]) -> Job:
@@ -67,7 +90,9 @@ def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[
     return parse(Job, values, str(config) if config else "settings")
 
 
-def service_settings(values: Mapping[str, Json], root: Path | None, policy: str = "") -> ServiceConfig:
+def service_settings(
+    values: Mapping[str, Json], root: Path | None, policy: str = ""
+) -> ServiceConfig:
     """The service of a job: its section, with the policy as backend. Raises ConfigError."""
     merged = dict(values)
     if root is not None:
@@ -75,7 +100,9 @@ def service_settings(values: Mapping[str, Json], root: Path | None, policy: str 
     if policy:
         merged["backends"] = [backend(policy)]
     config = parse(ServiceConfig, merged, "service")
-    embedded = next((name.removeprefix(EMBEDDED) for name in config.backends if name.startswith(EMBEDDED)), "")
+    embedded = next(
+        (name.removeprefix(EMBEDDED) for name in config.backends if name.startswith(EMBEDDED)), ""
+    )
     if embedded and "tokenizer" not in merged:
         config = config.model_copy(update={"tokenizer": embedded})
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
@@ -86,7 +113,11 @@ def service_settings(values: Mapping[str, Json], root: Path | None, policy: str 
 def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:
     """The run of a job. Raises ConfigError."""
     if name in RESERVED_NAMES:
-        raise ConfigError(f"run name {name!r}", f"none of {', '.join(sorted(RESERVED_NAMES))}", "choose another with --name")
+        raise ConfigError(
+            f"run name {name!r}",
+            f"none of {', '.join(sorted(RESERVED_NAMES))}",
+            "choose another with --name",
+        )
     return parse(RunConfig, {**values, "run_id": name}, "run")
 
 
@@ -107,12 +138,18 @@ def backend(policy: str) -> str:
         return f"scripted:{FAULTS if policy == 'faulty' else policy.removeprefix('scripted:')}"
     close = difflib.get_close_matches(name, (*POLICIES, "toy"), n=1)
     mend = f"did you mean `{close[0]}`?" if close else ""
-    expected = f"one of {', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a model server"
+    expected = (
+        f"one of {', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a"
+        " model server"
+    )
     raise ConfigError(f"policy {policy!r}", expected, mend)
 
 
 def service_environment() -> dict[str, Json]:
-    """Keys of the service that are set in the environment: `PRORL_INIT__SLOTS=8` is `init.slots`."""
+    """Keys of the service that are set in the environment:
+
+    `PRORL_INIT__SLOTS=8` is `init.slots`.
+    """
     known = set(ServiceConfig.model_fields)
     values: dict[str, Json] = {}
     for name, text in environment().items():
@@ -130,7 +167,9 @@ def assignment(text: str) -> dict[str, Json]:
     """
     key, sign, value = text.partition("=")
     if not sign or not all(key.split(".")):
-        raise ConfigError(f"--set {text}", "KEY=VALUE", "for example --set run.sampling.temperature=0.7")
+        raise ConfigError(
+            f"--set {text}", "KEY=VALUE", "for example --set run.sampling.temperature=0.7"
+        )
     values = _nest(key.split("."), _scalar(value))
     _check_keys(values, f"--set {text}")
     return values
@@ -141,9 +180,17 @@ def _check_keys(values: Mapping[str, Json], where: str) -> None:
     for key in values:
         if key in Job.model_fields:
             continue
-        homes = [f"{name}.{key}" for name, model in (("service", ServiceConfig), ("run", RunConfig)) if key in model.model_fields]
+        homes = [
+            f"{name}.{key}"
+            for name, model in (("service", ServiceConfig), ("run", RunConfig))
+            if key in model.model_fields
+        ]
         if homes:
-            raise ConfigError(f"{where}: unknown key `{key}`", f"one of {', '.join(Job.model_fields)}", f"did you mean `{homes[0]}`?")
+            raise ConfigError(
+                f"{where}: unknown key `{key}`",
+                f"one of {', '.join(Job.model_fields)}",
+                f"did you mean `{homes[0]}`?",
+            )
 
 
 def _scalar(text: str) -> Json:

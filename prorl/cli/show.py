@@ -1,4 +1,6 @@
-"""`prorl show`: a run in figures, or one rollout as a transcript that a person can read and a terminal can bear."""
+"""`prorl show`: a run in figures, or one rollout as a transcript that a person can read and a
+terminal can bear.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,17 @@ if TYPE_CHECKING:
     from prorl.types import Json
 
 _CHOICES = {
-    "worst": "select rollout_id from rollouts where valid order by reward, num_turns desc, rollout_id limit 1",
-    "best": "select rollout_id from rollouts where valid order by reward desc, num_turns, rollout_id limit 1",
-    "failed": "select rollout_id from rollouts where failure_code <> '' order by rollout_id limit 1",
+    "worst": (
+        "select rollout_id from rollouts where valid order by reward, num_turns desc, rollout_id"
+        " limit 1"
+    ),
+    "best": (
+        "select rollout_id from rollouts where valid order by reward desc, num_turns, rollout_id"
+        " limit 1"
+    ),
+    "failed": (
+        "select rollout_id from rollouts where failure_code <> '' order by rollout_id limit 1"
+    ),
 }
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -62,7 +72,9 @@ def show(
     from prorl.storage.catalog import StoredRun
 
     directory = run_directory(run, root)
-    chosen = [name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted]
+    chosen = [
+        name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted
+    ]
     if len(chosen) + (rollout is not None) > 1:
         raise UserError("several rollouts asked for", "one of --rollout, --worst, --best, --failed")
     if not chosen and rollout is None:
@@ -107,7 +119,11 @@ def lines(found: dict[str, Json]) -> Iterator[str]:
     turns = {turn["turn"]: turn for turn in found["turns"]}
     seen: set[int] = set()
     for message in found["messages"]:
-        turn = turns.get(message["turn"]) if message["role"] == "assistant" and message["turn"] not in seen else None
+        turn = (
+            turns.get(message["turn"])
+            if message["role"] == "assistant" and message["turn"] not in seen
+            else None
+        )
         if turn is not None:
             seen.add(message["turn"])
         yield ""
@@ -122,8 +138,13 @@ def _heading(message: dict[str, Any], turn: dict[str, Any] | None) -> str:
     name = f" {message['name']}" if message["name"] else ""
     if turn is None:
         return f"[{message['role']}{name}]"
-    sampled = f"{turn['completion_tokens']} tokens after {turn['prompt_tokens']}, {turn['finish_reason']}"
-    return f"[{message['role']}{name}] turn {turn['turn']} · {sampled} · model {turn['llm_s']:.2f} s · tools {turn['tool_s']:.2f} s"
+    sampled = (
+        f"{turn['completion_tokens']} tokens after {turn['prompt_tokens']}, {turn['finish_reason']}"
+    )
+    return (
+        f"[{message['role']}{name}] turn {turn['turn']} · {sampled} · model {turn['llm_s']:.2f} s ·"
+        f" tools {turn['tool_s']:.2f} s"
+    )
 
 
 def _calls(text: str) -> Iterator[str]:
@@ -135,16 +156,27 @@ def _calls(text: str) -> Iterator[str]:
 
 def _argument(value: Json) -> str:
     """Short values as they are; text of several lines as an indented block."""
-    return "\n     " + value.replace("\n", "\n     ") if isinstance(value, str) and "\n" in value else repr(value)
+    return (
+        "\n     " + value.replace("\n", "\n     ")
+        if isinstance(value, str) and "\n" in value
+        else repr(value)
+    )
 
 
 def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
     from prorl.cli.output import clean
 
     reward = "none" if rollout["reward"] is None else f"{rollout['reward']:g}"
-    parts = " + ".join(f"{part['name']} {part['value']:g} x {part['weight']:g}" for part in rollout["reward_parts"])
-    yield f"{rollout['status']} · stopped: {rollout['stop_reason'] or '-'} · reward {reward}" + (f" = {parts}" if parts else "")
+    parts = " + ".join(
+        f"{part['name']} {part['value']:g} x {part['weight']:g}" for part in rollout["reward_parts"]
+    )
+    yield f"{rollout['status']} · stopped: {rollout['stop_reason'] or '-'} · reward {reward}" + (
+        f" = {parts}" if parts else ""
+    )
     if rollout["failure_code"]:
-        yield f"failure {rollout['failure_class']}/{rollout['failure_code']}: {clean(rollout['failure_message'])}"
+        yield (
+            f"failure {rollout['failure_class']}/{rollout['failure_code']}:"
+            f" {clean(rollout['failure_message'])}"
+        )
     names = ("queue", "init", "run", "llm", "tool", "eval")
     yield "seconds " + " · ".join(f"{name} {rollout[f'{name}_s']:.2f}" for name in names)

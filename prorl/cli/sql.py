@@ -17,9 +17,11 @@ def sql(
     json: Annotated[bool, Parameter(negative="")] = False,
     timeout_s: float | None = None,
 ) -> int:
-    """One SELECT over `sequences, rollouts, turns, messages, groups, tasks, deliveries` of a stored run.
+    """One SELECT over `sequences, rollouts, turns, messages, groups, tasks, deliveries` of a stored
+    run.
 
-    Example: prorl sql my-run "select task_id, avg(reward) as r from rollouts group by all order by r"
+    Example: prorl sql my-run "select task_id, avg(reward) as r from rollouts group by all order by
+    r"
 
     Parameters
     ----------

@@ -8,7 +8,12 @@ from typing import Annotated
 from cyclopts import Parameter
 
 
-def status(*, root: Path = Path("prorl-runs"), url: str = "", json: Annotated[bool, Parameter(negative="")] = False) -> int:
+def status(
+    *,
+    root: Path = Path("prorl-runs"),
+    url: str = "",
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
     """What the service of a root is doing: its workers, its open runs.
 
     Parameters
@@ -29,12 +34,32 @@ def status(*, root: Path = Path("prorl-runs"), url: str = "", json: Annotated[bo
         say_json(found)
         return 0
     if "workers" not in found:
-        table(("run", "delivered", "end"), [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])])
+        table(
+            ("run", "delivered", "end"),
+            [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])],
+        )
         return 0
     gauges = ("busy", "slots", "queued", "done", "failed")
-    rows = [(w["worker"], w["role"], w["pid"], w["held"], *(w["stats"].get(name, "-") for name in gauges)) for w in found["workers"]]
+    rows = [
+        (
+            w["worker"],
+            w["role"],
+            w["pid"],
+            w["held"],
+            *(w["stats"].get(name, "-") for name in gauges),
+        )
+        for w in found["workers"]
+    ]
     table(("worker", "role", "pid", "held", *gauges), rows)
-    states = [(r["run_id"], r["state"], " ".join(f"{k} {n}" for k, n in r["counts"].items() if n), r["reward_mean"]) for r in found["runs"]]
+    states = [
+        (
+            r["run_id"],
+            r["state"],
+            " ".join(f"{k} {n}" for k, n in r["counts"].items() if n),
+            r["reward_mean"],
+        )
+        for r in found["runs"]
+    ]
     if states:
         table(("run", "state", "rollouts", "reward"), states)
     return 0

@@ -1,4 +1,6 @@
-"""What a run was, read back from its Parquet files by SQL: never from counters of the processes that wrote them."""
+"""What a run was, read back from its Parquet files by SQL: never from counters of the processes
+that wrote them.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,15 @@ from rollouts where failure_code <> '' group by all order by n desc, failure_cod
 """
 
 TIMINGS = " union all ".join(
-    f"select '{name}' as what, quantile_cont({name}_s, 0.5) as p50_s, quantile_cont({name}_s, 0.95) as p95_s, "
-    f"sum({name}_s) as sum_s from rollouts"
+    f"select '{name}' as what, quantile_cont({name}_s, 0.5) as p50_s, quantile_cont({name}_s, 0.95)"
+    f" as p95_s, sum({name}_s) as sum_s from rollouts"
     for name in ("queue", "init", "run", "llm", "tool", "eval")
 )
 
-DECISIONS = "select kept, reason, count(*) as n from groups where event = 'decided' group by all order by n desc"
+DECISIONS = (
+    "select kept, reason, count(*) as n from groups where event = 'decided' group by all order by n"
+    " desc"
+)
 
 
 def summarise(directory: Path) -> dict[str, Json]:
@@ -72,22 +77,53 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
 
     elapsed_s = summary.get("elapsed_s")
     took = f" in {elapsed_s:.1f} s" if elapsed_s else ""
-    yield f"{summary['run']}: {summary['rollouts']:,} rollouts in {summary['groups']:,} groups{took}"
+    yield (
+        f"{summary['run']}: {summary['rollouts']:,} rollouts in {summary['groups']:,} groups{took}"
+    )
     mean = summary["mean_reward"]
     masked = summary["rollouts"] - summary["valid"]
     reward = "-" if mean is None else f"mean {mean:.3f}"
-    yield f"  reward    {reward} · rewarded {summary['rewarded']:,}/{summary['rollouts']:,}" + (f" · masked {masked:,}" if masked else "")
-    yield "  states    " + (" · ".join(f"{state} {n:,}" for state, n in summary["states"].items()) or "none")
+    yield f"  reward    {reward} · rewarded {summary['rewarded']:,}/{summary['rollouts']:,}" + (
+        f" · masked {masked:,}" if masked else ""
+    )
+    yield "  states    " + (
+        " · ".join(f"{state} {n:,}" for state, n in summary["states"].items()) or "none"
+    )
     for row in summary["failures"]:
-        yield f"  failure   {row['failure_class']}/{row['failure_code']} {row['n']:,}: {clean(row['example'])[:100]}"
-    decided = (f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})" for row in summary["groups_decided"])
+        yield (
+            f"  failure   {row['failure_class']}/{row['failure_code']} {row['n']:,}:"
+            f" {clean(row['example'])[:100]}"
+        )
+    decided = (
+        f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})"
+        for row in summary["groups_decided"]
+    )
     yield "  groups    " + (" · ".join(decided) or "none decided")
-    rate = f" · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {summary['rollouts'] / elapsed_s:.1f} rollouts/s" if elapsed_s else ""
-    yield f"  tokens    {summary['tokens']:,} ({summary['sampled_tokens']:,} sampled) in {summary['model_calls']:,} model calls{rate}"
-    timings = (f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}" for what, row in summary["timings"].items())
+    rate = (
+        f" · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {summary['rollouts'] / elapsed_s:.1f}"
+        " rollouts/s"
+        if elapsed_s
+        else ""
+    )
+    yield (
+        f"  tokens    {summary['tokens']:,} ({summary['sampled_tokens']:,} sampled) in"
+        f" {summary['model_calls']:,} model calls{rate}"
+    )
+    timings = (
+        f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
+        for what, row in summary["timings"].items()
+    )
     yield "  seconds   p50/p95: " + " · ".join(timings)
     directory = Path(summary["directory"])
-    yield f"  stored    {directory}  ({summary['bytes'] / 1e6:.1f} MB of Parquet; every figure above is SQL over it)"
-    root = "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
+    yield (
+        f"  stored    {directory}  ({summary['bytes'] / 1e6:.1f} MB of Parquet; every figure above"
+        " is SQL over it)"
+    )
+    root = (
+        "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
+    )
     yield f"  next      prorl show {directory.name} --worst{root}"
-    yield f'            prorl sql {directory.name} "select failure_code, count(*) from rollouts group by all"{root}'
+    yield (
+        f'            prorl sql {directory.name} "select failure_code, count(*) from rollouts group'
+        f' by all"{root}'
+    )

@@ -8,8 +8,16 @@ from typing import Annotated
 from cyclopts import Parameter
 
 
-def verify(run: str, /, *, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """Check a run directory: hashes, invariants, exactly one row a rollout. Exit code 1 when something is wrong.
+def verify(
+    run: str,
+    /,
+    *,
+    root: Path = Path("prorl-runs"),
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Check a run directory: hashes, invariants, exactly one row a rollout.
+
+    Exit code 1 when something is wrong.
 
     Parameters
     ----------
@@ -31,5 +39,12 @@ def verify(run: str, /, *, root: Path = Path("prorl-runs"), json: Annotated[bool
     else:
         for finding in findings:
             say(clean(str(finding)))
-        say(f"{directory}: " + (f"{len(findings)} findings" if findings else "all hashes, rows and invariants are right"))
+        say(
+            f"{directory}: "
+            + (
+                f"{len(findings)} findings"
+                if findings
+                else "all hashes, rows and invariants are right"
+            )
+        )
     return 1 if findings else 0

@@ -1,8 +1,9 @@
 """Group-relative advantages over distinct rollouts, broadcast to their sequences.
 
-A rollout whose harness rewrote its history has several sequences with one reward: it counts once in its group's mean and standard
-deviation, and all its sequences get its advantage. Advantages are computed when a batch is streamed and never stored.
-Sums are taken in float64; results are float32, [B].
+A rollout whose harness rewrote its history has several sequences with one reward: it counts once in
+its group's mean and standard deviation, and all its sequences get its advantage. Advantages are
+computed when a batch is streamed and never stored. Sums are taken in float64; results are float32,
+[B].
 """
 
 from __future__ import annotations
@@ -27,15 +28,21 @@ Advantages = Literal["group", "centred"] | AdvantageFn | None
 
 
 def mean_centred(batch: PackedBatch) -> Float32:
-    """A_i = R_i - mean(R): Dr. GRPO (arXiv 2503.20783), which leaves out the division that favours easy and hard groups."""
+    """A_i = R_i - mean(R):
+
+    Dr. GRPO (arXiv 2503.20783), which leaves out the division that favours easy and hard groups.
+    """
     rollouts = _rollouts(batch)
     return _broadcast(rollouts, rollouts.rewards - rollouts.mean)
 
 
 def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
-    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO (arXiv 2402.03300 section 4.1.2), DAPO (arXiv 2503.14476 equation 9).
+    """A_i = (R_i - mean(R)) / (std(R) + epsilon):
 
-    std is the sample standard deviation (n - 1). A group of one rollout has nothing to compare with: advantage 0.
+    GRPO (arXiv 2402.03300 section 4.1.2), DAPO (arXiv 2503.14476 equation 9).
+
+    std is the sample standard deviation (n - 1). A group of one rollout has nothing to compare
+    with: advantage 0.
     """
     rollouts = _rollouts(batch)
     centred = rollouts.rewards - rollouts.mean
@@ -45,12 +52,17 @@ def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
 
 
 def add_advantages(batch: PackedBatch, how: Advantages) -> PackedBatch:
-    """The batch with advantages: "group" is `mean_std`, "centred" is `mean_centred`, None leaves it as it is."""
+    """The batch with advantages: "group" is `mean_std`, "centred" is `mean_centred`, None leaves it
+    as it is.
+    """
     if how is None:
         return batch
     if isinstance(how, str):
         if how not in _BY_NAME:
-            raise UserError(f"advantages {how!r}", f"one of {', '.join(_BY_NAME)}, a function of a batch, or None")
+            raise UserError(
+                f"advantages {how!r}",
+                f"one of {', '.join(_BY_NAME)}, a function of a batch, or None",
+            )
         how = _BY_NAME[how]
     return batch.with_advantages(how(batch))
 
@@ -59,7 +71,10 @@ _BY_NAME: dict[str, AdvantageFn] = {"group": mean_std, "centred": mean_centred}
 
 
 class _Rollouts(NamedTuple):
-    """Of distinct rollouts, R: reward, position of its group, that group's mean; per group: sizes. `rollout`: sequence -> R."""
+    """Of distinct rollouts, R: reward, position of its group, that group's mean; per group: sizes.
+
+    `rollout`: sequence -> R.
+    """
 
     rewards: NDArray[np.float64]
     group: NDArray[np.int64]

@@ -1,4 +1,5 @@
-"""`connect` and `Client`: what a trainer, a notebook and the CLI use to reach a service or a replay. Synchronous on purpose.
+"""`connect` and `Client`: what a trainer, a notebook and the CLI use to reach a service or a
+replay. Synchronous on purpose.
 
     client = prorl.connect("http://127.0.0.1:8000")
     client.create_run(run_id="mine", filter="dapo", delivery="stream")
@@ -8,9 +9,10 @@
         save_checkpoint(weights, batch.cursor)
         client.commit(batch)
 
-Invariants: nothing that is repeated after a lost answer can happen twice (a submission carries idempotency keys, everything else is
-named); a stream goes on where its cursor says, over restarts of the service. Not promised: that a group comes only once to a
-trainer that does not keep its cursor, or that two processes may share one consumer name.
+Invariants: nothing that is repeated after a lost answer can happen twice (a submission carries
+idempotency keys, everything else is named); a stream goes on where its cursor says, over restarts
+of the service. Not promised: that a group comes only once to a trainer that does not keep its
+cursor, or that two processes may share one consumer name.
 """
 
 from __future__ import annotations
@@ -41,16 +43,21 @@ ResultT = TypeVar("ResultT")
 GROUPS_PER_REQUEST = 500
 
 MAX_WAIT_S = 30.0
-"""Of one call: a server that is silent for longer takes our pings for an attack. A stream waits again."""
+"""Of one call: a server that is silent for longer takes our pings for an attack.
+
+A stream waits again.
+"""
 
 RETRY_S = 60.0
 """How long a stream looks for a service that went away."""
 
 
 def connect(url: str | Path, token: str | None = None) -> Client:
-    """A client of a service (`http://host:port`, or the local root directory it works on) or of a replay (`grpc://host:port`).
+    """A client of a service (`http://host:port`, or the local root directory it works on) or of a
+    replay (`grpc://host:port`).
 
-    The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet. Raises ConfigError.
+    The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet.
+    Raises ConfigError.
     """
     url = str(url)
     token = os.environ.get("PRORL_TOKEN", "") if token is None else token
@@ -83,7 +90,10 @@ class Client:
             self._source = None
 
     def create_run(self, **config: Json) -> dict[str, Json]:
-        """Make a run of `prorl.config.RunConfig`'s settings. The same settings again give the run as it is; others: ConflictError."""
+        """Make a run of `prorl.config.RunConfig`'s settings.
+
+        The same settings again give the run as it is; others: ConflictError.
+        """
         return dict(self._http.request("POST", "v1", "runs", body=config))
 
     def submit(
@@ -98,20 +108,32 @@ class Client:
         extra: Mapping[str, Json] | None = None,
         last: bool = False,
     ) -> list[Json]:
-        """Ask for n sibling rollouts of each task; returns the service's answer per group, in order.
+        """Ask for n sibling rollouts of each task; returns the service's answer per group, in
+        order.
 
-        `key` names the submission: group i, counted from `first`, has the idempotency key `KEY/i`, so that the same call again,
-        after a crash too, adds nothing. Without one a random key makes each call a submission of its own (retries inside a call
-        still add nothing). `last` says that no more will come, so that the run can finish. Raises ConflictError for a used key with
+        `key` names the submission: group i, counted from `first`, has the idempotency key `KEY/i`,
+        so that the same call again, after a crash too, adds nothing. Without one a random key makes
+        each call a submission of its own (retries inside a call still add nothing). `last` says
+        that no more will come, so that the run can finish. Raises ConflictError for a used key with
         other content.
         """
         http, key = self._http, key or uuid.uuid4().hex
-        bodies = (_group_body(task, n, f"{key}/{i}", sampling, extra) for i, task in enumerate(tasks, first))
+        bodies = (
+            _group_body(task, n, f"{key}/{i}", sampling, extra)
+            for i, task in enumerate(tasks, first)
+        )
         answers: list[Json] = []
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
         while chunk:
             following = list(islice(bodies, GROUPS_PER_REQUEST))
-            answer = http.request("POST", "v1", "runs", run, "groups", body={"groups": chunk, "last": last and not following})
+            answer = http.request(
+                "POST",
+                "v1",
+                "runs",
+                run,
+                "groups",
+                body={"groups": chunk, "last": last and not following},
+            )
             answers.extend(answer["groups"])
             chunk = following
         return answers
@@ -125,7 +147,9 @@ class Client:
         return dict(self._http.request("DELETE", "v1", "runs", run) or {})
 
     def publish(self, run: str, version: int, path: str | Path) -> dict[str, Json]:
-        """Have the backends load the weights in `path` (a Hugging Face directory) as `version`, one above the last."""
+        """Have the backends load the weights in `path` (a Hugging Face directory) as `version`, one
+        above the last.
+        """
         body = {"version": version, "path": str(Path(path).absolute())}
         return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
 
@@ -148,40 +172,62 @@ class Client:
         advantages: Advantages = "group",
         on_idle: Callable[[], None] | None = None,
     ) -> Iterator[PackedBatch]:
-        """Kept groups in delivery order until the run's end, from `cursor` (None: where this consumer committed last).
+        """Kept groups in delivery order until the run's end, from `cursor` (None: where this
+        consumer committed last).
 
-        Without `groups_per_batch` batches come as they lie in memory, at least one whole group each; with it each has that many
-        groups (one copy where they lay apart), the last one of a run perhaps fewer, and no group is handed out before its batch is
-        asked for. `max_bytes` and `max_groups` bound one fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or
-        None. `on_idle` is called each time that `wait_s` passed without a group. Raises ConflictError for a cursor of another run
-        or ahead of the log, UserError for batches that could never fill.
+        Without `groups_per_batch` batches come as they lie in memory, at least one whole group
+        each; with it each has that many groups (one copy where they lay apart), the last one of a
+        run perhaps fewer, and no group is handed out before its batch is asked for. `max_bytes` and
+        `max_groups` bound one fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a
+        function, or None. `on_idle` is called each time that `wait_s` passed without a group.
+        Raises ConflictError for a cursor of another run or ahead of the log, UserError for batches
+        that could never fill.
         """
         if groups_per_batch is not None:
             self._check_fills(run, groups_per_batch)
         ticket = Ticket(
-            run=run, consumer=consumer, cursor=cursor or "", max_bytes=max_bytes, max_groups=max_groups or 0, wait_s=min(wait_s, MAX_WAIT_S)
-        )  # fmt: skip
-        batches = (add_advantages(batch, advantages) for batch in self._batches(ticket, on_idle, groups_per_batch or 0))
+            run=run,
+            consumer=consumer,
+            cursor=cursor or "",
+            max_bytes=max_bytes,
+            max_groups=max_groups or 0,
+            wait_s=min(wait_s, MAX_WAIT_S),
+        )
+        batches = (
+            add_advantages(batch, advantages)
+            for batch in self._batches(ticket, on_idle, groups_per_batch or 0)
+        )
         return batches if groups_per_batch is None else regroup(batches, groups_per_batch)
 
     def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
-        """Everything before this cursor is trained and durable: call it when the checkpoint that holds the cursor is on disk."""
+        """Everything before this cursor is trained and durable: call it when the checkpoint that
+        holds the cursor is on disk.
+        """
         cursor = at if isinstance(at, str) else at.cursor
         body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
         self._retrying(lambda: self._flight.action("commit", body))
 
     def _check_fills(self, run: str, groups_per_batch: int) -> None:
-        """A batch above the run's bound on uncommitted groups would wait for ever: nothing more starts until it is committed."""
+        """A batch above the run's bound on uncommitted groups would wait for ever: nothing more
+        starts until it is committed.
+        """
         if groups_per_batch < 1:
             raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")
         if self._http_or_none is None:
             return
         config = self.run(run)["config"]
         if config["delivery"] == "stream" and groups_per_batch > config["max_unacked_groups"]:
-            given = f"groups_per_batch {groups_per_batch} of run {run!r}, which pauses at {config['max_unacked_groups']} uncommitted groups"
-            raise UserError(given, "at most that many", "make the run with a larger max_unacked_groups")
+            given = (
+                f"groups_per_batch {groups_per_batch} of run {run!r}, which pauses at"
+                f" {config['max_unacked_groups']} uncommitted groups"
+            )
+            raise UserError(
+                given, "at most that many", "make the run with a larger max_unacked_groups"
+            )
 
-    def _batches(self, ticket: Ticket, on_idle: Callable[[], None] | None, step: int) -> Iterator[PackedBatch]:
+    def _batches(
+        self, ticket: Ticket, on_idle: Callable[[], None] | None, step: int
+    ) -> Iterator[PackedBatch]:
         bound, num_groups = ticket.max_groups or step, 0
         while True:
             if step:
@@ -200,7 +246,9 @@ class Client:
         return self._flight.fetch(ticket)
 
     def _retrying(self, call: Callable[[], ResultT]) -> ResultT:
-        for attempt in stamina.retry_context(on=UnavailableError, attempts=None, timeout=RETRY_S, wait_max=5.0):
+        for attempt in stamina.retry_context(
+            on=UnavailableError, attempts=None, timeout=RETRY_S, wait_max=5.0
+        ):
             with attempt:
                 try:
                     return call()
@@ -212,7 +260,10 @@ class Client:
     @property
     def _http(self) -> Http:
         if self._http_or_none is None:
-            raise UserError(f"{self._location} is a replay", "the service's http:// address for submitting and publishing")
+            raise UserError(
+                f"{self._location} is a replay",
+                "the service's http:// address for submitting and publishing",
+            )
         return self._http_or_none
 
     @property
@@ -229,9 +280,17 @@ class Client:
 
 
 def _group_body(
-    task: Task | Mapping[str, Json], n: int, key: str, sampling: SamplingParams | None, extra: Mapping[str, Json] | None
+    task: Task | Mapping[str, Json],
+    n: int,
+    key: str,
+    sampling: SamplingParams | None,
+    extra: Mapping[str, Json] | None,
 ) -> dict[str, Json]:
-    body: dict[str, Json] = {"task": asdict(task) if isinstance(task, Task) else dict(task), "n": n, "key": key}
+    body: dict[str, Json] = {
+        "task": asdict(task) if isinstance(task, Task) else dict(task),
+        "n": n,
+        "key": key,
+    }
     if sampling is not None:
         body["sampling"] = asdict(sampling)
     if extra:
@@ -244,8 +303,12 @@ def _service_file(root: Path) -> dict[str, Json]:
         return dict(orjson.loads((root / "service.json").read_bytes()))
     except FileNotFoundError:
         expected = "http://HOST:PORT, grpc://HOST:PORT, or the root directory of a running service"
-        raise ConfigError(f"no service works on {root}", expected, "start one with `prorl serve`") from None
+        raise ConfigError(
+            f"no service works on {root}", expected, "start one with `prorl serve`"
+        ) from None
     except OSError as error:
         raise ConfigError(
-            f"{root}/service.json: {error.strerror}", "a file that you can read", "pass the token and http:// address"
+            f"{root}/service.json: {error.strerror}",
+            "a file that you can read",
+            "pass the token and http:// address",
         ) from None

@@ -1,13 +1,16 @@
-"""Getting groups from a store or a replay: by a mapped file on the same host, else by DoGet. Knows Flight, not runs or trainers.
+"""Getting groups from a store or a replay: by a mapped file on the same host, else by DoGet.
 
-A fetch asks for a plan and then reads exactly that plan's groups. If the plan names a file, the kernel's boot id is ours and the file opens
-(containers and other users may not), the groups are mapped and nothing crosses a socket; else they come by DoGet as one table,
-which stays in C++ (a Python loop over batches loses to a busy GIL). Once a plan has told that the server is another host, DoGet is
-asked directly. Every call has a deadline and the connection has keepalive, so a
-frozen server is an UnavailableError and never a hang.
+Knows Flight, not runs or trainers.
 
-Not promised: that a client works after `fork` in a process that used it (pyarrow.flight does not; it says so), and that memory
-shrinks again: see `prorl.flight.tune`.
+A fetch asks for a plan and then reads exactly that plan's groups. If the plan names a file, the
+kernel's boot id is ours and the file opens (containers and other users may not), the groups are
+mapped and nothing crosses a socket; else they come by DoGet as one table, which stays in C++ (a
+Python loop over batches loses to a busy GIL). Once a plan has told that the server is another host,
+DoGet is asked directly. Every call has a deadline and the connection has keepalive, so a frozen
+server is an UnavailableError and never a hang.
+
+Not promised: that a client works after `fork` in a process that used it (pyarrow.flight does not;
+it says so), and that memory shrinks again: see `prorl.flight.tune`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ import pyarrow.flight as fl
 
 from prorl.flight import tune
 from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
-from prorl.flight.wire import STREAM_ERRORS, call_options, check_peer_schema, from_flight, open_client
+from prorl.flight.wire import (
+    STREAM_ERRORS,
+    call_options,
+    check_peer_schema,
+    from_flight,
+    open_client,
+)
 from prorl.schema import STREAM
 from prorl.types import Json
 
@@ -38,7 +47,11 @@ class Fetched:
     """What a ticket gave: record batches of whole groups in the STREAM schema, in delivery order."""
 
     batches: Iterator[pa.RecordBatch]
-    """Read once. From a mapped file they are looked up one by one, so that the first is there at once however many follow."""
+    """Read once.
+
+    From a mapped file they are looked up one by one, so that the first is there at once however
+    many follow.
+    """
     num_groups: int
     cursor: str
     """After these groups."""
@@ -49,10 +62,15 @@ class Fetched:
 
 
 class FlightSource:
-    """A connection to a store's or replay's Flight endpoint. Synchronous; calls from several threads are fine."""
+    """A connection to a store's or replay's Flight endpoint.
+
+    Synchronous; calls from several threads are fine.
+    """
 
     def __init__(self, location: str, token: str = "", *, host: str | None = None) -> None:
-        """`host` is the boot id of this host's kernel, read from it when None; empty means: never map a file."""
+        """`host` is the boot id of this host's kernel, read from it when None; empty means: never
+        map a file.
+        """
         tune()
         self.location, self._token = location, token
         self._boot_id = boot_id() if host is None else host
@@ -60,22 +78,37 @@ class FlightSource:
             self._client = open_client(location)
 
     def fetch(self, ticket: Ticket) -> Fetched:
-        """Groups for a ticket; none when nothing came within its `wait_s`. Raises UnavailableError, ConflictError, NotFoundError."""
+        """Groups for a ticket; none when nothing came within its `wait_s`.
+
+        Raises UnavailableError, ConflictError, NotFoundError.
+        """
         if not self._boot_id:
             return self._fetch_remote(ticket)
         plan, pinned = self._plan(ticket)
         if plan.num_groups == 0:
-            return Fetched(batches=iter(()), num_groups=0, cursor=plan.cursor, end=plan.end, mapped=False)
+            return Fetched(
+                batches=iter(()), num_groups=0, cursor=plan.cursor, end=plan.end, mapped=False
+            )
         mapped = self._map(plan)
         batches = mapped if mapped is not None else iter(self._get(pinned, 0.0).to_batches())
         if plan.boot_id != self._boot_id:
             self._boot_id = ""
-        return Fetched(batches=batches, num_groups=plan.num_groups, cursor=plan.cursor, end=plan.end, mapped=mapped is not None)
+        return Fetched(
+            batches=batches,
+            num_groups=plan.num_groups,
+            cursor=plan.cursor,
+            end=plan.end,
+            mapped=mapped is not None,
+        )
 
     def action(self, verb: str, body: Mapping[str, Json]) -> dict[str, Json]:
         """A DoAction with a JSON object both ways."""
         with self._errors():
-            results = list(self._client.do_action((verb, orjson.dumps(body)), call_options(self._token, CALL_TIMEOUT_S)))
+            results = list(
+                self._client.do_action(
+                    (verb, orjson.dumps(body)), call_options(self._token, CALL_TIMEOUT_S)
+                )
+            )
         answer = results[0].body.to_pybytes() if results else b""
         return dict(orjson.loads(answer)) if answer else {}
 
@@ -86,7 +119,9 @@ class FlightSource:
     def _plan(self, ticket: Ticket) -> tuple[Plan, fl.Ticket]:
         descriptor = fl.FlightDescriptor.for_command(ticket.dumps())
         with self._errors():
-            info = self._client.get_flight_info(descriptor, call_options(self._token, ticket.wait_s + CALL_TIMEOUT_S))
+            info = self._client.get_flight_info(
+                descriptor, call_options(self._token, ticket.wait_s + CALL_TIMEOUT_S)
+            )
         check_peer_schema(info.schema, STREAM, self.location)
         return Plan.parse(info.app_metadata), info.endpoints[0].ticket if info.endpoints else None
 
@@ -105,18 +140,25 @@ class FlightSource:
         said = table.schema.metadata
         cursor, end = said[b"prorl.cursor"].decode(), said[b"prorl.end"] == b"true"
         batches = iter(table.to_batches())
-        num_groups = Cursor.parse(cursor).seq - int(table.column("delivery_seq")[0].as_py()) if table.num_rows else 0
+        num_groups = (
+            Cursor.parse(cursor).seq - int(table.column("delivery_seq")[0].as_py())
+            if table.num_rows
+            else 0
+        )
         return Fetched(batches=batches, num_groups=num_groups, cursor=cursor, end=end, mapped=False)
 
     def _get(self, ticket: fl.Ticket, wait_s: float) -> pa.Table:
         with self._errors():
-            table = self._client.do_get(ticket, call_options(self._token, wait_s + READ_TIMEOUT_S)).read_all()
+            table = self._client.do_get(
+                ticket, call_options(self._token, wait_s + READ_TIMEOUT_S)
+            ).read_all()
         check_peer_schema(table.schema, STREAM, self.location)
         return table
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        # Flight's exceptions keep the stream's buffers alive through their traceback: only what they say goes on.
+        # Flight's exceptions keep the stream's buffers alive through their traceback: only what
+        # they say goes on.
         try:
             yield
         except STREAM_ERRORS as error:

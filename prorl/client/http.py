@@ -1,8 +1,10 @@
-"""JSON over HTTP to the gateway, with the standard library: small, synchronous, safe to call from several threads.
+"""JSON over HTTP to the gateway, with the standard library: small, synchronous, safe to call from
+several threads.
 
-Every request of the client is idempotent by the service's own rules (names, idempotency keys), so a request without an answer is sent
-again, with jittered backoff, until `retry_s` is used up; 4xx answers are the caller's mistake and are never repeated. Each request
-has its own connection: a trainer makes a few per step, and nothing is left open when it dies.
+Every request of the client is idempotent by the service's own rules (names, idempotency keys), so a
+request without an answer is sent again, with jittered backoff, until `retry_s` is used up; 4xx
+answers are the caller's mistake and are never repeated. Each request has its own connection: a
+trainer makes a few per step, and nothing is left open when it dies.
 """
 
 from __future__ import annotations
@@ -24,19 +26,31 @@ _REFUSED = (401, 403)
 class Http:
     """The gateway at `url`, e.g. `http://127.0.0.1:8000`."""
 
-    def __init__(self, url: str, token: str = "", *, timeout_s: float = 30.0, retry_s: float = 60.0) -> None:
+    def __init__(
+        self, url: str, token: str = "", *, timeout_s: float = 30.0, retry_s: float = 60.0
+    ) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.path.strip("/")
+            or parts.query
+        ):
             raise ConfigError(f"service address {url!r}", "http://HOST:PORT")
         self.url = url.rstrip("/")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._token, self._timeout_s, self._retry_s = token, timeout_s, retry_s
 
     def request(self, method: str, *path: str, body: Json = None) -> Json:
-        """Send one request; `path` parts are quoted. Raises UnavailableError, ConflictError, NotFoundError, UserError."""
+        """Send one request;
+
+        `path` parts are quoted. Raises UnavailableError, ConflictError, NotFoundError, UserError.
+        """
         target = "/" + "/".join(quote(part, safe="") for part in path)
         data = None if body is None else orjson.dumps(body)
-        for attempt in stamina.retry_context(on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=5.0):
+        for attempt in stamina.retry_context(
+            on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=5.0
+        ):
             with attempt:
                 status, answer = self._once(method, target, data)
         if status >= 400:
@@ -53,30 +67,43 @@ class Http:
             response = connection.getresponse()
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"no service answers at {self.url}: {type(error).__name__}: {error}") from None
+            raise UnavailableError(
+                f"no service answers at {self.url}: {type(error).__name__}: {error}"
+            ) from None
         finally:
             connection.close()
         if response.status >= 500 or response.status == 429:
-            raise UnavailableError(f"{self.url}: {method} {target}: HTTP {response.status} {_detail(answer)}")
+            raise UnavailableError(
+                f"{self.url}: {method} {target}: HTTP {response.status} {_detail(answer)}"
+            )
         return response.status, answer
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._secure:
             context = ssl.create_default_context()
-            return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=context
+            )
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 
     def _refuse(self, status: int, answer: bytes, what: str) -> NoReturn:
         detail = _detail(answer) or f"{what}: HTTP {status}"
         if status in _REFUSED:
-            raise UserError(f"{self.url} refused the token", "the token in the service's ROOT/token", "pass token=, or set PRORL_TOKEN")
+            raise UserError(
+                f"{self.url} refused the token",
+                "the token in the service's ROOT/token",
+                "pass token=, or set PRORL_TOKEN",
+            )
         if status == 404:
             raise NotFoundError(detail)
         raise (ConflictError if status == 409 else UserError)(detail)
 
 
 def _detail(answer: bytes) -> str:
-    """What the service says is wrong: `message` of its error body, else the beginning of whatever came."""
+    """What the service says is wrong:
+
+    `message` of its error body, else the beginning of whatever came.
+    """
     try:
         values = orjson.loads(answer)
     except orjson.JSONDecodeError:

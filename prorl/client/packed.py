@@ -1,12 +1,15 @@
-"""`PackedBatch`: whole groups of token sequences, packed end to end, as views over Arrow's own buffers.
+"""`PackedBatch`: whole groups of token sequences, packed end to end, as views over Arrow's own
+buffers.
 
-Nothing is padded, collated or copied: the values buffer of `token_ids` is the packed batch, and the list's int32 offsets are the
-`cu_seqlens` that variable-length attention takes. Shapes: B sequences, T tokens, C sampled tokens, S spans, G groups.
+Nothing is padded, collated or copied: the values buffer of `token_ids` is the packed batch, and the
+list's int32 offsets are the `cu_seqlens` that variable-length attention takes. Shapes: B sequences,
+T tokens, C sampled tokens, S spans, G groups.
 
-Invariants: rows are in delivery order and a batch holds whole groups; a batch cut out of a larger one (`rows`, `groups`) has its offsets
-rebased to 0. The arrays and tensors share memory that belongs to Arrow, often a file mapped read-only: never write to them in
-place, clone first. This module does not import torch until `.torch()` is called, and does not promise that a batch survives a change
-of the file it is mapped from (the store never changes one).
+Invariants: rows are in delivery order and a batch holds whole groups; a batch cut out of a larger
+one (`rows`, `groups`) has its offsets rebased to 0. The arrays and tensors share memory that
+belongs to Arrow, often a file mapped read-only: never write to them in place, clone first. This
+module does not import torch until `.torch()` is called, and does not promise that a batch survives
+a change of the file it is mapped from (the store never changes one).
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """Whole groups as flat arrays. Made by `Client.stream`; `arrow` is the STREAM batch that everything here looks into.
+    """Whole groups as flat arrays.
+
+    Made by `Client.stream`; `arrow` is the STREAM batch that everything here looks into.
 
     >>> from prorl.schema import STREAM
     >>> empty = PackedBatch(pa.RecordBatch.from_pylist([], schema=STREAM), run="demo")
@@ -153,7 +158,10 @@ class PackedBatch:
 
     @property
     def cursor(self) -> str:
-        """Where to go on after this batch: keep it in the checkpoint, then commit it. Empty for a batch without groups."""
+        """Where to go on after this batch: keep it in the checkpoint, then commit it.
+
+        Empty for a batch without groups.
+        """
         return str(Cursor(self.run, int(self.delivery_seq[-1]) + 1)) if self.num_sequences else ""
 
     @cached_property
@@ -173,16 +181,23 @@ class PackedBatch:
         return np.flatnonzero(np.repeat(self.span_kind != SpanKind.CONTEXT, self.span_widths))
 
     def per_sampled(self, span_values: NDArray[Any]) -> NDArray[Any]:
-        """[C] a per-span array (`span_kind`, `span_temperature`, ...) spread over the sampled tokens."""
+        """[C] a per-span array (`span_kind`, `span_temperature`, ...) spread over the sampled
+        tokens.
+        """
         sampled = self.span_kind != SpanKind.CONTEXT
         return np.repeat(span_values[sampled], self.span_widths[sampled])
 
     def dense(self) -> pa.RecordBatch:
-        """With mask, logprobs, versions and temperatures of full length (`prorl.schema.dense`); copies."""
+        """With mask, logprobs, versions and temperatures of full length (`prorl.schema.dense`);
+        copies.
+        """
         return dense(self.arrow)
 
     def rows(self, start: int, stop: int) -> PackedBatch:
-        """Sequences start..stop over the same memory, offsets rebased. May cut a group: for micro-batches, not for cursors."""
+        """Sequences start..stop over the same memory, offsets rebased.
+
+        May cut a group: for micro-batches, not for cursors.
+        """
         advantages = None if self.advantages is None else self.advantages[start:stop]
         return PackedBatch(self.arrow.slice(start, stop - start), self.run, advantages)
 
@@ -203,14 +218,19 @@ class PackedBatch:
             return batches[0]
         arrow = pa.concat_batches([batch.arrow for batch in batches])
         parts = [batch.advantages for batch in batches if batch.advantages is not None]
-        return cls(arrow, batches[0].run, np.concatenate(parts) if len(parts) == len(batches) else None)
+        return cls(
+            arrow, batches[0].run, np.concatenate(parts) if len(parts) == len(batches) else None
+        )
 
     def torch(self) -> TorchBatch:
         """The same memory as tensors. Read-only: clone before writing in place."""
         return TorchBatch(self)
 
     def _values(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:
-        """All items of a list column end to end. Not by `flatten`, which costs ten times as much: nothing is null in a STREAM batch."""
+        """All items of a list column end to end.
+
+        Not by `flatten`, which costs ten times as much: nothing is null in a STREAM batch.
+        """
         column = self.arrow.column(name)
         values, offsets = _view(column.values, dtype), _view(column.offsets, np.int32)
         start, stop = (offsets[0], offsets[-1]) if self.num_sequences else (0, 0)
@@ -224,7 +244,9 @@ class PackedBatch:
 
 
 class TorchBatch:
-    """`PackedBatch`'s arrays as CPU tensors over the same memory, each made when it is first asked for; same names, same shapes."""
+    """`PackedBatch`'s arrays as CPU tensors over the same memory, each made when it is first asked
+    for; same names, same shapes.
+    """
 
     token_ids: torch.Tensor
     cu_seqlens: torch.Tensor
@@ -250,7 +272,9 @@ class TorchBatch:
 
     def __getattr__(self, name: str) -> Any:
         if name not in TorchBatch.__annotations__:
-            raise AttributeError(f"a TorchBatch has no {name!r}; it has {', '.join(TorchBatch.__annotations__)}")
+            raise AttributeError(
+                f"a TorchBatch has no {name!r}; it has {', '.join(TorchBatch.__annotations__)}"
+            )
         array = getattr(self._batch, name)
         tensor = None if array is None else _tensor(array)
         self.__dict__[name] = tensor

@@ -10,8 +10,9 @@ from prorl.client.packed import PackedBatch
 def regroup(batches: Iterable[PackedBatch], num_groups: int) -> Iterator[PackedBatch]:
     """Yield batches of exactly `num_groups` groups; only the last may have fewer.
 
-    The same groups in the same order give the same batches, however they came: a trainer that is fed from a replay repeats the
-    steps of the live run. Groups that lie in one batch are not copied. Nothing is fetched ahead of the batch that is asked for.
+    The same groups in the same order give the same batches, however they came: a trainer that is
+    fed from a replay repeats the steps of the live run. Groups that lie in one batch are not
+    copied. Nothing is fetched ahead of the batch that is asked for.
     """
     parts: list[PackedBatch] = []
     missing = num_groups

@@ -1,4 +1,5 @@
-"""Envs: one task domain a file, each implementing `prorl.protocols.Env`, and the one place that finds them by name.
+"""Envs: one task domain a file, each implementing `prorl.protocols.Env`, and the one place that
+finds them by name.
 
 | env | tools | scored by |
 |---|---|---|
@@ -9,8 +10,9 @@
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | noop | - | always 1; no sandbox, for benches and tests |
 
-`math`, `code` and `swe` take further tools of yours: `prorl/tools/__init__.py`. An env of your own is an entry point of the group
-`prorl.envs` whose value is a class (or function) that takes no arguments and gives an Env.
+`math`, `code` and `swe` take further tools of yours: `prorl/tools/__init__.py`. An env of your own
+is an entry point of the group `prorl.envs` whose value is a class (or function) that takes no
+arguments and gives an Env.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-r"""Final answers: finding them in a text, and comparing them as numbers or as text. Pure functions, no I/O.
+r"""Final answers: finding them in a text, and comparing them as numbers or as text.
 
-An answer is what follows the last `####`, else what the last `\boxed{}` holds, else the last number. Numbers are compared exactly,
-as fractions: `0.5`, `1/2`, `\frac{1}{2}` and `50/100` are one answer, `0.33` and `1/3` are two.
+Pure functions, no I/O.
+
+An answer is what follows the last `####`, else what the last `\boxed{}` holds, else the last
+number. Numbers are compared exactly, as fractions: `0.5`, `1/2`, `\frac{1}{2}` and `50/100` are one
+answer, `0.33` and `1/3` are two.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ def _last_boxed(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    r"""An answer without what does not change it: spaces, `$`, `\text{}`, thousands separators, a final full stop.
+    r"""An answer without what does not change it: spaces, `$`, `\text{}`, thousands separators, a
+    final full stop.
 
     >>> normalise(r"$\text{ East }$."), normalise("1,234 "), normalise(r"12\%")
     ('east', '1234', '12%')

@@ -1,7 +1,9 @@
-"""The env `arith`: arithmetic in words with a real `python` tool, for small policies: short messages, short tool output.
+"""The env `arith`: arithmetic in words with a real `python` tool, for small policies: short
+messages, short tool output.
 
-`task.data`: `expression` (the right Python expression), `answer` (its value as text); `prorl.tasks.generated` makes such tasks.
-RUN needs a sandbox for the tool; EVAL needs none: the reward is 1 for the exact answer, else 0.
+`task.data`: `expression` (the right Python expression), `answer` (its value as text);
+`prorl.tasks.generated` makes such tasks. RUN needs a sandbox for the tool; EVAL needs none: the
+reward is 1 for the exact answer, else 0.
 """
 
 from __future__ import annotations
@@ -11,7 +13,17 @@ from dataclasses import replace
 from prorl.envs.tools import BAD_CALL, PYTHON, Solution, run_call, text_field
 from prorl.limits import Deadline
 from prorl.protocols import Reference, Sandbox
-from prorl.types import Message, RewardPart, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
+from prorl.types import (
+    Message,
+    RewardPart,
+    SandboxSpec,
+    Score,
+    Stage,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 SYSTEM = "Answer with a number."
 _OUTPUT_CHARS = 40
@@ -42,7 +54,9 @@ class ArithEnv:
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Nothing: the task has no files."""
 
-    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
         """Run `python` in the sandbox; only the value's last line comes back."""
         return await call_python(sandbox, call, timeout_s)
 
@@ -50,19 +64,26 @@ class ArithEnv:
         """The final answer's text."""
         return final.strip().encode()
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
         """1 for the exact answer."""
         return exact(task, artefact)
 
     def reference(self, task: Task) -> Reference:
         """One call of `python` with the right expression."""
-        return Solution((ToolCall(PYTHON.name, {"code": task.data["expression"]}),), task.data["answer"])
+        return Solution(
+            (ToolCall(PYTHON.name, {"code": task.data["expression"]}),), task.data["answer"]
+        )
 
 
 async def call_python(sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
-    """Run a `python` call; its output cut to what a policy with a short context can read. Raises SandboxError.
+    """Run a `python` call; its output cut to what a policy with a short context can read.
 
-    The text says what went wrong, so the exit status of code that failed is not kept: an agent would say it a second time.
+    Raises SandboxError.
+
+    The text says what went wrong, so the exit status of code that failed is not kept: an agent
+    would say it a second time.
     """
     result = await run_call((PYTHON,), sandbox, call, timeout_s)
     kept = result.exit_code if result.exit_code == BAD_CALL else 0

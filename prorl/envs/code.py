@@ -1,10 +1,13 @@
-"""Programming tasks in HumanEval's shape: complete a function; hidden tests decide (Chen et al. 2021).
+"""Programming tasks in HumanEval's shape: complete a function; hidden tests decide (Chen et al.
+2021).
 
-Reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines `check(candidate)`) and, for the oracle,
-`data.canonical_solution`; `data.timeout_s` bounds the tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image.
-Invariants: tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the verdict is the judge's
-exit status and a nonce that the program never sees (`prorl/envs/judge.py`), so that exiting or printing passes nothing. What a program
-can cause scores 0; a judge that cannot start or tests that do not load raise GraderError.
+Reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines
+`check(candidate)`) and, for the oracle, `data.canonical_solution`; `data.timeout_s` bounds the
+tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image. Invariants: tests
+never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the verdict
+is the judge's exit status and a nonce that the program never sees (`prorl/envs/judge.py`), so that
+exiting or printing passes nothing. What a program can cause scores 0; a judge that cannot start or
+tests that do not load raise GraderError.
 """
 
 from __future__ import annotations
@@ -21,7 +24,18 @@ from prorl.envs.user_tools import task_tools
 from prorl.errors import GraderError, NotFoundError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.types import FailureCode, Message, RewardPart, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
+from prorl.types import (
+    FailureCode,
+    Message,
+    RewardPart,
+    SandboxSpec,
+    Score,
+    Stage,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 SOLUTION_FILE = "solution.py"
 MAX_PROGRAM_BYTES = 200 << 10
@@ -31,8 +45,9 @@ MAX_LOG_CHARS = 4000
 
 _FENCE = re.compile(r"^```(?:python|py)?[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SYSTEM = (
-    "Write the Python function that the user asks for. You have a workspace with bash, python and files; try your program out. "
-    f"Finish with the whole program in one ```python block, or leave it in {SOLUTION_FILE} and say so."
+    "Write the Python function that the user asks for. You have a workspace with bash, python and"
+    " files; try your program out. Finish with the whole program in one ```python block, or leave"
+    f" it in {SOLUTION_FILE} and say so."
 )
 
 
@@ -45,20 +60,34 @@ class CodeEnv:
         """The fields are there, the tests compile, the tools exist."""
         task_tools(task)
         if not isinstance(task.data.get("image", ""), str):
-            raise TaskError(f"task {task.task_id!r}: data.image is {task.data['image']!r}", "a name (`prorl image ls`) or an absolute path")
+            raise TaskError(
+                f"task {task.task_id!r}: data.image is {task.data['image']!r}",
+                "a name (`prorl image ls`) or an absolute path",
+            )
         entry_point = text_field(task, "entry_point")
         if not entry_point.isidentifier():
-            raise TaskError(f"task {task.task_id!r}: data.entry_point is {entry_point!r}", "the name of a function")
+            raise TaskError(
+                f"task {task.task_id!r}: data.entry_point is {entry_point!r}",
+                "the name of a function",
+            )
         try:
             compile(_head(task), "head.py", "exec")
             compile(text_field(task, "test"), "test.py", "exec")
         except (SyntaxError, ValueError) as cause:
-            raise TaskError(f"task {task.task_id!r}: its tests do not compile: {cause}", "Python source") from cause
+            raise TaskError(
+                f"task {task.task_id!r}: its tests do not compile: {cause}", "Python source"
+            ) from cause
         if "def check" not in text_field(task, "test"):
-            raise TaskError(f"task {task.task_id!r}: data.test defines no check", "a function `check(candidate)`")
+            raise TaskError(
+                f"task {task.task_id!r}: data.test defines no check",
+                "a function `check(candidate)`",
+            )
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """All tools in RUN; none in EVAL, where the judge is started directly. Both in the task's image."""
+        """All tools in RUN; none in EVAL, where the judge is started directly.
+
+        Both in the task's image.
+        """
         tools = tuple(tool.name for tool in self.tools(task)) if stage is Stage.RUN else ()
         return SandboxSpec(tools=tools, image=task.data.get("image", ""))
 
@@ -68,12 +97,17 @@ class CodeEnv:
 
     def messages(self, task: Task) -> tuple[Message, ...]:
         """How to answer, and the source up to the body."""
-        return (Message(role="system", content=_SYSTEM), Message(role="user", content=f"```python\n{task.prompt.strip()}\n```"))
+        return (
+            Message(role="system", content=_SYSTEM),
+            Message(role="user", content=f"```python\n{task.prompt.strip()}\n```"),
+        )
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Nothing: the workspace starts empty."""
 
-    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
         """Run a tool."""
         return await run_call(self.tools(task), sandbox, call, timeout_s)
 
@@ -87,7 +121,9 @@ class CodeEnv:
         except (NotFoundError, OSError):
             return b""
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
         """1 when every test passes, else 0. Raises GraderError or SandboxError."""
         if not artefact.strip():
             return _score(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
@@ -96,16 +132,22 @@ class CodeEnv:
         nonce = secrets.token_hex(16)
         wanted_s = float(task.data.get("timeout_s", TESTS_S))
         limit_s = min(wanted_s, deadline.remaining_s)
-        result = await sandbox.exec(["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce))
+        result = await sandbox.exec(
+            ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce)
+        )
         return _verdict(result, nonce, cut_short=limit_s < wanted_s)
 
     def reference(self, task: Task) -> Solution:
         """Write the program to the file, run it, say where it is."""
         self.check(task)
         program = f"{text_field(task, 'prompt')}{text_field(task, 'canonical_solution')}"
-        write = ToolCall("files", {"command": "create", "path": SOLUTION_FILE, "file_text": program})
+        write = ToolCall(
+            "files", {"command": "create", "path": SOLUTION_FILE, "file_text": program}
+        )
         test = f"python3 -c 'import solution; print(callable(solution.{task.data['entry_point']}))'"
-        return Solution((write, ToolCall("bash", {"command": test})), f"The program is in {SOLUTION_FILE}.")
+        return Solution(
+            (write, ToolCall("bash", {"command": test})), f"The program is in {SOLUTION_FILE}."
+        )
 
 
 def _head(task: Task) -> str:
@@ -116,11 +158,22 @@ def _head(task: Task) -> str:
 
 
 def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
-    """A program that defines the function follows the prompt's head; any other text is taken as the rest of its body."""
+    """A program that defines the function follows the prompt's head; any other text is taken as the
+    rest of its body.
+    """
     text, entry_point = artefact.decode("utf-8", "replace"), task.data["entry_point"]
-    is_whole = re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", text, re.MULTILINE) is not None
+    is_whole = (
+        re.search(rf"^(?:async\s+)?def\s+{re.escape(entry_point)}\b", text, re.MULTILINE)
+        is not None
+    )
     program = f"{_head(task)}\n{text}" if is_whole else f"{task.data['prompt']}{text}"
-    job = {"program": program, "head": _head(task), "test": task.data["test"], "entry_point": entry_point, "nonce": nonce}
+    job = {
+        "program": program,
+        "head": _head(task),
+        "test": task.data["test"],
+        "entry_point": entry_point,
+        "nonce": nonce,
+    }
     return orjson.dumps(job)
 
 
@@ -128,12 +181,17 @@ def _verdict(result: ToolResult, nonce: str, *, cut_short: bool) -> Score:
     log = result.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
     if result.timed_out:
         if cut_short:
-            raise GraderError(FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests")
+            raise GraderError(
+                FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"
+            )
         return _score(0.0, f"the tests did not end in time\n{log}")
     words = result.output.rstrip().rsplit("\n", 1)[-1].split()
     verdict = words[1] if len(words) == 2 and words[0] == nonce else ""
     if verdict == "error" or f"{nonce} start" not in result.output:
-        raise GraderError(FailureCode.GRADER_ERROR, f"the tests could not run (exit status {result.exit_code}): {log}")
+        raise GraderError(
+            FailureCode.GRADER_ERROR,
+            f"the tests could not run (exit status {result.exit_code}): {log}",
+        )
     return _score(float(verdict == "pass" and result.exit_code == 0), log)
 
 

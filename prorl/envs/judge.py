@@ -1,16 +1,21 @@
-"""The judge of the `code` env: a program for `python3 -I -c` in a fresh EVAL sandbox. Standard library, Python 3.8 or newer.
+"""The judge of the `code` env: a program for `python3 -I -c` in a fresh EVAL sandbox.
 
-    stdin: one JSON object {"program", "head", "test", "entry_point", "nonce"}
-    stdout: `NONCE start`, a traceback when a test fails, and as the last line `NONCE pass|fail|error`; exit status 0, 1 or 2
+Standard library, Python 3.8 or newer.
 
-The program runs in a child of its own and never shares an interpreter with the tests: calls and results cross a socket as plain
-data. So a program that prints, calls `sys.exit(0)`, rebinds `check`, returns objects that equal everything, or walks the
-interpreter's frames meets neither the tests nor the nonce. The child is forked before anything is read, and the parent is not
-dumpable, so that its memory and descriptors stay closed to processes of the same uid. The program gets to run after `NONCE start`
-is out: a judge that dies later was killed by the program, one that never started is the machine's fault.
+    stdin: one JSON object {"program", "head", "test", "entry_point", "nonce"} stdout: `NONCE
+    start`, a traceback when a test fails, and as the last line `NONCE pass|fail|error`; exit status
+    0, 1 or 2
 
-Not promised: values that are not plain data (functions, instances, generators) cross as an error, and a change that a program makes
-to its arguments is not seen by the test.
+The program runs in a child of its own and never shares an interpreter with the tests: calls and
+results cross a socket as plain data. So a program that prints, calls `sys.exit(0)`, rebinds
+`check`, returns objects that equal everything, or walks the interpreter's frames meets neither the
+tests nor the nonce. The child is forked before anything is read, and the parent is not dumpable, so
+that its memory and descriptors stay closed to processes of the same uid. The program gets to run
+after `NONCE start` is out: a judge that dies later was killed by the program, one that never
+started is the machine's fault.
+
+Not promised: values that are not plain data (functions, instances, generators) cross as an error,
+and a change that a program makes to its arguments is not seen by the test.
 """
 
 from __future__ import annotations
@@ -51,7 +56,9 @@ def hide() -> None:
 
 
 def encode(value: Any) -> Any:
-    """Plain data -> JSON values; subclasses become their plain base, so that no method of theirs reaches a test."""
+    """Plain data -> JSON values; subclasses become their plain base, so that no method of theirs
+    reaches a test.
+    """
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -115,7 +122,10 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def serve(channel: socket.socket) -> None:
-    """The child: define the program, then answer calls until the parent hangs up. Every error is the program's own."""
+    """The child: define the program, then answer calls until the parent hangs up.
+
+    Every error is the program's own.
+    """
     program, entry_point = receive(channel)
     scope: dict[str, Any] = {"__name__": "solution"}
     try:
@@ -135,7 +145,10 @@ def serve(channel: socket.socket) -> None:
 
 
 def _error(cause: BaseException) -> Any:
-    return {"error": type(cause).__name__, "text": "".join(traceback.format_exception_only(type(cause), cause))[-2000:]}
+    return {
+        "error": type(cause).__name__,
+        "text": "".join(traceback.format_exception_only(type(cause), cause))[-2000:],
+    }
 
 
 def _raise(reply: Any) -> Any:
@@ -157,7 +170,15 @@ def ask(channel: socket.socket, request: Any) -> Any:
         reply = receive(channel)
         if "error" not in reply:
             return decode(reply["value"])
-    except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as cause:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as cause:
         raise CandidateError(f"the program gave no usable answer: {cause}") from None
     return _raise(reply)
 

@@ -1,11 +1,24 @@
-"""The env that does nothing: no tools, no sandbox, reward 1 for anything. What remains is the cost of the service itself."""
+"""The env that does nothing: no tools, no sandbox, reward 1 for anything.
+
+What remains is the cost of the service itself.
+"""
 
 from __future__ import annotations
 
 from prorl.envs.tools import Solution, run_call
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.types import Message, RewardPart, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
+from prorl.types import (
+    Message,
+    RewardPart,
+    SandboxSpec,
+    Score,
+    Stage,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 
 class NoopEnv:
@@ -31,7 +44,9 @@ class NoopEnv:
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Nothing to put anywhere."""
 
-    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
         """Tells the policy that there are no tools."""
         return await run_call((), sandbox, call, timeout_s)
 
@@ -39,7 +54,9 @@ class NoopEnv:
         """The final answer."""
         return final.encode("utf-8", "replace")
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
         """1."""
         return Score(parts=(RewardPart(name="done", value=1.0),))
 

@@ -1,7 +1,9 @@
-"""The env `shop`: prices that only a `price` tool knows, then a real `python` tool: two or three calls that depend on each other.
+"""The env `shop`: prices that only a `price` tool knows, then a real `python` tool: two or three
+calls that depend on each other.
 
-`task.data`: `prices` (item -> integer), `items` (asked for, in order), `expression`, `answer`; `prorl.tasks.generated` makes such
-tasks. `price` is answered here from the task's data; `python` runs in the RUN sandbox. EVAL needs none: the reward is exact match.
+`task.data`: `prices` (item -> integer), `items` (asked for, in order), `expression`, `answer`;
+`prorl.tasks.generated` makes such tasks. `price` is answered here from the task's data; `python`
+runs in the RUN sandbox. EVAL needs none: the reward is exact match.
 """
 
 from __future__ import annotations
@@ -30,8 +32,15 @@ class ShopEnv:
         text_field(task, "expression")
         text_field(task, "answer")
         prices, items = task.data.get("prices"), task.data.get("items")
-        if not isinstance(prices, dict) or not isinstance(items, list) or not all(item in prices for item in items):
-            raise TaskError(f"task {task.task_id}: prices {prices!r} for items {items!r}", "a price for each item")
+        if (
+            not isinstance(prices, dict)
+            or not isinstance(items, list)
+            or not all(item in prices for item in items)
+        ):
+            raise TaskError(
+                f"task {task.task_id}: prices {prices!r} for items {items!r}",
+                "a price for each item",
+            )
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """One for `python` in RUN, none in EVAL."""
@@ -48,22 +57,32 @@ class ShopEnv:
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Nothing: the task has no files."""
 
-    async def call(self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
         """Answer `price` from the task; run `python` in the sandbox."""
-        return look_up(task, call) if call.name == PRICE.name else await call_python(sandbox, call, timeout_s)
+        return (
+            look_up(task, call)
+            if call.name == PRICE.name
+            else await call_python(sandbox, call, timeout_s)
+        )
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The final answer's text."""
         return final.strip().encode()
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
         """1 for the exact answer."""
         return exact(task, artefact)
 
     def reference(self, task: Task) -> Reference:
         """A look-up for each item, then `python` with the right prices."""
         prices = tuple(ToolCall(PRICE.name, {"item": item}) for item in task.data["items"])
-        return Solution((*prices, ToolCall(PYTHON.name, {"code": task.data["expression"]})), task.data["answer"])
+        return Solution(
+            (*prices, ToolCall(PYTHON.name, {"code": task.data["expression"]})), task.data["answer"]
+        )
 
 
 def look_up(task: Task, call: ToolCall) -> ToolResult:

@@ -1,7 +1,9 @@
-"""Reading patches and test reports. Pure functions over text that a policy may have written: nothing here trusts it, or raises.
+"""Reading patches and test reports.
 
-Reports of pytest (`-rA`) and of unittest (`-v`) are understood, both at once. A test that is reported twice with different verdicts
-has failed.
+Pure functions over text that a policy may have written: nothing here trusts it, or raises.
+
+Reports of pytest (`-rA`) and of unittest (`-v`) are understood, both at once. A test that is
+reported twice with different verdicts has failed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ _PYTEST = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS|SKIPPED) (\S.*)$")
 _UNITTEST = re.compile(r"^(\w+) \(([\w.]+)\)(.*)$")
 _SUMMARY = re.compile(r"^(FAIL|ERROR): (\w+) \(([\w.]+)\)")
 """Of a failed test, where unittest tells why: also when the test had printed `ok`."""
-_VERDICT = re.compile(r"(?:^|\.\.\. ?|\s)(ok|FAIL|ERROR|expected failure|unexpected success|skipped .*)$")
+_VERDICT = re.compile(
+    r"(?:^|\.\.\. ?|\s)(ok|FAIL|ERROR|expected failure|unexpected success|skipped .*)$"
+)
 _GOOD = {"PASSED", "XFAIL", "ok", "expected failure"}
 
 
@@ -40,7 +44,10 @@ def passed_tests(report: str) -> frozenset[str]:
     for line in report.splitlines():
         names, status = waiting, ""
         if match := _PYTEST.match(line):
-            names, status = (match[2] if match[1] == "PASSED" else match[2].split(" - ")[0],), match[1]
+            names, status = (
+                (match[2] if match[1] == "PASSED" else match[2].split(" - ")[0],),
+                match[1],
+            )
         elif match := _SUMMARY.match(line):
             names, status = _unittest_names(match[2], match[3]), match[1]
         elif match := _UNITTEST.match(line):
@@ -61,7 +68,9 @@ def _verdict(text: str) -> str:
 
 
 def _unittest_names(test: str, place: str) -> tuple[str, ...]:
-    """`test_a (mod.T)` as Python before 3.11 and the data sets write it, and `test_a (mod.T.test_a)` as it is written now."""
+    """`test_a (mod.T)` as Python before 3.11 and the data sets write it, and `test_a
+    (mod.T.test_a)` as it is written now.
+    """
     if place.endswith(f".{test}"):
         return f"{test} ({place})", f"{test} ({place[: -len(test) - 1]})"
     return f"{test} ({place})", f"{test} ({place}.{test})"

@@ -1,7 +1,10 @@
-"""What the `swe` env runs inside its sandboxes, as bash. All of it works on the workspace, which is the current folder.
+"""What the `swe` env runs inside its sandboxes, as bash.
 
-`refs/prorl/base` is the commit that everything is compared with. An agent may break it: then there is nothing to score. Files of our own
-lie in `.git`, never in /tmp, which not every kind of sandbox has for itself.
+All of it works on the workspace, which is the current folder.
+
+`refs/prorl/base` is the commit that everything is compared with. An agent may break it: then there
+is nothing to score. Files of our own lie in `.git`, never in /tmp, which not every kind of sandbox
+has for itself.
 """
 
 from __future__ import annotations

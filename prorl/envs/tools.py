@@ -1,6 +1,8 @@
-"""What envs share: the tools' signatures as the policy sees them, the check of a call against them, a reference solution.
+"""What envs share: the tools' signatures as the policy sees them, the check of a call against them,
+a reference solution.
 
-A call that does not fit its signature is told to the policy as a result with exit code 2; it never reaches the sandbox.
+A call that does not fit its signature is told to the policy as a result with exit code 2; it never
+reaches the sandbox.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ BAD_CALL = 2
 """Exit code of a call that was not run."""
 
 
-def _spec(name: str, description: str, required: Sequence[str], **properties: Mapping[str, Json]) -> ToolSpec:
-    return ToolSpec(name, description, {"type": "object", "properties": properties, "required": list(required)})
+def _spec(
+    name: str, description: str, required: Sequence[str], **properties: Mapping[str, Json]
+) -> ToolSpec:
+    return ToolSpec(
+        name, description, {"type": "object", "properties": properties, "required": list(required)}
+    )
 
 
 BASH = _spec(
@@ -29,7 +35,8 @@ BASH = _spec(
 )
 PYTHON = _spec(
     "python",
-    "Run Python code in a persistent interpreter. Gives what it prints and the value of its last expression.",
+    "Run Python code in a persistent interpreter. Gives what it prints and the value of its last"
+    " expression.",
     ["code"],
     code={"type": "string", "description": "What to run."},
 )
@@ -40,10 +47,17 @@ FILES = _spec(
     command={"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
     path={"type": "string"},
     file_text={"type": "string", "description": "create: the whole content."},
-    old_str={"type": "string", "description": "str_replace: what to replace; must occur exactly once."},
+    old_str={
+        "type": "string",
+        "description": "str_replace: what to replace; must occur exactly once.",
+    },
     new_str={"type": "string", "description": "str_replace, insert: what to write."},
     insert_line={"type": "integer", "description": "insert: after this line; 0 is the start."},
-    view_range={"type": "array", "items": {"type": "integer"}, "description": "view: first and last line."},
+    view_range={
+        "type": "array",
+        "items": {"type": "integer"},
+        "description": "view: first and last line.",
+    },
 )
 
 ARGUMENT_TYPES: Mapping[str, type | tuple[type, ...]] = {
@@ -63,7 +77,9 @@ class Solution(NamedTuple):
     answer: str
 
 
-async def run_call(tools: Sequence[ToolSpec], sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
+async def run_call(
+    tools: Sequence[ToolSpec], sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+) -> ToolResult:
     """Run a call that fits one of `tools` in the sandbox; any other is a result with exit code 2."""
     problem = call_problem(tools, call)
     if not problem and sandbox is None:
@@ -98,7 +114,10 @@ def _argument_problem(spec: ToolSpec, arguments: Mapping[str, Json]) -> str:
         if is_stray_bool or not isinstance(value, ARGUMENT_TYPES.get(wanted, object)):
             return f"{spec.name}: {name} is {type(value).__name__}, not {wanted}"
         if "enum" in properties[name] and value not in properties[name]["enum"]:
-            return f"{spec.name}: {name} is one of {', '.join(map(str, properties[name]['enum']))}, not {value!r}"
+            return (
+                f"{spec.name}: {name} is one of {', '.join(map(str, properties[name]['enum']))},"
+                f" not {value!r}"
+            )
     return ""
 
 
@@ -106,6 +125,14 @@ def text_field(task: Task, name: str) -> str:
     """A string that the task's data must hold. Raises TaskError."""
     value = task.data.get(name)
     if not isinstance(value, str) or not value.strip():
-        found = f"{type(value).__name__}" if name in task.data else f"only {', '.join(task.data) or 'nothing'}"
-        raise TaskError(f"task {task.task_id!r}: data.{name}: found {found}", "a string", f"an env {task.env!r} task needs it")
+        found = (
+            f"{type(value).__name__}"
+            if name in task.data
+            else f"only {', '.join(task.data) or 'nothing'}"
+        )
+        raise TaskError(
+            f"task {task.task_id!r}: data.{name}: found {found}",
+            "a string",
+            f"an env {task.env!r} task needs it",
+        )
     return value

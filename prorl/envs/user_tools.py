@@ -1,7 +1,9 @@
-"""Users' tools as the policy sees them: specs read from the classes that packages register (`prorl/tools` is the whole story).
+"""Users' tools as the policy sees them: specs read from the classes that packages register
+(`prorl/tools` is the whole story).
 
-Importing a tool's module is all that happens on the host; it is made and called inside sandboxes only. A tool that is unknown, cannot
-be imported or has no usable schema is a TaskError where a task asks for it, which is before the task is accepted.
+Importing a tool's module is all that happens on the host; it is made and called inside sandboxes
+only. A tool that is unknown, cannot be imported or has no usable schema is a TaskError where a task
+asks for it, which is before the task is accepted.
 """
 
 from __future__ import annotations
@@ -21,10 +23,20 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 def task_tools(task: Task) -> tuple[ToolSpec, ...]:
-    """Specs of the tools that `task.data["tools"]` names, none if it is not there. Raises TaskError."""
+    """Specs of the tools that `task.data["tools"]` names, none if it is not there.
+
+    Raises TaskError.
+    """
     names: Json = task.data.get("tools", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise TaskError(f"task {task.task_id!r}: data.tools is {names!r}", "a list of different names of registered tools")
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(name, str) for name in names)
+        or len(set(names)) < len(names)
+    ):
+        raise TaskError(
+            f"task {task.task_id!r}: data.tools is {names!r}",
+            "a list of different names of registered tools",
+        )
     return tuple(user_spec(name) for name in names)
 
 
@@ -32,16 +44,28 @@ def task_tools(task: Task) -> tuple[ToolSpec, ...]:
 def user_spec(name: str) -> ToolSpec:
     """The spec of a registered tool. Raises TaskError."""
     if name in SERVED_TOOLS or not NAME.fullmatch(name):
-        raise TaskError(f"tool {name!r}", "a name of letters, digits, `_` and `-` that is none of ours", "register it under another name")
+        raise TaskError(
+            f"tool {name!r}",
+            "a name of letters, digits, `_` and `-` that is none of ours",
+            "register it under another name",
+        )
     tool = plugins.load(TOOLS, name, TaskError)
     if not isinstance(tool, type) or not any("__call__" in vars(base) for base in tool.__mro__):
         raise TaskError(f"tool {name!r} is {_short(tool)}", "a class with a method __call__")
     description: Json = getattr(tool, "description", None)
     parameters: Json = getattr(tool, "parameters", None)
     if not isinstance(description, str) or not description.strip():
-        raise TaskError(f"tool {name!r}: its description is {description!r}", "a text", "give its class a `description`")
+        raise TaskError(
+            f"tool {name!r}: its description is {description!r}",
+            "a text",
+            "give its class a `description`",
+        )
     if problem := schema_problem(parameters):
-        raise TaskError(f"tool {name!r}: its parameters: {problem}", "a JSON schema of an object", "see prorl/tools/__init__.py")
+        raise TaskError(
+            f"tool {name!r}: its parameters: {problem}",
+            "a JSON schema of an object",
+            "see prorl/tools/__init__.py",
+        )
     return ToolSpec(name, description, parameters)
 
 
@@ -61,7 +85,10 @@ def schema_problem(parameters: Json) -> str:
             return f"property {name!r} is {_short(value)}"
         kind = value.get("type", "object")
         if not isinstance(kind, str) or kind not in ARGUMENT_TYPES:
-            return f"property {name!r} has type {kind!r}, which is none of {', '.join(sorted(ARGUMENT_TYPES))}"
+            return (
+                f"property {name!r} has type {kind!r}, which is none of"
+                f" {', '.join(sorted(ARGUMENT_TYPES))}"
+            )
     if missing := [name for name in required if name not in properties]:
         return f"`required` names {missing[0]!r}, which is no property"
     try:

@@ -1,7 +1,8 @@
-"""math-verify in a process that can be killed: sympy may take minutes on a hostile expression and holds the GIL while it does.
+"""math-verify in a process that can be killed: sympy may take minutes on a hostile expression and
+holds the GIL while it does.
 
-The verdict has three values: right, wrong, or GraderError when the grader itself failed, hung or died. Importing this module imports
-nothing of math-verify; `_verify` runs in the helper alone.
+The verdict has three values: right, wrong, or GraderError when the grader itself failed, hung or
+died. Importing this module imports nothing of math-verify; `_verify` runs in the helper alone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ def installed() -> bool:
 
 
 async def verify(gold: str, answer: str, budget_s: float) -> bool:
-    """Whether two LaTeX or plain answers are equal as mathematics. Not symmetric: gold comes first. Raises GraderError."""
-    with boundary(GraderError, FailureCode.GRADER_ERROR, "math-verify"), anyio.fail_after(min(budget_s, HELPER_S)):
+    """Whether two LaTeX or plain answers are equal as mathematics.
+
+    Not symmetric: gold comes first. Raises GraderError.
+    """
+    with (
+        boundary(GraderError, FailureCode.GRADER_ERROR, "math-verify"),
+        anyio.fail_after(min(budget_s, HELPER_S)),
+    ):
         return await anyio.to_process.run_sync(_verify, gold, answer, cancellable=True)
 
 

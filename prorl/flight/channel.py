@@ -1,16 +1,18 @@
 """`Channel` over one Arrow Flight `DoExchange`: both ends.
 
-pyarrow's streams block, so each end has two threads without state: a reader that hands batches to the loop, and a writer that takes
-what the loop queued, joined into few batches. On the serving side the reader is the RPC's own thread. Everything that decides runs
-on the owner's loop.
+pyarrow's streams block, so each end has two threads without state: a reader that hands batches to
+the loop, and a writer that takes what the loop queued, joined into few batches. On the serving side
+the reader is the RPC's own thread. Everything that decides runs on the owner's loop.
 
-How a stream ends. The dialler says `GOODBYE`; a server that wants to end says it first, and the dialler answers with its own. The RPC
-thread returns when the dialler said it (or is gone), the handler is done and the writer thread has left: gRPC frees the stream at that
-moment. A peer that was killed breaks the stream: the reader notices at once, `receive` gives None, both threads leave. The dialler
-never half-closes (`done_writing`): the reader does so inside Arrow when the stream ends, and twice at once aborts the process.
+How a stream ends. The dialler says `GOODBYE`; a server that wants to end says it first, and the
+dialler answers with its own. The RPC thread returns when the dialler said it (or is gone), the
+handler is done and the writer thread has left: gRPC frees the stream at that moment. A peer that
+was killed breaks the stream: the reader notices at once, `receive` gives None, both threads leave.
+The dialler never half-closes (`done_writing`): the reader does so inside Arrow when the stream
+ends, and twice at once aborts the process.
 
-Not promised: noticing a peer that is frozen but alive on a Unix socket (heartbeats of the control protocol do), delivery of what
-was sent before the peer died.
+Not promised: noticing a peer that is frozen but alive on a Unix socket (heartbeats of the control
+protocol do), delivery of what was sent before the peer died.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ def _read(reader: fl.FlightStreamReader, inbox: Inbox) -> bool:
 
 
 def _write(writer: fl.FlightStreamWriter, sender: Sender, *, idle: bool) -> None:
-    """Write what is queued until it ends, then goodbye. `idle`: keep the connection's pings welcome."""
+    """Write what is queued until it ends, then goodbye.
+
+    `idle`: keep the connection's pings welcome.
+    """
     try:
         while True:
             batches, ended = sender.take(IDLE_S)
@@ -99,7 +104,9 @@ class _End(ABC):
         if self._closing or self._gone.is_set():
             return
         if not self._sender.put(batch):
-            log.warning("a peer stopped reading; its stream is cut", extra={"peer": dict(self._peer)})
+            log.warning(
+                "a peer stopped reading; its stream is cut", extra={"peer": dict(self._peer)}
+            )
             self._closing = True
             self._cut()
 
@@ -178,7 +185,8 @@ class ServedChannel(_End):
     def __init__(self, loop: asyncio.AbstractEventLoop, hello: Mapping[str, Json]) -> None:
         super().__init__(loop, hello)
         self.accepted: Future[None] = Future()
-        """Done when the handler first sends or receives (accepted) or fails before that (refused)."""
+        """Done when the handler first sends or receives (accepted) or fails before that (refused).
+        """
         self.handled: Future[None] = Future()
         """Done when the handler has returned or raised."""
 
@@ -220,9 +228,13 @@ class ServedChannel(_End):
         """The stream will not be served: its handler receives None."""
         self._inbox.end_threadsafe()
 
-    def serve(self, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter) -> None:
+    def serve(
+        self, reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+    ) -> None:
         """Occupy the RPC thread until dialler, handler and writer thread are done."""
-        writing = threading.Thread(target=self._run_writer, args=(writer,), name="flight-writer", daemon=True)
+        writing = threading.Thread(
+            target=self._run_writer, args=(writer,), name="flight-writer", daemon=True
+        )
         writing.start()
         _read(reader, self._inbox)
         self._inbox.end_threadsafe()
@@ -238,7 +250,9 @@ class ServedChannel(_End):
         self._sender.end()
 
     async def close(self) -> None:
-        """Say goodbye after what is queued; the RPC ends once the dialler half-closed and the handler returned; idempotent."""
+        """Say goodbye after what is queued; the RPC ends once the dialler half-closed and the
+        handler returned; idempotent.
+        """
         if not self._closing:
             self._closing = True
             self._sender.end()
@@ -246,17 +260,27 @@ class ServedChannel(_End):
 
 
 def dial_blocking(
-    loop: asyncio.AbstractEventLoop, location: str, opening: Opening, schemas: tuple[pa.Schema, pa.Schema], token: str, timeout_s: float
+    loop: asyncio.AbstractEventLoop,
+    location: str,
+    opening: Opening,
+    schemas: tuple[pa.Schema, pa.Schema],
+    token: str,
+    timeout_s: float,
 ) -> DialledChannel:
-    """Open a stream: blocks until the other end accepts it. Raises the prorl error that it refused with.
+    """Open a stream: blocks until the other end accepts it.
 
-    The stream has no deadline, so a timer cuts it when the other end neither accepts nor refuses in time.
+    Raises the prorl error that it refused with.
+
+    The stream has no deadline, so a timer cuts it when the other end neither accepts nor refuses in
+    time.
     """
     sends, receives = schemas
     where = f"{location} {opening.path}"
     client = open_client(location)
     try:
-        writer, reader = client.do_exchange(fl.FlightDescriptor.for_command(opening.encode()), call_options(token))
+        writer, reader = client.do_exchange(
+            fl.FlightDescriptor.for_command(opening.encode()), call_options(token)
+        )
     except STREAM_ERRORS as error:
         client.close()
         raise from_flight(error, where) from None

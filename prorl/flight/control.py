@@ -6,13 +6,15 @@
     client.emit(Kind.STARTED, key, stage="run")          # fire and forget; events travel together (`pacing`)
     answer = await client.request(Kind.RESERVE, payload={...})
 
-The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is held then) and sends requests that
-have no reply again, in their order. Events of a lost session are not sent again, and events without a session are dropped: `hello`
-says what is held, and the gateway has already decided what it could not see. `welcome` is given to its handler, with the attempts
-that the gateway refused; its endpoints are given to the `endpoints` handler too.
+The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is
+held then) and sends requests that have no reply again, in their order. Events of a lost session are
+not sent again, and events without a session are dropped: `hello` says what is held, and the gateway
+has already decided what it could not see. `welcome` is given to its handler, with the attempts that
+the gateway refused; its endpoints are given to the `endpoints` handler too.
 
-`stats` goes out each half second: it is the heartbeat. Pending requests are bounded by their callers; a reply with a code raises
-ConflictError, FencedError, NotFoundError, StorageError or, for any other code, UnavailableError.
+`stats` goes out each half second: it is the heartbeat. Pending requests are bounded by their
+callers; a reply with a code raises ConflictError, FencedError, NotFoundError, StorageError or, for
+any other code, UnavailableError.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from prorl.control import ControlRow, Kind, from_batch, to_batch
-from prorl.errors import ConflictError, FencedError, NotFoundError, ProrlError, StorageError, UnavailableError
+from prorl.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    ProrlError,
+    StorageError,
+    UnavailableError,
+)
 from prorl.flight.edge import NO_KEY
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.protocols import Channel, Network
@@ -70,7 +79,10 @@ class Identity:
 
 
 class ControlClient:
-    """One worker's control stream, kept open. All methods and handlers run on one event loop; handlers must not block."""
+    """One worker's control stream, kept open.
+
+    All methods and handlers run on one event loop; handlers must not block.
+    """
 
     def __init__(
         self,
@@ -105,7 +117,10 @@ class ControlClient:
             await self._keeping
 
     async def close(self) -> None:
-        """Send what was said, end the session; idempotent. Requests without a reply raise UnavailableError."""
+        """Send what was said, end the session; idempotent.
+
+        Requests without a reply raise UnavailableError.
+        """
         if self._keeping is not None:
             self._paced.now()
             self._keeping.cancel()
@@ -115,7 +130,15 @@ class ControlClient:
             if not waiting.done():
                 waiting.set_exception(UnavailableError("the control stream is closed"))
 
-    def emit(self, kind: Kind, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = "", payload: Json = None) -> None:
+    def emit(
+        self,
+        kind: Kind,
+        key: AttemptKey = NO_KEY,
+        *,
+        stage: str = "",
+        code: str = "",
+        payload: Json = None,
+    ) -> None:
         """Tell the gateway; dropped while there is no session."""
         if self._channel is not None:
             self._seq += 1
@@ -135,14 +158,24 @@ class ControlClient:
         try:
             return await waiting
         finally:
-            self._pending = {seq: entry for seq, entry in self._pending.items() if entry[1] is not waiting}
+            self._pending = {
+                seq: entry for seq, entry in self._pending.items() if entry[1] is not waiting
+            }
 
     @staticmethod
-    def _row(kind: Kind, key: AttemptKey, stage: str, code: str, payload: Json, *, seq: int = 0) -> ControlRow:
+    def _row(
+        kind: Kind, key: AttemptKey, stage: str, code: str, payload: Json, *, seq: int = 0
+    ) -> ControlRow:
         return ControlRow(
-            kind=kind, seq=seq, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt, stage=stage, code=code,
+            kind=kind,
+            seq=seq,
+            run_id=key.run_id,
+            rollout_id=key.rollout_id,
+            attempt=key.attempt,
+            stage=stage,
+            code=code,
             payload=payload or {},
-        )  # fmt: skip
+        )
 
     def _say(self, row: ControlRow) -> ControlRow:
         self._seq += 1

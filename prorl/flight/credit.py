@@ -1,17 +1,22 @@
-"""The arithmetic of an edge: who may send how much, who holds which row. Pure: no I/O, no clock, no batches.
+"""The arithmetic of an edge: who may send how much, who holds which row.
 
-`Ledger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with most credit; a row has one consumer at a
-time. On redelivered edges a row stays in the book until its ack and goes back to the front of the queue when its consumer is lost; on
-the others it is never given out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
+Pure: no I/O, no clock, no batches.
 
-`Grants` is the consumer's book over all its upstreams. With one upstream, credit out plus rows in hand never exceeds `slots`. With
-several, together they have at most twice `slots` (and one row each at least), so that a busy upstream among idle ones still fills
-half of the slots or more; an upstream's idle credit above its share is taken back when another joins.
+`Ledger` is the producer's book. Rows wait in order; `assign` gives each to the consumer with most
+credit; a row has one consumer at a time. On redelivered edges a row stays in the book until its ack
+and goes back to the front of the queue when its consumer is lost; on the others it is never given
+out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
 
-Credit in rows is exact: what one book gave and has not seen used is what the other may use. Credit in bytes is a window: a grant with
-bytes widens (or narrows) it, each row sent takes its size from it, a grant of
-rows with 0 bytes gives back what the oldest rows took (the producer counts both, so nothing drifts). A row goes while the window is
-positive, so one row larger than the window passes alone. Not promised: fairness between rows of different size.
+`Grants` is the consumer's book over all its upstreams. With one upstream, credit out plus rows in
+hand never exceeds `slots`. With several, together they have at most twice `slots` (and one row each
+at least), so that a busy upstream among idle ones still fills half of the slots or more; an
+upstream's idle credit above its share is taken back when another joins.
+
+Credit in rows is exact: what one book gave and has not seen used is what the other may use. Credit
+in bytes is a window: a grant with bytes widens (or narrows) it, each row sent takes its size from
+it, a grant of rows with 0 bytes gives back what the oldest rows took (the producer counts both, so
+nothing drifts). A row goes while the window is positive, so one row larger than the window passes
+alone. Not promised: fairness between rows of different size.
 """
 
 from __future__ import annotations
@@ -72,7 +77,11 @@ class Ledger:
     @property
     def free_rows(self) -> int:
         """Rows that could be put now and sent at once."""
-        credit = sum(max(0, consumer.rows) for consumer in self._consumers.values() if consumer.window_bytes > 0)
+        credit = sum(
+            max(0, consumer.rows)
+            for consumer in self._consumers.values()
+            if consumer.window_bytes > 0
+        )
         return max(0, credit - self.num_waiting)
 
     def put(self, key: AttemptKey, num_bytes: int) -> None:
@@ -87,13 +96,17 @@ class Ledger:
         self._consumers[consumer] = _Consumer()
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
-        """Credit from a consumer; negative rows take credit back, and what was used meanwhile is owed."""
+        """Credit from a consumer; negative rows take credit back, and what was used meanwhile is
+        owed.
+        """
         account = self._consumers[consumer]
         account.rows += rows
         if num_bytes:
             account.window_bytes += num_bytes
         else:
-            account.window_bytes += sum(account.sizes.popleft() for _ in range(min(rows, len(account.sizes))))
+            account.window_bytes += sum(
+                account.sizes.popleft() for _ in range(min(rows, len(account.sizes)))
+            )
 
     def assign(self) -> list[Assignment]:
         """Give waiting rows out while there is credit."""
@@ -113,7 +126,11 @@ class Ledger:
         return given
 
     def _richest(self) -> int | None:
-        able = [(account.rows, -consumer) for consumer, account in self._consumers.items() if account.rows > 0 < account.window_bytes]
+        able = [
+            (account.rows, -consumer)
+            for consumer, account in self._consumers.items()
+            if account.rows > 0 < account.window_bytes
+        ]
         return -max(able)[1] if able else None
 
     def _give(self, key: AttemptKey, row: _Row, consumer: int) -> None:
@@ -140,7 +157,11 @@ class Ledger:
         return known
 
     def leave(self, consumer: int) -> list[AttemptKey]:
-        """A consumer is gone. Its unacked rows wait again in front, or are returned as lost on an edge that redelivers nothing."""
+        """A consumer is gone.
+
+        Its unacked rows wait again in front, or are returned as lost on an edge that redelivers
+        nothing.
+        """
         holds = list(self._consumers.pop(consumer).holds)
         if not self._redelivered:
             for key in holds:
@@ -164,7 +185,9 @@ class Grant(NamedTuple):
 @dataclass(slots=True)
 class _Upstream:
     granted: int = 0
-    """Credit that no row has come for yet; negative when rows that had left crossed a credit that was taken back."""
+    """Credit that no row has come for yet; negative when rows that had left crossed a credit that
+    was taken back.
+    """
     in_hand: int = 0
     returned: int = 0
     """Rows done whose credit has not been granted again."""

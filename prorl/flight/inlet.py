@@ -1,4 +1,6 @@
-"""`Inlet`: the consumer's side of an edge. Dials every announced upstream, grants credit, yields rows, sends acks.
+"""`Inlet`: the consumer's side of an edge.
+
+Dials every announced upstream, grants credit, yields rows, sends acks.
 
     inlet = Inlet(network, "ran", hello, slots=16)
     inlet.set_upstreams(locations)              # whenever `endpoints` changes
@@ -6,12 +8,15 @@
     inlet.done(key)                             # its slot is free: credit goes back
     inlet.ack(keys)                             # its fate is durable: the upstream may forget it
 
-On edges without redelivery a row is acked when it arrives, so `ack` is not called there. On redelivered edges a row that arrives again
-(its stream was lost before the ack) is not yielded twice: while it is held, the ack goes to the stream it came over last; after its
-ack it is acked again at once (the last `REMEMBERED` keys are remembered; beyond that the commit's uniqueness decides).
+On edges without redelivery a row is acked when it arrives, so `ack` is not called there. On
+redelivered edges a row that arrives again (its stream was lost before the ack) is not yielded
+twice: while it is held, the ack goes to the stream it came over last; after its ack it is acked
+again at once (the last `REMEMBERED` keys are remembered; beyond that the commit's uniqueness
+decides).
 
-An upstream that is no longer announced is not dialled again, but a stream that still works is kept. Credit and acks
-travel together (`pacing`). Rows in hand are bounded by credit (`prorl.flight.credit.Grants`).
+An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
+Credit and acks travel together (`pacing`). Rows in hand are bounded by credit
+(`prorl.flight.credit.Grants`).
 """
 
 from __future__ import annotations
@@ -67,7 +72,15 @@ class _Held:
 class Inlet:
     """Rows from every upstream. All methods run on one event loop."""
 
-    def __init__(self, network: Network, edge: str, hello: Mapping[str, Json], *, slots: int, window_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        network: Network,
+        edge: str,
+        hello: Mapping[str, Json],
+        *,
+        slots: int,
+        window_bytes: int = 64 << 20,
+    ) -> None:
         self.edge = edge
         self._network, self._hello = network, dict(hello)
         self._redelivered = edge in REDELIVERED_EDGES
@@ -109,7 +122,10 @@ class Inlet:
             self._arrived.set()
 
     async def take(self) -> list[Taken]:
-        """All rows that have arrived, at least one; an empty list once closed. Raises what broke the inlet."""
+        """All rows that have arrived, at least one; an empty list once closed.
+
+        Raises what broke the inlet.
+        """
         while not self._ready and not self._closed:
             if self._broken is not None:
                 raise self._broken
@@ -163,7 +179,9 @@ class Inlet:
         try:
             while location in self._announced and not self._closed:
                 try:
-                    channel = await self._network.dial(location, f"edge/{self.edge}", self._hello, EDGE_BACK, EDGES[self.edge])
+                    channel = await self._network.dial(
+                        location, f"edge/{self.edge}", self._hello, EDGE_BACK, EDGES[self.edge]
+                    )
                 except ProrlError as error:
                     log.info("cannot dial %s: %s", location, error)
                     await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
@@ -233,7 +251,10 @@ class Inlet:
             self._back.setdefault(name, []).append(back)
 
     def _flush(self) -> None:
-        """Say what is due. Credit is counted here, once for all rows that came and went meanwhile."""
+        """Say what is due.
+
+        Credit is counted here, once for all rows that came and went meanwhile.
+        """
         self._note_credit(self._grants.top_up())
         back, self._back = self._back, {}
         for name, said in back.items():

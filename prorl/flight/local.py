@@ -1,7 +1,8 @@
 """`LocalNetwork`: the same channels inside one event loop, for `topology: inline` and for tests.
 
-Only record batches pass, never other objects; schemas and versions are compared as over Flight. Accepting, refusing and ending follow
-the same rules: a handler accepts by its first `send` or `receive`, and raising before that refuses the dialler with that error.
+Only record batches pass, never other objects; schemas and versions are compared as over Flight.
+Accepting, refusing and ending follow the same rules: a handler accepts by its first `send` or
+`receive`, and raising before that refuses the dialler with that error.
 """
 
 from __future__ import annotations
@@ -95,7 +96,14 @@ class LocalNetwork:
         self._served[name] = routes
         return name
 
-    async def dial(self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema) -> Channel:
+    async def dial(
+        self,
+        location: str,
+        path: str,
+        hello: Mapping[str, Json],
+        sends: pa.Schema,
+        receives: pa.Schema,
+    ) -> Channel:
         """Open a channel once the handler accepts it; raises as `FlightNetwork.dial` does."""
         routes = self._served.get(location)
         if routes is None or self._closed:
@@ -122,7 +130,11 @@ class LocalNetwork:
         error = UnavailableError("shutting down") if handler.cancelled() else handler.exception()
         if served.accepted.done():
             if error is not None and not handler.cancelled():
-                log.warning("a stream ended: %s", error, exc_info=None if isinstance(error, ProrlError) else error)
+                log.warning(
+                    "a stream ended: %s",
+                    error,
+                    exc_info=None if isinstance(error, ProrlError) else error,
+                )
         elif error is not None:
             served.accepted.set_exception(error)
         served.accept()

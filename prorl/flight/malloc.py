@@ -1,7 +1,9 @@
-"""`tune`: keep glibc from giving pages back to the kernel between record batches (fresh pages halve Flight's throughput).
+"""`tune`: keep glibc from giving pages back to the kernel between record batches (fresh pages halve
+Flight's throughput).
 
-Called by the mains of processes that serve Flight and by the trainer's client, before the first Flight call. Price: resident memory
-stays at its high-water mark. `PRORL_NO_MALLOC_TUNING=1` turns it off; on another libc it does nothing.
+Called by the mains of processes that serve Flight and by the trainer's client, before the first
+Flight call. Price: resident memory stays at its high-water mark. `PRORL_NO_MALLOC_TUNING=1` turns
+it off; on another libc it does nothing.
 """
 
 from __future__ import annotations
@@ -21,5 +23,10 @@ def tune() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20), (_M_ARENA_MAX, 1))
+    settings = (
+        (_M_MMAP_THRESHOLD, 1 << 30),
+        (_M_TRIM_THRESHOLD, 2**31 - 1),
+        (_M_TOP_PAD, 64 << 20),
+        (_M_ARENA_MAX, 1),
+    )
     return all(mallopt(option, value) == 1 for option, value in settings)

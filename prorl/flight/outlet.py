@@ -1,16 +1,21 @@
-"""`Outlet`: the producer's side of an edge. Owns the rows that wait or are not acked; consumers come and go over `serve`.
+"""`Outlet`: the producer's side of an edge.
+
+Owns the rows that wait or are not acked; consumers come and go over `serve`.
 
     outlet = Outlet("ready", limit_bytes=64 << 20, on_acked=..., on_lost=...)
     await network.listen(location, {outlet.path: outlet.route})
     await outlet.put(row, key, num_bytes)   # waits while `limit_bytes` are held
 
-A supplier that makes rows on demand (the gateway's lease edge) does not use `put`: `on_credit(free_rows)` says how many rows would go
-out at once, and `send(batch)` takes any number of them in one batch. `on_sent(keys, hello)` says who got which.
+A supplier that makes rows on demand (the gateway's lease edge) does not use `put`:
+`on_credit(free_rows)` says how many rows would go out at once, and `send(batch)` takes any number
+of them in one batch. `on_sent(keys, hello)` says who got which.
 
-Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept until its ack and sent again when the
-consumer is lost; on the others the Inlet acks what it received, and `on_lost` names what a lost consumer never acked (nobody sends it
-again). `on_acked` and `on_lost` come once per key, and not at all for a key that was dropped.
-Held bytes are bounded by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its caller was told of.
+Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept
+until its ack and sent again when the consumer is lost; on the others the Inlet acks what it
+received, and `on_lost` names what a lost consumer never acked (nobody sends it again). `on_acked`
+and `on_lost` come once per key, and not at all for a key that was dropped. Held bytes are bounded
+by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its caller was
+told of.
 """
 
 from __future__ import annotations
@@ -53,7 +58,10 @@ def _nobody(_: list[AttemptKey], __: Mapping[str, Json]) -> None:
 
 
 class Outlet:
-    """Rows for whoever has credit. Every method and callback runs on one event loop; callbacks must not block."""
+    """Rows for whoever has credit.
+
+    Every method and callback runs on one event loop; callbacks must not block.
+    """
 
     def __init__(
         self,
@@ -69,7 +77,12 @@ class Outlet:
         self._redelivered = edge in REDELIVERED_EDGES
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
-        self._on_acked, self._on_lost, self._on_credit, self._on_sent = on_acked, on_lost, on_credit, on_sent
+        self._on_acked, self._on_lost, self._on_credit, self._on_sent = (
+            on_acked,
+            on_lost,
+            on_credit,
+            on_sent,
+        )
         self._rows: dict[AttemptKey, Sized] = {}
         self._held_bytes = 0
         self._putting: deque[asyncio.Future[None]] = deque()
@@ -106,7 +119,10 @@ class Outlet:
         return key in self._ledger
 
     async def put(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
-        """Offer one row; waits while `limit_bytes` are held. A key that is here already changes nothing."""
+        """Offer one row; waits while `limit_bytes` are held.
+
+        A key that is here already changes nothing.
+        """
         while self._held_bytes >= self._limit_bytes:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)

@@ -1,10 +1,11 @@
 """The two hand-over points between an event loop and a stream's threads. Neither holds a decision.
 
-`Inbox` takes batches from a reader thread (or the other local end) and gives them to one receiver on the loop; many arrivals cost
-one wake-up. `Sender` takes batches from the loop and gives a writer thread all that is queued, joined into few batches.
+`Inbox` takes batches from a reader thread (or the other local end) and gives them to one receiver
+on the loop; many arrivals cost one wake-up. `Sender` takes batches from the loop and gives a writer
+thread all that is queued, joined into few batches.
 
-The inbox is bounded by the credit that its owner granted. The sender is bounded by `MAX_QUEUED_BYTES`: a peer that reads nothing
-breaks its own stream instead of filling our memory.
+The inbox is bounded by the credit that its owner granted. The sender is bounded by
+`MAX_QUEUED_BYTES`: a peer that reads nothing breaks its own stream instead of filling our memory.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class Inbox:
 
 
 def wire_bytes(batch: pa.RecordBatch) -> int:
-    """What the batch weighs as a message: many times cheaper to ask than `nbytes`, and right for slices."""
+    """What the batch weighs as a message: many times cheaper to ask than `nbytes`, and right for
+    slices.
+    """
     return int(pa.ipc.get_record_batch_size(batch))
 
 
@@ -88,7 +91,10 @@ class Sized(NamedTuple):
 
 
 class Sender:
-    """Batches on their way to a writer thread. `put` belongs to the loop, `take` to the thread, `end` to anyone."""
+    """Batches on their way to a writer thread.
+
+    `put` belongs to the loop, `take` to the thread, `end` to anyone.
+    """
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Sized | None] = SimpleQueue()
@@ -109,11 +115,18 @@ class Sender:
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> tuple[list[pa.RecordBatch], bool]:
-        """All that is queued, joined, and whether it is the end. Empty after `timeout_s` with nothing queued."""
+        """All that is queued, joined, and whether it is the end.
+
+        Empty after `timeout_s` with nothing queued.
+        """
         found: list[Sized] = []
         ended = True
         try:
-            while (sized := self._queue.get(timeout=timeout_s) if not found else self._queue.get_nowait()) is not None:
+            while (
+                sized := self._queue.get(timeout=timeout_s)
+                if not found
+                else self._queue.get_nowait()
+            ) is not None:
                 found.append(sized)
         except Empty:
             ended = False
@@ -128,11 +141,15 @@ def join(batches: list[Sized]) -> list[pa.RecordBatch]:
     >>> [batch.num_rows for batch in join([one, one, one])]
     [3]
     """
-    return [_concat([batch for batch, _ in batches[part]]) for part in together([sized.num_bytes for sized in batches])]
+    return [
+        _concat([batch for batch, _ in batches[part]])
+        for part in together([sized.num_bytes for sized in batches])
+    ]
 
 
 def together(sizes: Iterable[int]) -> list[slice]:
-    """Which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them; what is larger than `JOIN_BYTES` goes alone.
+    """Which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them; what is larger than
+    `JOIN_BYTES` goes alone.
 
     >>> together([10, 10, JOIN_BYTES + 1, 10])
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]

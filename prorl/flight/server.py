@@ -1,11 +1,12 @@
 """`FlightNetwork`: listens and dials over Arrow Flight, with a bearer token on every call.
 
-One `FlightServerBase` per location. Its RPC threads own nothing: they hand streams and reads to the loop of the process and wait for
-the answer. `FlightReads` lets the store answer `get_flight_info`, `do_get` and `do_action` from coroutines; a `do_get` answers with a
-`pa.Table` (or an IPC reader), which pyarrow streams in C++ without the GIL, never with a Python iterator.
+One `FlightServerBase` per location. Its RPC threads own nothing: they hand streams and reads to the
+loop of the process and wait for the answer. `FlightReads` lets the store answer `get_flight_info`,
+`do_get` and `do_action` from coroutines; a `do_get` answers with a `pa.Table` (or an IPC reader),
+which pyarrow streams in C++ without the GIL, never with a Python iterator.
 
-Shutdown: `close` ends every channel, cancels what handlers still do, and waits `CLOSE_S` for the RPC threads; a stream whose peer is
-stalled is left to the end of the process (`os._exit`).
+Shutdown: `close` ends every channel, cancels what handlers still do, and waits `CLOSE_S` for the
+RPC threads; a stream whose peer is stalled is left to the end of the process (`os._exit`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ import pyarrow.flight as fl
 from prorl.errors import NotFoundError, ProrlError, UnavailableError
 from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
-from prorl.flight.wire import STREAM_ERRORS, Opening, check_hello, check_location, check_peer_schema, guard_fork, to_flight, with_version
+from prorl.flight.wire import (
+    STREAM_ERRORS,
+    Opening,
+    check_hello,
+    check_location,
+    check_peer_schema,
+    guard_fork,
+    to_flight,
+    with_version,
+)
 from prorl.protocols import Accept, Channel
 from prorl.types import Json
 
@@ -49,7 +59,9 @@ log = logging.getLogger("prorl.flight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightReads:
-    """What a listener answers beside channels; the coroutines run on the loop, and are cancelled when their client goes."""
+    """What a listener answers beside channels; the coroutines run on the loop, and are cancelled
+    when their client goes.
+    """
 
     get: Callable[[bytes], Awaitable[pa.Table | pa.RecordBatchReader]]
     """Ticket -> data for `do_get`. A Table should hold batches below `MAX_BATCH_BYTES`."""
@@ -76,11 +88,24 @@ class _Bearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 class _Server(fl.FlightServerBase):  # type: ignore[misc]
     """The RPC threads' side: every method hands over to the loop and waits."""
 
-    def __init__(self, network: FlightNetwork, location: str, routes: Routes, reads: FlightReads | None, token: str) -> None:
+    def __init__(
+        self,
+        network: FlightNetwork,
+        location: str,
+        routes: Routes,
+        reads: FlightReads | None,
+        token: str,
+    ) -> None:
         super().__init__(location, middleware={"bearer": _Bearer(token)} if token else None)
         self._network, self._routes, self._reads = network, routes, reads
 
-    def do_exchange(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor, reader: Any, writer: Any) -> None:
+    def do_exchange(
+        self,
+        context: fl.ServerCallContext,
+        descriptor: fl.FlightDescriptor,
+        reader: Any,
+        writer: Any,
+    ) -> None:
         try:
             opening = Opening.decode(descriptor.command)
             accept, receives, sends = self._route(opening)
@@ -97,12 +122,18 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         stream.serve(reader, writer)
 
     def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
-        check_hello(opening.hello, f"{opening.hello.get('worker', 'the dialler')} of {opening.path}")
+        check_hello(
+            opening.hello, f"{opening.hello.get('worker', 'the dialler')} of {opening.path}"
+        )
         if opening.path not in self._routes:
-            raise NotFoundError(f"no route {opening.path}; served: {', '.join(sorted(self._routes))}")
+            raise NotFoundError(
+                f"no route {opening.path}; served: {', '.join(sorted(self._routes))}"
+            )
         return self._routes[opening.path]
 
-    def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
+    def get_flight_info(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> fl.FlightInfo:
         if self._reads is None or self._reads.info is None:
             raise to_flight(NotFoundError("this endpoint describes nothing"))
         return self._network.answer(context, self._reads.info, bytes(descriptor.command or b""))
@@ -110,7 +141,9 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
         if self._reads is None:
             raise to_flight(NotFoundError("this endpoint serves no data"))
-        return fl.RecordBatchStream(self._network.answer(context, self._reads.get, bytes(ticket.ticket)))
+        return fl.RecordBatchStream(
+            self._network.answer(context, self._reads.get, bytes(ticket.ticket))
+        )
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         handler = self._reads.actions.get(action.type) if self._reads is not None else None
@@ -123,7 +156,9 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
 
 
 class FlightNetwork:
-    """Implements `prorl.protocols.Network` between processes. Made, used and closed on one event loop.
+    """Implements `prorl.protocols.Network` between processes.
+
+    Made, used and closed on one event loop.
 
     >>> import asyncio
     >>> async def main() -> str:
@@ -148,7 +183,9 @@ class FlightNetwork:
         await self.close()
 
     async def listen(self, name: str, routes: Routes, reads: FlightReads | None = None) -> str:
-        """Serve routes (and reads) at `grpc+unix:///path` or `grpc://host:port`; port 0 = any. Returns the location to dial.
+        """Serve routes (and reads) at `grpc+unix:///path` or `grpc://host:port`; port 0 = any.
+
+        Returns the location to dial.
 
         Raises ConfigError for a location of another form, UnavailableError when it is taken.
         """
@@ -158,19 +195,31 @@ class FlightNetwork:
         try:
             server = _Server(self, name, routes, reads, self._token)
         except STREAM_ERRORS as error:
-            raise UnavailableError(f"cannot listen at {name}: {str(error).splitlines()[0]}") from None
+            raise UnavailableError(
+                f"cannot listen at {name}: {str(error).splitlines()[0]}"
+            ) from None
         self._servers.append(server)
         return name if name.startswith("grpc+unix") else f"{name.rpartition(':')[0]}:{server.port}"
 
-    async def dial(self, location: str, path: str, hello: Mapping[str, Json], sends: pa.Schema, receives: pa.Schema) -> Channel:
+    async def dial(
+        self,
+        location: str,
+        path: str,
+        hello: Mapping[str, Json],
+        sends: pa.Schema,
+        receives: pa.Schema,
+    ) -> Channel:
         """Open a channel once the other end accepts it.
 
-        Raises UnavailableError when nobody answers, SchemaError when versions or columns differ, ConfigError for a refused token,
-        else the prorl error that the other end's handler refused with.
+        Raises UnavailableError when nobody answers, SchemaError when versions or columns differ,
+        ConfigError for a refused token, else the prorl error that the other end's handler refused
+        with.
         """
         loop = asyncio.get_running_loop()
         opening = Opening(path, with_version(hello))
-        dialling = asyncio.to_thread(dial_blocking, loop, location, opening, (sends, receives), self._token, DIAL_S)
+        dialling = asyncio.to_thread(
+            dial_blocking, loop, location, opening, (sends, receives), self._token, DIAL_S
+        )
         channel = await self._settle(asyncio.ensure_future(dialling))
         self._dialled = {end for end in self._dialled if not end.gone} | {channel}
         return channel
@@ -215,12 +264,21 @@ class FlightNetwork:
 
     def _handled(self, stream: ServedChannel, handler: asyncio.Future[None]) -> None:
         del self._streams[stream]
-        error = UnavailableError("shutting down") if handler.cancelled() else _presentable(handler.exception())
+        error = (
+            UnavailableError("shutting down")
+            if handler.cancelled()
+            else _presentable(handler.exception())
+        )
         if error is not None and stream.accepted.done() and not handler.cancelled():
             log.warning("a stream ended: %s", error, extra={"peer": dict(stream.peer)})
         stream.finish(error)
 
-    def answer(self, context: fl.ServerCallContext, handler: Callable[[bytes], Awaitable[AnswerT]], argument: bytes) -> AnswerT:
+    def answer(
+        self,
+        context: fl.ServerCallContext,
+        handler: Callable[[bytes], Awaitable[AnswerT]],
+        argument: bytes,
+    ) -> AnswerT:
         """Run a read on the loop and wait for it in an RPC thread; raises Flight errors."""
         if self._loop is None or self._closed:
             raise to_flight(UnavailableError("shutting down"))

@@ -1,20 +1,28 @@
-"""What a trainer says to a Flight endpoint that serves a run (store or replay), and what it hears: `Ticket`, `Plan`, cursors.
+"""What a trainer says to a Flight endpoint that serves a run (store or replay), and what it hears:
 
-    get_flight_info(FlightDescriptor.for_command(Ticket)) -> FlightInfo: one endpoint, app_metadata = Plan
-        waits up to `wait_s` for the first group; hands groups out (they get their delivery_seq) before it answers
-    do_get(endpoint.ticket) -> the groups of that plan as a Table in the STREAM schema, batches of whole groups under 2 MiB
-        the endpoint's ticket is a `Ticket` too: its cursor is the plan's first group, its `max_groups` the plan's number of groups
+`Ticket`, `Plan`, cursors.
+
+    get_flight_info(FlightDescriptor.for_command(Ticket)) -> FlightInfo: one endpoint, app_metadata
+    = Plan
+        waits up to `wait_s` for the first group; hands groups out (they get their delivery_seq)
+        before it answers
+    do_get(endpoint.ticket) -> the groups of that plan as a Table in the STREAM schema, batches of
+    whole groups under 2 MiB
+        the endpoint's ticket is a `Ticket` too: its cursor is the plan's first group, its
+        `max_groups` the plan's number of groups
     do_get(Ticket)          -> the same without a plan, for clients without our code; an empty Table when nothing came in time
     do_action("commit", {"run", "consumer", "cursor"}) -> {} : everything before `cursor` is trained and durable
     do_action("status", {"run", "consumer"})           -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
 
-`Plan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one encapsulated IPC message
-(metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in the STREAM schema, in delivery order. A client whose kernel has
-the same `boot_id` and that can read `path` maps the file and never calls do_get. `path` is empty when there is no such file. Such a
-file only grows and is never truncated: unlinking it is safe.
+`Plan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one
+encapsulated IPC message (metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in
+the STREAM schema, in delivery order. A client whose kernel has the same `boot_id` and that can read
+`path` maps the file and never calls do_get. `path` is empty when there is no such file. Such a file
+only grows and is never truncated: unlinking it is safe.
 
-A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a ticket means: where this consumer
-committed last, else the start. This module promises shapes, not behaviour: the endpoint's promises stand in DESIGN 5, Delivery.
+A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a
+ticket means: where this consumer committed last, else the start. This module promises shapes, not
+behaviour: the endpoint's promises stand in DESIGN 5, Delivery.
 """
 
 from __future__ import annotations
@@ -29,7 +37,10 @@ from prorl.errors import ConflictError, UserError
 from prorl.types import Json
 
 Layout = Literal["packed", "dense"]
-"""`packed`: the STREAM schema. `dense`: with mask and logprobs of full length (`prorl.schema.dense`)."""
+"""`packed`: the STREAM schema.
+
+`dense`: with mask and logprobs of full length (`prorl.schema.dense`).
+"""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -46,12 +57,17 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, run: str = "") -> Cursor:
-        """Read `RUN@SEQ`. Raises UserError for another text, ConflictError for a cursor of another run than `run`."""
+        """Read `RUN@SEQ`.
+
+        Raises UserError for another text, ConflictError for a cursor of another run than `run`.
+        """
         name, _, seq = text.rpartition("@")
         if not name or not seq.isdecimal():
             raise UserError(f"cursor {text!r}", "RUN@SEQ, as a batch's `cursor` says")
         if run and name != run:
-            raise ConflictError(f"cursor {text!r} belongs to run {name!r}", f"a cursor of run {run!r}")
+            raise ConflictError(
+                f"cursor {text!r} belongs to run {name!r}", f"a cursor of run {run!r}"
+            )
         return cls(name, int(seq))
 
     def __str__(self) -> str:
@@ -86,17 +102,30 @@ class Ticket:
         values = _object(data, "ticket")
         unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
-            raise UserError(f"ticket has unknown keys {', '.join(unknown)}", f"keys among {', '.join(cls.__dataclass_fields__)}")
+            raise UserError(
+                f"ticket has unknown keys {', '.join(unknown)}",
+                f"keys among {', '.join(cls.__dataclass_fields__)}",
+            )
         for name, kinds in _TICKET_TYPES.items():
-            if name in values and (not isinstance(values[name], kinds) or isinstance(values[name], bool)):
+            if name in values and (
+                not isinstance(values[name], kinds) or isinstance(values[name], bool)
+            ):
                 raise UserError(f"ticket key {name} = {values[name]!r}", kinds[0].__name__)
         if not all(isinstance(name, str) for name in values.get("columns", ())):
             raise UserError(f"ticket key columns = {values['columns']!r}", "names of columns")
         if not values.get("run"):
             raise UserError("ticket names no run", 'at least {"run": NAME}')
         ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})
-        if ticket.max_bytes < 1 or ticket.max_groups < 0 or not 0 <= ticket.wait_s <= 3600 or ticket.layout not in ("packed", "dense"):
-            raise UserError(f"ticket {data.decode(errors='replace')}", "max_bytes >= 1, max_groups >= 0, wait_s in 0..3600, a known layout")
+        if (
+            ticket.max_bytes < 1
+            or ticket.max_groups < 0
+            or not 0 <= ticket.wait_s <= 3600
+            or ticket.layout not in ("packed", "dense")
+        ):
+            raise UserError(
+                f"ticket {data.decode(errors='replace')}",
+                "max_bytes >= 1, max_groups >= 0, wait_s in 0..3600, a known layout",
+            )
         if ticket.cursor:
             Cursor.parse(ticket.cursor, ticket.run)
         return ticket
@@ -121,15 +150,30 @@ class Plan:
 
     @classmethod
     def parse(cls, data: bytes) -> Plan:
-        """Read FlightInfo.app_metadata; keys of a later version are ignored. Raises UserError when it is no plan."""
-        values = {name: value for name, value in _object(data, "plan").items() if name in cls.__dataclass_fields__}
+        """Read FlightInfo.app_metadata; keys of a later version are ignored.
+
+        Raises UserError when it is no plan.
+        """
+        values = {
+            name: value
+            for name, value in _object(data, "plan").items()
+            if name in cls.__dataclass_fields__
+        }
         if not {"cursor", "num_groups", "end"} <= set(values):
-            raise UserError("the endpoint's answer is no plan", "cursor, num_groups and end", "is this a prorl store or replay?")
-        return cls(**{**values, "batches": tuple((int(o), int(n)) for o, n in values.get("batches", ()))})
+            raise UserError(
+                "the endpoint's answer is no plan",
+                "cursor, num_groups and end",
+                "is this a prorl store or replay?",
+            )
+        return cls(
+            **{**values, "batches": tuple((int(o), int(n)) for o, n in values.get("batches", ()))}
+        )
 
 
 def boot_id() -> str:
-    """Id of this kernel's boot, equal for all processes of one host; empty where the system has none."""
+    """Id of this kernel's boot, equal for all processes of one host; empty where the system has
+    none.
+    """
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -137,9 +181,15 @@ def boot_id() -> str:
 
 
 _TICKET_TYPES: dict[str, tuple[type, ...]] = {
-    "run": (str,), "consumer": (str,), "cursor": (str,), "max_bytes": (int,), "max_groups": (int,),
-    "wait_s": (float, int), "columns": (list,), "layout": (str,),
-}  # fmt: skip
+    "run": (str,),
+    "consumer": (str,),
+    "cursor": (str,),
+    "max_bytes": (int,),
+    "max_groups": (int,),
+    "wait_s": (float, int),
+    "columns": (list,),
+    "layout": (str,),
+}
 
 
 def _object(data: bytes, what: str) -> dict[str, Json]:

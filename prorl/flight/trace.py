@@ -1,7 +1,9 @@
-"""When each row was offered on an edge and when its consumer had it: marks for `prorl bench pipeline`. Off unless `start` was called.
+"""When each row was offered on an edge and when its consumer had it: marks for `prorl bench
+pipeline`. Off unless `start` was called.
 
-A mark is a line `ns edge what run rollout attempt` in FOLDER/NAME, flushed at once, in nanoseconds of CLOCK_MONOTONIC, which all
-processes of a host share. It costs a write per row and end, so it is never on while throughput or CPU are measured.
+A mark is a line `ns edge what run rollout attempt` in FOLDER/NAME, flushed at once, in nanoseconds
+of CLOCK_MONOTONIC, which all processes of a host share. It costs a write per row and end, so it is
+never on while throughput or CPU are measured.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def mark(edge: str, what: str, keys: Iterable[AttemptKey]) -> None:
     """Note that these rows are here now; nothing when tracing is off."""
     if _file is not None:
         now_ns = time.monotonic_ns()
-        _file.writelines(f"{now_ns} {edge} {what} {key.run_id} {key.rollout_id} {key.attempt}\n" for key in keys)
+        _file.writelines(
+            f"{now_ns} {edge} {what} {key.run_id} {key.rollout_id} {key.attempt}\n" for key in keys
+        )
 
 
 def read(folder: Path, since_s: float) -> Iterator[Mark]:
@@ -47,11 +51,17 @@ def read(folder: Path, since_s: float) -> Iterator[Mark]:
         for line in path.read_text().splitlines():
             at_ns, edge, what, run_id, rollout_id, attempt = line.split()
             if int(at_ns) >= since_s * 1e9:
-                yield Mark(int(at_ns) / 1e9, edge, what, AttemptKey(run_id, int(rollout_id), int(attempt)))
+                yield Mark(
+                    int(at_ns) / 1e9, edge, what, AttemptKey(run_id, int(rollout_id), int(attempt))
+                )
 
 
 def handoffs(marks: Iterable[Mark], edge: str) -> list[float]:
-    """Seconds from offered to taken of every row that has both, in the order in which they were offered."""
+    """Seconds from offered to taken of every row that has both, in the order in which they were
+    offered.
+    """
     ours = sorted(mark for mark in marks if mark.edge == edge)
     taken = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == TAKEN}
-    return [taken[mark.key] - mark.at_s for mark in ours if mark.what == OFFERED and mark.key in taken]
+    return [
+        taken[mark.key] - mark.at_s for mark in ours if mark.what == OFFERED and mark.key in taken
+    ]

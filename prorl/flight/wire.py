@@ -1,11 +1,14 @@
-"""What every Flight call of prorl has in common: client options, the bearer token, error mapping, the fork guard, the opening words.
+"""What every Flight call of prorl has in common: client options, the bearer token, error mapping,
+the fork guard, the opening words.
 
-Errors cross the wire as a Flight error whose `extra_info` is JSON {"error": class name, "text": message}; server tracebacks never do.
-A class of `prorl.errors` arrives as that class; anything else as `UnavailableError`.
+Errors cross the wire as a Flight error whose `extra_info` is JSON {"error": class name, "text":
+message}; server tracebacks never do. A class of `prorl.errors` arrives as that class; anything else
+as `UnavailableError`.
 
-gRPC's keepalive pings need both `keepalive_*` and `ping_timeout_ms` to notice a frozen peer, and a server that sends nothing for
-minutes answers them with GOAWAY "too many pings": our servers therefore write a tiny `IDLE` message when they have nothing to say.
-Unix sockets get no pings, since the kernel reports a dead peer.
+gRPC's keepalive pings need both `keepalive_*` and `ping_timeout_ms` to notice a frozen peer, and a
+server that sends nothing for minutes answers them with GOAWAY "too many pings": our servers
+therefore write a tiny `IDLE` message when they have nothing to say. Unix sockets get no pings,
+since the kernel reports a dead peer.
 """
 
 from __future__ import annotations
@@ -71,7 +74,9 @@ class Opening(NamedTuple):
             said = orjson.loads(command or b"")
             return cls(str(said["path"]), dict(said["hello"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
-            raise SchemaError("the stream's first words are not prorl's", "a prorl client") from None
+            raise SchemaError(
+                "the stream's first words are not prorl's", "a prorl client"
+            ) from None
 
 
 def with_version(hello: Mapping[str, Json]) -> dict[str, Json]:
@@ -89,21 +94,28 @@ def check_peer_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None
     if found.equals(expected, check_metadata=True):
         return
     if b"prorl.schema_version" in (expected.metadata or {}):
-        check_version((found.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, where)
+        check_version(
+            (found.metadata or {}).get(b"prorl.schema_version", b"").decode() or None, where
+        )
     check_schema(found, expected, where)
 
 
 def open_client(location: str) -> fl.FlightClient:
     """A client with a connection of its own; connects on its first call."""
     guard_fork()
-    options: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+    options: list[tuple[str, int]] = [
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
     if not location.startswith("grpc+unix"):
         options += KEEPALIVE
     return fl.FlightClient(location, generic_options=options)
 
 
 def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOptions:
-    """Bearer token (gRPC wants header names in lower case), deadline, and buffers aligned for their type."""
+    """Bearer token (gRPC wants header names in lower case), deadline, and buffers aligned for their
+    type.
+    """
     headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
     aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers, read_options=aligned)
@@ -123,15 +135,23 @@ def from_flight(error: BaseException, where: str) -> ProrlError:
     if extra:
         return _named(orjson.loads(extra), where)
     if isinstance(error, fl.FlightUnauthenticatedError):
-        return ConfigError(f"{where} refused the bearer token", "the token in ROOT/token of that service")
+        return ConfigError(
+            f"{where} refused the bearer token", "the token in ROOT/token of that service"
+        )
     return UnavailableError(f"{where}: {_first_words(str(error))}")
 
 
 def _named(said: Mapping[str, Any], where: str) -> ProrlError:
     kind = getattr(errors, str(said.get("error")), None)
-    if not (isinstance(kind, type) and issubclass(kind, ProrlError)) or issubclass(kind, errors.RolloutError):
+    if not (isinstance(kind, type) and issubclass(kind, ProrlError)) or issubclass(
+        kind, errors.RolloutError
+    ):
         return UnavailableError(f"{where}: {said.get('text')}")
-    return kind(*said["parts"]) if issubclass(kind, UserError) else kind(f"{where}: {said.get('text')}")
+    return (
+        kind(*said["parts"])
+        if issubclass(kind, UserError)
+        else kind(f"{where}: {said.get('text')}")
+    )
 
 
 def _first_words(text: str) -> str:
@@ -144,16 +164,25 @@ def check_location(location: str) -> None:
     if location.startswith("grpc+unix://"):
         path = location.removeprefix("grpc+unix://")
         if len(path.encode()) > UNIX_PATH_BYTES:
-            raise ConfigError(f"socket path {path} is too long", f"at most {UNIX_PATH_BYTES} bytes", "choose a shorter socket_dir")
+            raise ConfigError(
+                f"socket path {path} is too long",
+                f"at most {UNIX_PATH_BYTES} bytes",
+                "choose a shorter socket_dir",
+            )
     elif not location.startswith(("grpc://", "grpc+tcp://")):
         raise ConfigError(f"location {location!r}", "grpc+unix:///path or grpc://host:port")
 
 
 def guard_fork() -> None:
-    """Arm the guard on first use; raise clearly in a process that was forked after Flight was used (it would hang)."""
+    """Arm the guard on first use; raise clearly in a process that was forked after Flight was used
+    (it would hang).
+    """
     global _guarded
     if _forked:
-        raise UnavailableError("forked after Arrow Flight was used, which hangs: start this process with `python -m` or forkserver")
+        raise UnavailableError(
+            "forked after Arrow Flight was used, which hangs: start this process with `python -m`"
+            " or forkserver"
+        )
     if not _guarded:
         os.register_at_fork(after_in_child=_mark_forked)
         _guarded = True

@@ -1,4 +1,6 @@
-"""Sandboxes: where the agent's code runs. `open_shell` and `open` are the documented way in for people and scripts.
+"""Sandboxes: where the agent's code runs.
+
+`open_shell` and `open` are the documented way in for people and scripts.
 
     async with prorl.sandbox.open_shell(kind="auto") as shell:
         output, exit_code, timed_out = await shell.send("cd /tmp && ls", timeout_s=5)
@@ -7,7 +9,8 @@
         await sandbox.put("hello.py", b"print(6 * 7)")
         print((await sandbox.exec(["python3", "hello.py"], timeout_s=5)).output)
 
-Inside the service, sandboxes come from this node's sandboxd instead: `prorl.sandbox.host.UnixSandboxHost`.
+Inside the service, sandboxes come from this node's sandboxd instead:
+`prorl.sandbox.host.UnixSandboxHost`.
 """
 
 from __future__ import annotations
@@ -25,11 +28,15 @@ __all__ = ["open", "open_shell"]
 
 
 @asynccontextmanager
-async def open(kind: str = "auto", spec: SandboxSpec | None = None) -> AsyncIterator[ConnectedSandbox]:
-    """A sandbox of its own, with a sandboxd of its own in this process, gone at the end of the block.
+async def open(
+    kind: str = "auto", spec: SandboxSpec | None = None
+) -> AsyncIterator[ConnectedSandbox]:
+    """A sandbox of its own, with a sandboxd of its own in this process, gone at the end of the
+    block.
 
-    Kinds: auto, apptainer, bwrap, pyns, local. Offers `exec(argv, timeout_s, stdin)`, `put(path, content)`,
-    `get(path, max_bytes)` and `call(tool, arguments, timeout_s)`. Raises ConfigError, SandboxError.
+    Kinds: auto, apptainer, bwrap, pyns, local. Offers `exec(argv, timeout_s, stdin)`, `put(path,
+    content)`, `get(path, max_bytes)` and `call(tool, arguments, timeout_s)`. Raises ConfigError,
+    SandboxError.
     """
     from prorl.sandbox.shell import opened
 

@@ -1,13 +1,16 @@
-"""Control groups per sandbox where this process may make them: memory of everything together, processes, CPU time where asked.
+"""Control groups per sandbox where this process may make them: memory of everything together,
+processes, CPU time where asked.
 
     version 1   <mount of the controller>/prorl-<name>/<sandbox>     as root
     version 2   <our own group>/prorl-<name>/<sandbox>               delegated to us (`systemd-run --user --scope -p Delegate=yes ...`)
                 <the top group>/prorl-<name>/<sandbox>               as root outside a container
 
-Chosen by trying, per controller: a hybrid machine has memory in version 1 and none in version 2. A delegated group with processes in it
-cannot have limited groups below (the kernel's no-internal-processes rule), so what is in it, ourselves included, moves to a leaf beside
-ours. Elsewhere rlimits and the watchdog hold; `probe` and `prorl doctor` say which it is. Memory here includes pages of tmpfs.
-Formats: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel.
+Chosen by trying, per controller: a hybrid machine has memory in version 1 and none in version 2. A
+delegated group with processes in it cannot have limited groups below (the kernel's
+no-internal-processes rule), so what is in it, ourselves included, moves to a leaf beside ours.
+Elsewhere rlimits and the watchdog hold; `probe` and `prorl doctor` say which it is. Memory here
+includes pages of tmpfs. Formats: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the
+kernel.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ class Cgroups:
         versions = usable()
         for controller in (one for one, version in versions.items() if version == 1):
             self._open(Parent(V1 / controller / f"prorl-{name}", (controller,), 1))
-        wanted, base = tuple(one for one, version in versions.items() if version == 2), delegated_base()
+        wanted, base = (
+            tuple(one for one, version in versions.items() if version == 2),
+            delegated_base(),
+        )
         if base is not None and wanted and _enable(base, wanted):
             self._open(Parent(base / f"prorl-{name}", wanted, 2))
 
@@ -71,8 +77,12 @@ class Cgroups:
         """Which controllers are used."""
         return tuple(controller for parent in self._parents for controller in parent.controllers)
 
-    def make(self, sandbox_id: str, memory_bytes: int, processes: int, cpus: float = 0.0) -> tuple[str, ...]:
-        """Groups with their limits set (`cpus` = cores, 0 for no bound); give the folders to `Launch.cgroups`."""
+    def make(
+        self, sandbox_id: str, memory_bytes: int, processes: int, cpus: float = 0.0
+    ) -> tuple[str, ...]:
+        """Groups with their limits set (`cpus` = cores, 0 for no bound); give the folders to
+        `Launch.cgroups`.
+        """
         folders = []
         for parent in self._parents:
             if parent.controllers == ("cpu",) and not cpus:
@@ -108,19 +118,32 @@ def usable() -> dict[str, int]:
     """The version in which each controller seems to be ours to use; nothing is changed to find out."""
     base = delegated_base()
     second = _words(base / "cgroup.controllers") if base else []
-    first = [name for name in CONTROLLERS if (V1 / name / "cgroup.procs").exists() and os.access(V1 / name, os.W_OK)]
-    return {name: 1 if name in first else 2 for name in CONTROLLERS if name in first or name in second}
+    first = [
+        name
+        for name in CONTROLLERS
+        if (V1 / name / "cgroup.procs").exists() and os.access(V1 / name, os.W_OK)
+    ]
+    return {
+        name: 1 if name in first else 2 for name in CONTROLLERS if name in first or name in second
+    }
 
 
 def delegated_base(mounts: str | None = None, own: str | None = None) -> Path | None:
-    """The group of version 2 below which we may make groups, or None. Given for tests: mountinfo and /proc/self/cgroup."""
+    """The group of version 2 below which we may make groups, or None.
+
+    Given for tests: mountinfo and /proc/self/cgroup.
+    """
     mounts = Path("/proc/self/mountinfo").read_text() if mounts is None else mounts
     own = Path("/proc/self/cgroup").read_text() if own is None else own
     path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "")
     for line in mounts.splitlines():
         fields = line.split()
         mount = Path(fields[4])
-        if fields[fields.index("-") + 1] != "cgroup2" or not Path(path).is_relative_to(fields[3]) or ".." in path:
+        if (
+            fields[fields.index("-") + 1] != "cgroup2"
+            or not Path(path).is_relative_to(fields[3])
+            or ".." in path
+        ):
             continue
         group = mount / Path(path).relative_to(fields[3])
         base = group.parent if group.name == LEAF else group
@@ -194,7 +217,9 @@ def _limit_cpu(folder: Path, version: int, cpus: float) -> None:
 
 
 async def remove(folders: tuple[str, ...]) -> None:
-    """Kill what is left in these groups and remove them; one is busy until the last of its processes is reaped."""
+    """Kill what is left in these groups and remove them; one is busy until the last of its
+    processes is reaped.
+    """
     for folder in map(Path, folders):
         for _ in range(int(REMOVE_S / RETRY_S)):
             if _rmdir(folder):

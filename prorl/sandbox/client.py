@@ -1,7 +1,10 @@
-"""A connection to one sandbox's tool server. What comes back is hostile: sizes, types and times are checked, nothing is trusted.
+"""A connection to one sandbox's tool server.
 
-One call at a time; more wait in line. A call is written once and never again: when its answer does not come, the connection is
-closed, which makes the tool server end the command. Who is to blame for a lost sandbox is asked of sandboxd (`Fate`).
+What comes back is hostile: sizes, types and times are checked, nothing is trusted.
+
+One call at a time; more wait in line. A call is written once and never again: when its answer does
+not come, the connection is closed, which makes the tool server end the command. Who is to blame for
+a lost sandbox is asked of sandboxd (`Fate`).
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from prorl.sandbox.wire import FRAME_LIMIT, Frame, WireError, encode, open_strea
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
 
 GRACE_S = 8.0
-"""How long after a call's own deadline the answer may come: the server's ladder INT, TERM, KILL takes 2-3 s."""
+"""How long after a call's own deadline the answer may come: the server's ladder INT, TERM, KILL
+takes 2-3 s.
+"""
 FILE_OP_S = 30.0
 PACK_S = 120.0
 """Packing or unpacking a whole workspace."""
@@ -36,8 +41,13 @@ FateOf = Callable[[SandboxRef], Awaitable[Fate]]
 
 
 @asynccontextmanager
-async def connected(ref: SandboxRef, fate_of: FateOf, grace_s: float = GRACE_S) -> AsyncIterator[ConnectedSandbox]:
-    """A connection to a sandbox's tool server, closed at the end of the block. Raises SandboxError."""
+async def connected(
+    ref: SandboxRef, fate_of: FateOf, grace_s: float = GRACE_S
+) -> AsyncIterator[ConnectedSandbox]:
+    """A connection to a sandbox's tool server, closed at the end of the block.
+
+    Raises SandboxError.
+    """
     try:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await open_stream(ref.socket_path)
@@ -55,7 +65,12 @@ class ConnectedSandbox:
     """`prorl.protocols.Sandbox` over a Unix socket."""
 
     def __init__(
-        self, ref: SandboxRef, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fate_of: FateOf, grace_s: float
+        self,
+        ref: SandboxRef,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        fate_of: FateOf,
+        grace_s: float,
     ) -> None:
         self.ref = ref
         self._reader, self._writer, self._fate_of, self._grace_s = reader, writer, fate_of, grace_s
@@ -70,7 +85,13 @@ class ConnectedSandbox:
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
         """Run a program without a shell; see `prorl.protocols.Sandbox.exec`."""
-        return _result(await self._ask({"op": "exec", "argv": list(argv), "timeout_s": timeout_s}, stdin, timeout_s + self._grace_s))
+        return _result(
+            await self._ask(
+                {"op": "exec", "argv": list(argv), "timeout_s": timeout_s},
+                stdin,
+                timeout_s + self._grace_s,
+            )
+        )
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:
         """Write a file below the workspace. Raises SandboxError."""
@@ -81,7 +102,8 @@ class ConnectedSandbox:
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         """Read a regular file below the workspace.
 
-        Raises FileNotFoundError when there is none, SandboxError for a link, a device or more than `max_bytes`.
+        Raises FileNotFoundError when there is none, SandboxError for a link, a device or more than
+        `max_bytes`.
         """
         parts: list[bytes] = []
         total = 0
@@ -90,30 +112,43 @@ class ConnectedSandbox:
             frame = await self._ask(header, b"", FILE_OP_S)
             size = frame.header.get("size")
             if not isinstance(size, int) or size > max_bytes or total + len(frame.body) > max_bytes:
-                raise SandboxError(FailureCode.SANDBOX_BROKEN, f"{path} is larger than {max_bytes} bytes")
+                raise SandboxError(
+                    FailureCode.SANDBOX_BROKEN, f"{path} is larger than {max_bytes} bytes"
+                )
             parts.append(frame.body)
             total += len(frame.body)
             if total >= size or not frame.body:
                 return b"".join(parts)
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """Write the workspace as a tar to a file here, for `restore`; its size, or 0 when it is larger. Raises SandboxError."""
+        """Write the workspace as a tar to a file here, for `restore`; its size, or 0 when it is
+        larger. Raises SandboxError.
+        """
         try:
-            size = (await self._ask({"op": "pack", "max_bytes": max_bytes}, b"", PACK_S)).header.get("size")
+            size = (
+                await self._ask({"op": "pack", "max_bytes": max_bytes}, b"", PACK_S)
+            ).header.get("size")
         except SandboxError:
             if self._closed:
                 raise
             return 0
         if not isinstance(size, int) or not 0 < size <= 2 * max_bytes:
-            raise SandboxError(FailureCode.SANDBOX_BROKEN, f"a snapshot of {size} bytes; the limit is {max_bytes}")
+            raise SandboxError(
+                FailureCode.SANDBOX_BROKEN, f"a snapshot of {size} bytes; the limit is {max_bytes}"
+            )
         with open(path, "wb") as file:
             for offset in range(0, size, CHUNK_BYTES):
-                piece = await self._ask({"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}, b"", FILE_OP_S)
+                piece = await self._ask(
+                    {"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}, b"", FILE_OP_S
+                )
                 file.write(piece.body)
         return size
 
     async def restore(self, path: str) -> None:
-        """Put a snapshot's files over the workspace. Raises SandboxError; OSError when there is no such file."""
+        """Put a snapshot's files over the workspace.
+
+        Raises SandboxError; OSError when there is no such file.
+        """
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             for offset in range(0, size, CHUNK_BYTES):
@@ -136,7 +171,9 @@ class ConnectedSandbox:
     async def _ask(self, header: dict[str, Any], body: bytes, timeout_s: float) -> Frame:
         async with self._turn:
             if self._closed:
-                raise SandboxError(FailureCode.SANDBOX_LOST, "the connection to the sandbox is closed")
+                raise SandboxError(
+                    FailureCode.SANDBOX_LOST, "the connection to the sandbox is closed"
+                )
             self._next_id += 1
             header["id"] = self._next_id
             data = self._encode(header, body)
@@ -146,9 +183,16 @@ class ConnectedSandbox:
                     await self._writer.drain()
                     frame = await receive(self._reader)
             except TimeoutError:
-                await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"no answer {self._grace_s:g} s after the deadline"))
+                await self._lost(
+                    Fate(
+                        FailureCode.SANDBOX_BROKEN,
+                        f"no answer {self._grace_s:g} s after the deadline",
+                    )
+                )
             except WireError as cause:
-                await self._lost(Fate(FailureCode.SANDBOX_BROKEN, f"the tool server broke its protocol: {cause}"))
+                await self._lost(
+                    Fate(FailureCode.SANDBOX_BROKEN, f"the tool server broke its protocol: {cause}")
+                )
             except ConnectionError:
                 frame = None
             except asyncio.CancelledError:
@@ -163,14 +207,20 @@ class ConnectedSandbox:
         try:
             return encode(header, body)
         except WireError as cause:
-            raise SandboxError(FailureCode.TOOL_PROTOCOL, f"a call over {FRAME_LIMIT} bytes: {cause}") from cause
+            raise SandboxError(
+                FailureCode.TOOL_PROTOCOL, f"a call over {FRAME_LIMIT} bytes: {cause}"
+            ) from cause
         except TypeError as cause:
-            raise SandboxError(FailureCode.TOOL_PROTOCOL, f"arguments that are not JSON: {cause}") from cause
+            raise SandboxError(
+                FailureCode.TOOL_PROTOCOL, f"arguments that are not JSON: {cause}"
+            ) from cause
 
     async def _check(self, frame: Frame, header: dict[str, Any]) -> Frame:
         answer = frame.header
         if answer.get("id") != header["id"] or not isinstance(answer.get("ok"), bool):
-            await self._lost(Fate(FailureCode.SANDBOX_BROKEN, "the tool server answered another call"))
+            await self._lost(
+                Fate(FailureCode.SANDBOX_BROKEN, "the tool server answered another call")
+            )
         if answer["ok"]:
             return frame
         message = str(answer.get("error", ""))[:2000]
@@ -178,8 +228,13 @@ class ConnectedSandbox:
             raise FileNotFoundError(message)
         if header["op"] in ("call", "exec"):
             # Bad arguments are the policy's: a result that it can read.
-            return Frame({"exit_code": 2, "duration_s": 0.0, "truncated": False, "timed_out": False}, message.encode())
-        raise SandboxError(FailureCode.SANDBOX_BROKEN, f"{header['op']} {header.get('path')}: {message}")
+            return Frame(
+                {"exit_code": 2, "duration_s": 0.0, "truncated": False, "timed_out": False},
+                message.encode(),
+            )
+        raise SandboxError(
+            FailureCode.SANDBOX_BROKEN, f"{header['op']} {header.get('path')}: {message}"
+        )
 
     def _abort(self) -> None:
         self._closed = True
@@ -194,7 +249,9 @@ def _result(frame: Frame) -> ToolResult:
     header = frame.header
     exit_code, duration_s = header.get("exit_code"), header.get("duration_s")
     if not isinstance(exit_code, int) or not isinstance(duration_s, int | float):
-        raise SandboxError(FailureCode.SANDBOX_BROKEN, "the tool server's answer lacks its exit code or duration")
+        raise SandboxError(
+            FailureCode.SANDBOX_BROKEN, "the tool server's answer lacks its exit code or duration"
+        )
     return ToolResult(
         output=frame.body.decode("utf-8", "replace"),
         exit_code=max(-(1 << 31), min(exit_code, (1 << 31) - 1)),

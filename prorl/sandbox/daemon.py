@@ -1,15 +1,20 @@
-"""sandboxd: one per node, owns every sandbox. `python -m prorl.sandbox.daemon --socket PATH --root DIR --kind auto`.
+"""sandboxd: one per node, owns every sandbox.
 
-It says `ready` on stdout when it listens, stops everything and exits on SIGTERM, and dies with its parent. Its own death, however
-violent, ends all sandboxes (zygote and launchers follow it); what that leaves on disk the next daemon in the same root removes.
+`python -m prorl.sandbox.daemon --socket PATH --root DIR --kind auto`.
 
-Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may be open at once):
+It says `ready` on stdout when it listens, stops everything and exits on SIGTERM, and dies with its
+parent. Its own death, however violent, ends all sandboxes (zygote and launchers follow it); what
+that leaves on disk the next daemon in the same root removes.
+
+Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may
+be open at once):
 
     {"op": "start" | "reserve", "owner", "purpose", "spec"}   {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id"}   {"op": "status"}   {"op": "hello"}
     {"op": "claim", "key", "claim"}   {"op": "settle", "claim", "outcome"}      prepared workspaces (`snapshots.py`)
 
-A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does not stay. Its claims are given up.
+A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does
+not stay. Its claims are given up.
 """
 
 from __future__ import annotations
@@ -157,7 +162,11 @@ async def serve(options: argparse.Namespace) -> None:
     if options.image and not KINDS[kind].images:
         capable = " or ".join(each for each, traits in KINDS.items() if traits.images)
         raise ConfigError(f"image {options.image!r}: sandbox kind {kind} runs none", capable)
-    limits = {"max_sandboxes": options.max_sandboxes, "parallel_starts": options.parallel_starts, "warm": options.warm}
+    limits = {
+        "max_sandboxes": options.max_sandboxes,
+        "parallel_starts": options.parallel_starts,
+        "warm": options.warm,
+    }
     settings = Settings(**limits, images=options.images, image=options.image)
     pool = Pool(kind, root, options.node_id, settings)
     await pool.open()
@@ -182,18 +191,38 @@ async def _kind(asked: str) -> str:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m prorl.sandbox.daemon", description="Owns the sandboxes of one node.")
+    parser = argparse.ArgumentParser(
+        prog="python -m prorl.sandbox.daemon", description="Owns the sandboxes of one node."
+    )
     parser.add_argument("--socket", required=True, help="Unix socket to listen on, under 100 bytes")
-    parser.add_argument("--root", required=True, help="folder for notes and workspaces, one per daemon")
-    parser.add_argument("--kind", default="auto", choices=["auto", *KINDS], help=f"auto = first that works of {AUTO_ORDER}")
+    parser.add_argument(
+        "--root", required=True, help="folder for notes and workspaces, one per daemon"
+    )
+    parser.add_argument(
+        "--kind",
+        default="auto",
+        choices=["auto", *KINDS],
+        help=f"auto = first that works of {AUTO_ORDER}",
+    )
     parser.add_argument("--node-id", default="local")
     parser.add_argument("--parent-pid", type=int, default=0, help="die with this process")
     parser.add_argument("--max-sandboxes", type=int, default=DEFAULTS.max_sandboxes)
     parser.add_argument("--parallel-starts", type=int, default=DEFAULTS.parallel_starts)
     parser.add_argument("--warm", type=int, default=DEFAULTS.warm)
-    parser.add_argument("--images", default=DEFAULTS.images, help="folder of the image registry; default: in the user's cache folder")
-    parser.add_argument("--image", default=DEFAULTS.image, help="image of sandboxes whose task names none")
-    parser.add_argument("--snapshot-bytes", type=int, default=DEFAULTS.snapshot_bytes, help="of prepared workspaces kept for siblings")
+    parser.add_argument(
+        "--images",
+        default=DEFAULTS.images,
+        help="folder of the image registry; default: in the user's cache folder",
+    )
+    parser.add_argument(
+        "--image", default=DEFAULTS.image, help="image of sandboxes whose task names none"
+    )
+    parser.add_argument(
+        "--snapshot-bytes",
+        type=int,
+        default=DEFAULTS.snapshot_bytes,
+        help="of prepared workspaces kept for siblings",
+    )
     return parser.parse_args(argv)
 
 

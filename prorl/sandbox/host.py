@@ -1,7 +1,8 @@
 """Client of this node's sandboxd: `UnixSandboxHost` implements `prorl.protocols.SandboxHost`.
 
-One connection carries all requests; answers are paired by id. It is opened with the first request and again after sandboxd was
-restarted. A request that was written is never written again: when the connection goes before the answer, it fails.
+One connection carries all requests; answers are paired by id. It is opened with the first request
+and again after sandboxd was restarted. A request that was written is never written again: when the
+connection goes before the answer, it fails.
 
     host = UnixSandboxHost(socket_path, node_id)
     ref = await host.start("run/17/1", "run", SandboxSpec())
@@ -36,7 +37,9 @@ RECONNECT_S = 0.05
 class UnixSandboxHost:
     """Talks to the sandboxd that listens on `socket_path`."""
 
-    def __init__(self, socket_path: str, node_id: str = "local", patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, socket_path: str, node_id: str = "local", patience_s: float = PATIENCE_S
+    ) -> None:
         self.node_id, self._patience_s = node_id, patience_s
         self._path = socket_path
         self._writer: asyncio.StreamWriter | None = None
@@ -53,14 +56,22 @@ class UnixSandboxHost:
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
         """A fresh sandbox. Raises SandboxError."""
-        answer = await self._ask({"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, START_S, self._patience_s)
+        answer = await self._ask(
+            {"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)},
+            START_S,
+            self._patience_s,
+        )
         return SandboxRef(*answer["ref"])
 
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Have one warm for a later `start` with the same arguments. Raises SandboxError."""
-        await self._ask({"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, REQUEST_S)
+        await self._ask(
+            {"op": "reserve", "owner": owner, "purpose": purpose, "spec": asdict(spec)}, REQUEST_S
+        )
 
-    async def prepare(self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
+    async def prepare(
+        self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
+    ) -> bool:
         """Prepare a fresh sandbox, once a node for equal keys; see `prorl.sandbox.prepared`."""
         return await prepared(self._ask, sandbox, key, work)
 
@@ -97,7 +108,9 @@ class UnixSandboxHost:
             await self._reading
         self._writer = self._reading = None
 
-    async def _ask(self, ask: dict[str, Any], timeout_s: float, patience_s: float = 0.0) -> dict[str, Any]:
+    async def _ask(
+        self, ask: dict[str, Any], timeout_s: float, patience_s: float = 0.0
+    ) -> dict[str, Any]:
         writer = await self._patiently_connected(patience_s)
         self._next_id += 1
         number = self._next_id
@@ -108,7 +121,9 @@ class UnixSandboxHost:
             async with asyncio.timeout(timeout_s):
                 reply = await answer
         except TimeoutError as cause:
-            raise SandboxError(FailureCode.SANDBOX_LOST, f"sandboxd did not answer {ask['op']} in {timeout_s:g} s") from cause
+            raise SandboxError(
+                FailureCode.SANDBOX_LOST, f"sandboxd did not answer {ask['op']} in {timeout_s:g} s"
+            ) from cause
         finally:
             del self._waiting[number]
         if reply.get("ok") is not True:
@@ -116,7 +131,9 @@ class UnixSandboxHost:
         return reply
 
     async def _patiently_connected(self, patience_s: float) -> asyncio.StreamWriter:
-        """A sandboxd that died is back in a second: a start that failed at once would burn a rollout's attempts meanwhile."""
+        """A sandboxd that died is back in a second: a start that failed at once would burn a
+        rollout's attempts meanwhile.
+        """
         give_up_at = asyncio.get_running_loop().time() + patience_s
         while True:
             try:
@@ -148,7 +165,11 @@ class UnixSandboxHost:
             pass  # the daemon is gone in the middle of an answer; told to whoever waits
         finally:
             writer.close()
-            gone = {"ok": False, "code": FailureCode.SANDBOX_LOST.value, "error": "sandboxd closed the connection"}
+            gone = {
+                "ok": False,
+                "code": FailureCode.SANDBOX_LOST.value,
+                "error": "sandboxd closed the connection",
+            }
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_result(gone)

@@ -1,8 +1,10 @@
-"""Where a task's image lies on this node: a name, a folder or a .sif becomes the folder that launchers run. In sandboxd's loop.
+"""Where a task's image lies on this node: a name, a folder or a .sif becomes the folder that
+launchers run. In sandboxd's loop.
 
-A .sif is unpacked by a child process, once a node however many ask (`images.py` has the lock); an answer, good or bad, is remembered
-until the file changes or sandboxd ends. An image that is used is held by a shared lock until sandboxd ends, so `prorl image rm` refuses.
-Where unpacking is impossible (spython, space, time), kinds that can run the .sif itself do; each start is slower then.
+A .sif is unpacked by a child process, once a node however many ask (`images.py` has the lock); an
+answer, good or bad, is remembered until the file changes or sandboxd ends. An image that is used is
+held by a shared lock until sandboxd ends, so `prorl image rm` refuses. Where unpacking is
+impossible (spython, space, time), kinds that can run the .sif itself do; each start is slower then.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Sif(NamedTuple):
 
 
 class ImageCache:
-    """One node's images as one sandboxd uses them. `runs_sif`: whether its kind can run a .sif without unpacking it.
+    """One node's images as one sandboxd uses them.
+
+    `runs_sif`: whether its kind can run a .sif without unpacking it.
 
     Not bounded: an open lock for each image that was used.
     """
@@ -48,15 +52,24 @@ class ImageCache:
         self._locks = ExitStack()
 
     async def locate(self, image: str) -> str:
-        """The folder (or .sif) to run. Raises SandboxError: `bad_task` when the task's image is at fault, `sandbox_start` otherwise."""
+        """The folder (or .sif) to run.
+
+        Raises SandboxError: `bad_task` when the task's image is at fault, `sandbox_start`
+        otherwise.
+        """
         try:
             if is_name(image):
                 return self._hold(self._registry.digest_of_name(image))
             if not os.path.isabs(image):
-                raise UserError(f"image {image!r}", "a name of this node's registry or an absolute path")
+                raise UserError(
+                    f"image {image!r}", "a name of this node's registry or an absolute path"
+                )
             if os.path.isdir(image):
                 if not has_shell(image):
-                    raise UserError(f"image {image!r} is no root file system: it has no bash", "bin/bash or usr/bin/bash in it")
+                    raise UserError(
+                        f"image {image!r} is no root file system: it has no bash",
+                        "bin/bash or usr/bin/bash in it",
+                    )
                 return image
             return await self._folder_of(self._sif(image))
         except (UserError, NotFoundError) as error:
@@ -68,22 +81,34 @@ class ImageCache:
         try:
             about = os.stat(path)
         except OSError as error:
-            raise UserError(f"image {path!r}: {error.strerror}", "a name, a folder or a .sif of this node") from None
+            raise UserError(
+                f"image {path!r}: {error.strerror}", "a name, a folder or a .sif of this node"
+            ) from None
         if not is_sif(path):
-            raise UserError(f"image {path!r} is neither a folder nor a SIF file", "a name, a folder or a .sif of this node")
+            raise UserError(
+                f"image {path!r} is neither a folder nor a SIF file",
+                "a name, a folder or a .sif of this node",
+            )
         return Sif(os.path.realpath(path), about.st_size, about.st_mtime_ns, about.st_ino)
 
     async def _folder_of(self, sif: Sif) -> str:
         task = self._unpacking.get(sif)
         if task is None:
             job = {"do": "unpack", "source": sif.path}
-            task = self._unpacking[sif] = asyncio.create_task(make_image(self._registry.root, job, UNPACK_S))
+            task = self._unpacking[sif] = asyncio.create_task(
+                make_image(self._registry.root, job, UNPACK_S)
+            )
         try:
-            return self._hold((await asyncio.shield(task)).digest)  # one who gives up does not stop it for the others
+            # one who gives up does not stop it for the others
+            return self._hold((await asyncio.shield(task)).digest)
         except StorageError as error:
             if not self._runs_sif:
                 raise
-            log.warning("%s runs as it is, which is slower, because it cannot be unpacked: %s", sif.path, error)
+            log.warning(
+                "%s runs as it is, which is slower, because it cannot be unpacked: %s",
+                sif.path,
+                error,
+            )
             return sif.path
         except NotFoundError:  # removed since it was unpacked
             if self._unpacking.get(sif) is task:

@@ -1,8 +1,11 @@
-"""One image is made in one child process, and that process is the fence around every tool that makes it.
+"""One image is made in one child process, and that process is the fence around every tool that
+makes it.
 
-spython has no time-out, no way to be stopped and shares its standard streams; mmdebstrap and Apptainer start dozens of processes. So the
-work (`image_maker.py`) runs in `python -m prorl.sandbox.image_child`: all that they start becomes this child's (subreaper), and the
-child kills all of it on SIGTERM, which it gets at the time-out, with cancellation, and when its parent dies in whatever way.
+spython has no time-out, no way to be stopped and shares its standard streams; mmdebstrap and
+Apptainer start dozens of processes. So the work (`image_maker.py`) runs in `python -m
+prorl.sandbox.image_child`: all that they start becomes this child's (subreaper), and the child
+kills all of it on SIGTERM, which it gets at the time-out, with cancellation, and when its parent
+dies in whatever way.
 """
 
 from __future__ import annotations
@@ -27,22 +30,59 @@ END_S = 5.0
 FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 """What a tool says when the machine is at fault and not the image."""
 MARKS = ("FATAL ERROR", "FATAL", "ERROR", "E: ", "error:")
-PASSED_ON = ("PATH", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
+PASSED_ON = (
+    "PATH",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+)
 """All that a tool learns of the caller's environment: how to reach a package mirror."""
 
 
-async def make_image(root: Path, job: dict[str, str], timeout_s: float, show: Callable[[bytes], None] = lambda _: None) -> Image:
+async def make_image(
+    root: Path,
+    job: dict[str, str],
+    timeout_s: float,
+    show: Callable[[bytes], None] = lambda _: None,
+) -> Image:
     """Run one job of `image_maker` in a child; `show` gets what the tools print.
 
-    Raises UserError (the source is wrong), StorageError (this machine cannot do it: tools, space, time).
+    Raises UserError (the source is wrong), StorageError (this machine cannot do it: tools, space,
+    time).
     """
     reply_read, reply_write = os.pipe()
-    argv = [sys.executable, "-m", "prorl.sandbox.image_child", str(os.getpid()), str(reply_write), str(root), json.dumps(job)]
-    env = {**{name: os.environ[name] for name in PASSED_ON if name in os.environ}, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-    null, pipe, together = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    argv = [
+        sys.executable,
+        "-m",
+        "prorl.sandbox.image_child",
+        str(os.getpid()),
+        str(reply_write),
+        str(root),
+        json.dumps(job),
+    ]
+    env = {
+        **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    null, pipe, together = (
+        asyncio.subprocess.DEVNULL,
+        asyncio.subprocess.PIPE,
+        asyncio.subprocess.STDOUT,
+    )
     try:
         child = await asyncio.create_subprocess_exec(
-            *argv, env=env, pass_fds=(reply_write,), start_new_session=True, stdin=null, stdout=pipe, stderr=together
+            *argv,
+            env=env,
+            pass_fds=(reply_write,),
+            start_new_session=True,
+            stdin=null,
+            stdout=pipe,
+            stderr=together,
         )
     except BaseException:
         os.close(reply_read)
@@ -66,7 +106,9 @@ async def make_image(root: Path, job: dict[str, str], timeout_s: float, show: Ca
 
 @contextmanager
 def fence_of_the_fence() -> Iterator[None]:
-    """For a caller with no other work: should the child itself be killed, what it held becomes the caller's, and ends with the block."""
+    """For a caller with no other work: should the child itself be killed, what it held becomes the
+    caller's, and ends with the block.
+    """
     before = set(_children())
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -77,9 +119,13 @@ def fence_of_the_fence() -> Iterator[None]:
 
 
 async def _until_closed(fd: int) -> bytes:
-    """Everything that is written to a pipe; only the child holds its other end, so this is also the child's end."""
+    """Everything that is written to a pipe; only the child holds its other end, so this is also the
+    child's end.
+    """
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd), "rb"))
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(fd), "rb")
+    )
     try:
         return await reader.read()
     finally:
@@ -96,7 +142,9 @@ async def _tail(child: asyncio.subprocess.Process, show: Callable[[bytes], None]
 
 
 async def _end(child: asyncio.subprocess.Process, reply_read: int) -> None:
-    """TERM, so that it takes everything along; then KILL to all that is in its process group, for a child that was killed itself."""
+    """TERM, so that it takes everything along; then KILL to all that is in its process group, for a
+    child that was killed itself.
+    """
     try:
         os.kill(child.pid, signal.SIGTERM)
         async with asyncio.timeout(END_S):
@@ -117,11 +165,14 @@ def _answer(reply: bytes, tail: str, source: str) -> Image:
         return Image(**{**fields["image"], "names": tuple(fields["image"]["names"])})
     message = fields["error"] if not fields["tool"] else f"{fields['error']}: {last_words(tail)}"
     mistake = fields["mistake"] and not (fields["tool"] and FULL.search(tail))
-    raise UserError(message, fields["expected"], fields["mend"]) if mistake else StorageError(message)
+    raise (
+        UserError(message, fields["expected"], fields["mend"]) if mistake else StorageError(message)
+    )
 
 
 def last_words(text: str) -> str:
-    """The line of a tool's output that says why: the last of the gravest kind that there is, else the last of all.
+    """The line of a tool's output that says why: the last of the gravest kind that there is, else
+    the last of all.
 
     >>> last_words("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
     'FATAL: no such file'
@@ -149,9 +200,21 @@ def main() -> None:
     try:
         reply = {"image": asdict(make(Registry(Path(root)), json.loads(job)))}
     except UserError as error:
-        reply = {"error": error.given, "expected": error.expected, "mend": error.mend, "mistake": True, "tool": False}
+        reply = {
+            "error": error.given,
+            "expected": error.expected,
+            "mend": error.mend,
+            "mistake": True,
+            "tool": False,
+        }
     except ToolFailed as error:
-        reply = {"error": str(error), "expected": "", "mend": "", "mistake": error.mistake, "tool": True}
+        reply = {
+            "error": str(error),
+            "expected": "",
+            "mend": "",
+            "mistake": error.mistake,
+            "tool": True,
+        }
     except (ProrlError, OSError) as error:
         reply = {"error": str(error), "expected": "", "mend": "", "mistake": False, "tool": False}
     os.write(int(reply_fd), json.dumps(reply).encode())
@@ -172,7 +235,9 @@ def _stop(_number: int, _frame: object) -> NoReturn:
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """End every descendant but those of `keep`: what is killed leaves its own children to us, until there are none."""
+    """End every descendant but those of `keep`: what is killed leaves its own children to us, until
+    there are none.
+    """
     while others := [pid for pid in _children() if pid not in keep]:
         for pid in others:
             os.kill(pid, signal.SIGKILL)

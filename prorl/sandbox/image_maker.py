@@ -1,10 +1,14 @@
-"""Makes images, in the child process of `image_child.py`. Sources: a folder, a .sif, a definition file, a Debian suite; no registry.
+"""Makes images, in the child process of `image_child.py`.
 
-spython's Client builds what Apptainer understands (.sif, .def), always into a folder (`--sandbox`), never with sudo. It hides failures
-(its result says nothing, its library code calls `sys.exit`), so what counts is the folder that is on disk afterwards.
+Sources: a folder, a .sif, a definition file, a Debian suite; no registry.
 
-As root a definition's %post runs with the capabilities of an ordinary container engine, and a .sif is unpacked as `nobody`: what an
-image holds is foreign. As an ordinary user %post is root in a user namespace only (Apptainer's fakeroot).
+spython's Client builds what Apptainer understands (.sif, .def), always into a folder (`--sandbox`),
+never with sudo. It hides failures (its result says nothing, its library code calls `sys.exit`), so
+what counts is the folder that is on disk afterwards.
+
+As root a definition's %post runs with the capabilities of an ordinary container engine, and a .sif
+is unpacked as `nobody`: what an image holds is foreign. As an ordinary user %post is root in a user
+namespace only (Apptainer's fakeroot).
 """
 
 from __future__ import annotations
@@ -30,13 +34,26 @@ from prorl.sandbox.launch import Forked
 
 DEBIAN = re.compile(r"debian:([a-z][a-z0-9-]*)")
 SOURCES = "a folder, FILE.sif, FILE.def or debian:SUITE"
-POST_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETFCAP", "SYS_CHROOT"]
+POST_CAPABILITIES = [
+    "CHOWN",
+    "DAC_OVERRIDE",
+    "FOWNER",
+    "FSETID",
+    "KILL",
+    "SETGID",
+    "SETUID",
+    "SETFCAP",
+    "SYS_CHROOT",
+]
 FROM = re.compile(r"(?im)^(\s*from:\s*)(\S+)\s*$")
 MIRROR = re.compile(r"https?://\S+/debian/?(?=\s|$)")
 
 
 class ToolFailed(StorageError):
-    """A tool made nothing; what it printed last says why. `mistake`: the source is to blame, as far as can be told."""
+    """A tool made nothing; what it printed last says why.
+
+    `mistake`: the source is to blame, as far as can be told.
+    """
 
     def __init__(self, what: str, mistake: bool) -> None:
         super().__init__(what)
@@ -44,7 +61,9 @@ class ToolFailed(StorageError):
 
 
 def make(registry: Registry, job: dict[str, str]) -> Image:
-    """`{"do": "unpack", "source": SIF}` or `{"do": "build", "source", "name", "include", "mirror", "replace"}`.
+    """`{"do": "unpack", "source":
+
+    SIF}` or `{"do": "build", "source", "name", "include", "mirror", "replace"}`.
 
     Raises UserError, ToolFailed, OSError.
     """
@@ -55,7 +74,11 @@ def make(registry: Registry, job: dict[str, str]) -> Image:
     if not is_name(name):
         registry.name(name, "")  # says what a name is like
     if name in registry.names() and not job.get("replace"):
-        raise ConflictError(f"image {name} exists", "a name that is free", "give --replace to make it stand for the new one")
+        raise ConflictError(
+            f"image {name} exists",
+            "a name that is free",
+            "give --replace to make it stand for the new one",
+        )
     return registry.name(name, _built(registry, job).digest)
 
 
@@ -84,7 +107,9 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
 def _check(tree: Path, source: str) -> None:
     tidy(str(tree))
     if not has_shell(str(tree)):
-        raise UserError(f"{source} is no root file system: it has no bash", "bin/bash or usr/bin/bash in it")
+        raise UserError(
+            f"{source} is no root file system: it has no bash", "bin/bash or usr/bin/bash in it"
+        )
     add_mount_points(str(tree))
 
 
@@ -139,7 +164,9 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
 
 
 def _definition(registry: Registry, source: str, work: Path) -> None:
-    """Bootstrap: localimage (a path, or a name of this registry), scratch, debootstrap: whatever Apptainer can do here."""
+    """Bootstrap: localimage (a path, or a name of this registry), scratch, debootstrap: whatever
+    Apptainer can do here.
+    """
     text = Path(source).read_text()
     if re.search(r"(?im)^\s*bootstrap:\s*localimage\s*$", text):
         text = FROM.sub(lambda match: match[1] + _base(registry, match[2]), text)
@@ -149,7 +176,8 @@ def _definition(registry: Registry, source: str, work: Path) -> None:
         os.environ["APPTAINER_NO_PRIVS"] = "1"
         os.environ["APPTAINER_ADD_CAPS"] = ",".join(f"CAP_{name}" for name in POST_CAPABILITIES)
     else:
-        os.environ["APPTAINER_IGNORE_SUBUID"] = "1"  # else files that %post gives away are a stranger's, whom we may not touch
+        # else files that %post gives away are a stranger's, whom we may not touch
+        os.environ["APPTAINER_IGNORE_SUBUID"] = "1"
     _spython(source, str(copy), work)
 
 
@@ -160,7 +188,11 @@ def _base(registry: Registry, base: str) -> str:
             return registry.find(base).path
         except NotFoundError:
             return base
-    return _unpacked(registry, os.path.abspath(base)).path if os.path.isfile(base) and is_sif(base) else base
+    return (
+        _unpacked(registry, os.path.abspath(base)).path
+        if os.path.isfile(base) and is_sif(base)
+        else base
+    )
 
 
 # ---- a Debian suite
@@ -172,29 +204,60 @@ def _debian(suite: str, tree: Path, work: Path, job: dict[str, str]) -> None:
     if shutil.which("mmdebstrap"):
         if os.getuid() != 0 and not _has_subuids():
             mend = "add a line for this user to /etc/subuid and /etc/subgid, or build it as root"
-            raise UserError(f"{job['source']} without root", "uids of one's own (/etc/subuid, newuidmap)", mend)
+            raise UserError(
+                f"{job['source']} without root", "uids of one's own (/etc/subuid, newuidmap)", mend
+            )
         archive = str(work / "root.tar")
-        _run(job["source"], ["mmdebstrap", *words, "--format=tar", suite, archive, *([mirror] if mirror else [])])
+        _run(
+            job["source"],
+            ["mmdebstrap", *words, "--format=tar", suite, archive, *([mirror] if mirror else [])],
+        )
         tree.mkdir()
-        _run(job["source"], ["tar", "--extract", "--file", archive, "--directory", str(tree), "--no-same-owner", "--exclude=./dev/*"])
+        _run(
+            job["source"],
+            [
+                "tar",
+                "--extract",
+                "--file",
+                archive,
+                "--directory",
+                str(tree),
+                "--no-same-owner",
+                "--exclude=./dev/*",
+            ],
+        )
     elif shutil.which("debootstrap") and os.getuid() == 0:
-        _run(job["source"], ["debootstrap", *words, suite, str(tree), *([mirror] if mirror else [])])
+        _run(
+            job["source"], ["debootstrap", *words, suite, str(tree), *([mirror] if mirror else [])]
+        )
     else:
-        raise UserError(f"{job['source']} needs mmdebstrap, or debootstrap as root", "one that is installed", "apt-get install mmdebstrap")
+        raise UserError(
+            f"{job['source']} needs mmdebstrap, or debootstrap as root",
+            "one that is installed",
+            "apt-get install mmdebstrap",
+        )
 
 
 def _has_subuids() -> bool:
-    """Whether this user may map a range of uids, which unpacking a package as `root` of a namespace needs."""
+    """Whether this user may map a range of uids, which unpacking a package as `root` of a namespace
+    needs.
+    """
     mine = (f"{os.getuid()}:", f"{pwd.getpwuid(os.getuid()).pw_name}:")
     path = Path("/etc/subuid")
-    return bool(shutil.which("newuidmap")) and path.is_file() and any(line.startswith(mine) for line in path.read_text().splitlines())
+    return (
+        bool(shutil.which("newuidmap"))
+        and path.is_file()
+        and any(line.startswith(mine) for line in path.read_text().splitlines())
+    )
 
 
 def _host_mirror() -> str:
     """The Debian mirror that this machine uses itself, or an empty string."""
     for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
         if path.is_file():
-            lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+            lines = [
+                line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
+            ]
             if match := MIRROR.search("\n".join(lines)):
                 return match[0]
     return ""
@@ -214,10 +277,13 @@ def _spython(source: str, recipe: str, work: Path) -> None:
     _environment(work)
     with redirect_stdout(io.StringIO()) as said:
         try:
-            client.build(recipe=recipe, image=str(tree), sandbox=True, sudo=False, options=["--fix-perms"])
+            client.build(
+                recipe=recipe, image=str(tree), sandbox=True, sudo=False, options=["--fix-perms"]
+            )
         except SystemExit:
             pass  # how its library code gives up; what is on disk decides
-    print("\n".join(dict.fromkeys(said.getvalue().splitlines())), flush=True)  # it says everything twice
+    # it says everything twice
+    print("\n".join(dict.fromkeys(said.getvalue().splitlines())), flush=True)
     if not tree.is_dir():
         raise _failed(source)
 
@@ -235,13 +301,19 @@ def _failed(source: str) -> ToolFailed:
 
 
 def _environment(work: Path) -> None:
-    """spython finds `singularity` by PATH alone, and Apptainer keeps its state below HOME: both point into the workplace."""
+    """spython finds `singularity` by PATH alone, and Apptainer keeps its state below HOME: both
+    point into the workplace.
+    """
     program = shutil.which("singularity") or shutil.which("apptainer")
     if not program:
-        raise StorageError("neither singularity nor apptainer is installed; see configs/install-apptainer.sh")
+        raise StorageError(
+            "neither singularity nor apptainer is installed; see configs/install-apptainer.sh"
+        )
     for name in ("bin", "home", "tmp"):
         (work / name).mkdir(exist_ok=True)
     (work / "bin" / "singularity").symlink_to(program)
     os.environ["PATH"] = f"{work / 'bin'}:{os.environ.get('PATH', os.defpath)}"
-    os.environ["HOME"] = os.environ["APPTAINER_CONFIGDIR"] = os.environ["APPTAINER_CACHEDIR"] = str(work / "home")
+    os.environ["HOME"] = os.environ["APPTAINER_CONFIGDIR"] = os.environ["APPTAINER_CACHEDIR"] = str(
+        work / "home"
+    )
     os.environ["APPTAINER_TMPDIR"] = str(work / "tmp")

@@ -1,6 +1,9 @@
-"""Folders that are root file systems: copied, made harmless, hashed, measured. Blocking; no root needed.
+"""Folders that are root file systems: copied, made harmless, hashed, measured.
 
-An image belongs as a whole to whoever owns the registry: inside a sandbox only one uid means anything.
+Blocking; no root needed.
+
+An image belongs as a whole to whoever owns the registry: inside a sandbox only one uid means
+anything.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ SHELLS = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
 def has_shell(folder: str) -> bool:
-    """Whether a folder can be an image: the tool server brings its Python along, but bash is the image's own."""
+    """Whether a folder can be an image: the tool server brings its Python along, but bash is the
+    image's own.
+    """
     return any(os.path.lexists(os.path.join(folder, name)) for name in SHELLS)
 
 
@@ -32,19 +37,26 @@ def entries(tree: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def copy_tree(source: str, target: str, never: str) -> None:
-    """Copy folders, files and links of one file system: no devices, no mounts, not the folder `never`.
+    """Copy folders, files and links of one file system: no devices, no mounts, not the folder
+    `never`.
 
-    What an ordinary user may not read is left out, with a line on standard output: in root's trees that is /etc/shadow and its like.
+    What an ordinary user may not read is left out, with a line on standard output: in root's trees
+    that is /etc/shadow and its like.
     """
     device = os.stat(source).st_dev
     missed: list[str] = []
 
     def keep_out(folder: str, names: list[str]) -> set[str]:
-        return {name for name in names if _is_foreign(os.path.join(folder, name), device, never, missed)}
+        return {
+            name for name in names if _is_foreign(os.path.join(folder, name), device, never, missed)
+        }
 
     shutil.copytree(source, target, symlinks=True, ignore=keep_out)
     if missed:
-        print(f"left out {len(missed)} files that this user may not read: {', '.join(missed[:5])}", flush=True)
+        print(
+            f"left out {len(missed)} files that this user may not read: {', '.join(missed[:5])}",
+            flush=True,
+        )
 
 
 def _is_foreign(path: str, device: int, never: str, missed: list[str]) -> bool:
@@ -66,7 +78,11 @@ def tidy(tree: str) -> None:
     os.chown(tree, os.getuid(), os.getgid())
     os.chmod(tree, 0o755)
     for path, about in entries(tree):
-        if stat.S_ISREG(about.st_mode) or stat.S_ISLNK(about.st_mode) or stat.S_ISDIR(about.st_mode):
+        if (
+            stat.S_ISREG(about.st_mode)
+            or stat.S_ISLNK(about.st_mode)
+            or stat.S_ISDIR(about.st_mode)
+        ):
             if about.st_uid != os.getuid():
                 os.lchown(path, os.getuid(), os.getgid())
             if stat.S_ISDIR(about.st_mode) and about.st_mode & 0o700 != 0o700:
@@ -76,7 +92,9 @@ def tidy(tree: str) -> None:
 
 
 def add_mount_points(tree: str) -> None:
-    """Empty folders and files for what launchers mount, where they are missing: a layer for them would cost each start 10 ms."""
+    """Empty folders and files for what launchers mount, where they are missing: a layer for them
+    would cost each start 10 ms.
+    """
     for path in MOUNT_POINTS:
         parent = tree
         for name in path.split("/")[:-1]:
@@ -96,10 +114,16 @@ def has_mount_points(tree: str) -> bool:
 
 
 def digest_of(tree: str) -> str:
-    """sha256 over every entry's path, kind, mode and content, in order of paths. Reads everything."""
+    """sha256 over every entry's path, kind, mode and content, in order of paths.
+
+    Reads everything.
+    """
     whole = hashlib.sha256()
     for path, about in entries(tree):
-        whole.update(f"{stat.S_IFMT(about.st_mode):o} {about.st_mode & 0o7777:o} ".encode() + os.fsencode(os.path.relpath(path, tree)))
+        whole.update(
+            f"{stat.S_IFMT(about.st_mode):o} {about.st_mode & 0o7777:o} ".encode()
+            + os.fsencode(os.path.relpath(path, tree))
+        )
         if stat.S_ISLNK(about.st_mode):
             whole.update(b"\0" + os.fsencode(os.readlink(path)))
         elif stat.S_ISREG(about.st_mode):

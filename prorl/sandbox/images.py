@@ -1,4 +1,6 @@
-"""The images of one node: NAME -> digest -> a folder that is a root file system, shared read-only by every sandbox.
+"""The images of one node:
+
+NAME -> digest -> a folder that is a root file system, shared read-only by every sandbox.
 
     ROOT/names/NAME          the digest that a name stands for now
     ROOT/images/DIGEST/      the folder; complete, because it came by rename
@@ -7,8 +9,9 @@
     ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being unpacked or removed
     ROOT/work/TOKEN/         in the making; TOKEN.lock is held by its maker, so the next one knows what a dead maker left
 
-Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a .sif, or of a tree's names, modes, links
-and contents. Owned by one user. Not promised: a registry shared over a network file system.
+Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a .sif,
+or of a tree's names, modes, links and contents. Owned by one user. Not promised: a registry shared
+over a network file system.
 """
 
 from __future__ import annotations
@@ -113,19 +116,30 @@ class Registry:
         """All names, or those of one digest."""
         folder = self.root / "names"
         found = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [path.name for path in found if is_name(path.name) and (not digest or path.read_text() == digest)]
+        return [
+            path.name
+            for path in found
+            if is_name(path.name) and (not digest or path.read_text() == digest)
+        ]
 
     def list(self) -> list[Image]:
         """Every image, named ones first."""
         folder = self.root / "images"
         digests = [path.stem for path in folder.glob("*.json")] if folder.is_dir() else []
-        return sorted((self.image(digest) for digest in digests), key=lambda image: (not image.names, image.names, image.digest))
+        return sorted(
+            (self.image(digest) for digest in digests),
+            key=lambda image: (not image.names, image.names, image.digest),
+        )
 
     def digest_of_file(self, path: str) -> str:
         """sha256 of a .sif; reads the whole file unless it is known by path, size, mtime and inode."""
         about = os.stat(path)
         key = f"{os.path.realpath(path)}|{about.st_size}|{about.st_mtime_ns}|{about.st_ino}"
-        note = self.root / "hashes" / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        note = (
+            self.root
+            / "hashes"
+            / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        )
         if note.exists():
             return note.read_text()
         with open(path, "rb") as file:
@@ -137,10 +151,13 @@ class Registry:
 
     @contextmanager
     def workplace(self) -> Iterator[Path]:
-        """A folder to make an image in; whatever is still in it at the end is removed, by us or by whoever comes after our death."""
+        """A folder to make an image in; whatever is still in it at the end is removed, by us or by
+        whoever comes after our death.
+        """
         folder = self.root / "work" / secrets.token_hex(8)
         with self._locked(folder.with_suffix(".new"), fcntl.LOCK_EX):
-            folder.with_suffix(".new").rename(folder.with_suffix(".lock"))  # seen by others only when it is locked
+            # seen by others only when it is locked
+            folder.with_suffix(".new").rename(folder.with_suffix(".lock"))
             folder.mkdir()
             try:
                 yield folder
@@ -153,10 +170,15 @@ class Registry:
         return self.folder(digest).with_suffix(".json").exists()
 
     def keep(self, tree: Path, digest: str, source: str) -> Image:
-        """Take a finished tree under its digest: on disk first, then visible. Hold its lock; a tree that is there already stays."""
+        """Take a finished tree under its digest: on disk first, then visible.
+
+        Hold its lock; a tree that is there already stays.
+        """
         if not self.has(digest):
             num_bytes, num_files = measure(str(tree))
-            about = Image(digest=digest, source=source, made_at=time.time(), bytes=num_bytes, files=num_files)
+            about = Image(
+                digest=digest, source=source, made_at=time.time(), bytes=num_bytes, files=num_files
+            )
             target = self.folder(digest)
             if target.exists():  # the maker died between the two renames
                 target.rename(tree.with_name("stale"))
@@ -164,19 +186,31 @@ class Registry:
             tree.rename(target)
             fields = asdict(about)
             _write(
-                target.with_suffix(".json"), json.dumps({name: fields[name] for name in ("digest", "source", "made_at", "bytes", "files")})
+                target.with_suffix(".json"),
+                json.dumps(
+                    {
+                        name: fields[name]
+                        for name in ("digest", "source", "made_at", "bytes", "files")
+                    }
+                ),
             )
         return self.image(digest)
 
     def name(self, name: str, digest: str) -> Image:
         """Let a name stand for a digest from now on; returns the image."""
         if not is_name(name):
-            raise UserError(f"image name {name!r}", "letters, digits, `.`, `_`, `-`, at most 128, starting with a letter or digit")
+            raise UserError(
+                f"image name {name!r}",
+                "letters, digits, `.`, `_`, `-`, at most 128, starting with a letter or digit",
+            )
         _write(self.root / "names" / name, digest)
         return self.image(digest)
 
     def forget(self, name: str) -> Image:
-        """Take a name away, and its folder when no other name stands for it. Raises NotFoundError; ConflictError while it is used."""
+        """Take a name away, and its folder when no other name stands for it.
+
+        Raises NotFoundError; ConflictError while it is used.
+        """
         image = self.find(name)
         if image.names == (name,):
             self.remove(image.digest)
@@ -192,12 +226,18 @@ class Registry:
                     self.folder(digest).rename(work / "tree")
         except BlockingIOError:
             raise ConflictError(
-                f"image {digest[:12]} is in use", "one that no service uses", "stop the service that runs it first"
+                f"image {digest[:12]} is in use",
+                "one that no service uses",
+                "stop the service that runs it first",
             ) from None
 
     @contextmanager
     def lock(self, digest: str, how: int) -> Iterator[int]:
-        """Hold an image: LOCK_SH while it is used, LOCK_EX while it is made or removed. Raises BlockingIOError with LOCK_NB."""
+        """Hold an image:
+
+        LOCK_SH while it is used, LOCK_EX while it is made or removed. Raises BlockingIOError with
+        LOCK_NB.
+        """
         with self._locked(self.root / "locks" / digest, how) as fd:
             yield fd
 

@@ -1,7 +1,9 @@
-"""Ends and removes what a dead sandboxd left: by sandbox id and process start time, never by a process's name.
+"""Ends and removes what a dead sandboxd left: by sandbox id and process start time, never by a
+process's name.
 
-While a sandbox lives, `<root>/live/<id>` says what it consists of. The next sandboxd in this root reads these notes (`sweep`), and so
-does any other sandboxd of this user that opens: the root of a run that is never resumed has nobody else (`sweep_orphans`).
+While a sandbox lives, `<root>/live/<id>` says what it consists of. The next sandboxd in this root
+reads these notes (`sweep`), and so does any other sandboxd of this user that opens: the root of a
+run that is never resumed has nobody else (`sweep_orphans`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ class Note:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started (clock ticks since boot), or -1 when there is none. A zombie counts as none."""
+    """When a process started (clock ticks since boot), or -1 when there is none.
+
+    A zombie counts as none.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -61,7 +66,9 @@ def write_note(root: Path, note: Note) -> None:
 
 
 def _read_note(path: Path) -> Note | None:
-    """A note, or None for what a machine's crash has left of one; then nothing of the sandbox lives."""
+    """A note, or None for what a machine's crash has left of one; then nothing of the sandbox
+    lives.
+    """
     try:
         fields = json.loads(path.read_text())
         return Note(**{**fields, "cgroups": tuple(fields["cgroups"])})
@@ -76,8 +83,12 @@ def drop_note(root: Path, sandbox_id: str) -> None:
 
 
 async def sweep(root: Path, uids: Uids) -> int:
-    """End everything that is noted in `root` and move its folders to the trash; returns how many sandboxes that were."""
-    notes = [note for path in sorted((root / "live").iterdir()) if (note := _read_note(path)) is not None]
+    """End everything that is noted in `root` and move its folders to the trash; returns how many
+    sandboxes that were.
+    """
+    notes = [
+        note for path in sorted((root / "live").iterdir()) if (note := _read_note(path)) is not None
+    ]
     for note in notes:
         await end_launcher(note)
         with uids.strangers(note.uid) as nobody_elses:
@@ -110,7 +121,9 @@ async def sweep_orphans(mine: SocketFolder, uids: Uids) -> int:
 
 
 async def remove_later(path: Path) -> None:
-    """Remove something that was moved to the trash, however long that takes; tried again when descriptors or the like are short."""
+    """Remove something that was moved to the trash, however long that takes; tried again when
+    descriptors or the like are short.
+    """
     for _ in range(REMOVALS):
         try:
             await asyncio.to_thread(remove_tree, str(path))
@@ -120,7 +133,9 @@ async def remove_later(path: Path) -> None:
 
 
 def remove_root(root: Path) -> None:
-    """Everything in a dead daemon's root that is ours, and the root itself when nothing else is in it. Blocking."""
+    """Everything in a dead daemon's root that is ours, and the root itself when nothing else is in
+    it. Blocking.
+    """
     for path in (root / "trash").iterdir():
         remove_tree(str(path))
     remove_folders(root)
@@ -158,7 +173,9 @@ async def end_uid(note: Note) -> None:
 
 
 def remove_remains(note: Note, trash: Path) -> None:
-    """The socket, and the folder, which goes to the trash: an agent can make one that takes minutes to remove."""
+    """The socket, and the folder, which goes to the trash: an agent can make one that takes minutes
+    to remove.
+    """
     if note.socket:
         Path(note.socket).unlink(missing_ok=True)
     if note.folder:

@@ -1,4 +1,5 @@
-"""What sandboxd tells its zygote about one sandbox: a flat record that crosses as JSON, with descriptors beside it.
+"""What sandboxd tells its zygote about one sandbox: a flat record that crosses as JSON, with
+descriptors beside it.
 
 This module is imported by every launcher, so it imports nothing heavy.
 """
@@ -29,7 +30,8 @@ class Launch:
     sandbox_id: str
     kind: str
     uid: int
-    """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own."""
+    """The ordinary uid that it gets for itself, or -1 where we are not root and have only our own.
+    """
     image: str
     tools: tuple[str, ...]
     memory_bytes: int
@@ -58,12 +60,16 @@ class Launch:
     def from_json(data: bytes) -> Launch:
         """From a datagram."""
         fields = json.loads(data)
-        return Launch(**{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])})
+        return Launch(
+            **{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])}
+        )
 
 
 @cache
 def interpreter_roots() -> tuple[str, ...]:
-    """Folders that this Python runs from, outside /usr: its base prefix, then a virtual environment's."""
+    """Folders that this Python runs from, outside /usr: its base prefix, then a virtual
+    environment's.
+    """
     roots: list[str] = []
     for prefix in (sys.base_prefix, sys.prefix):
         path = os.path.realpath(prefix)
@@ -79,18 +85,28 @@ def interpreter() -> str:
 
 
 def server_command(server: str) -> list[str]:
-    """Runs the zipapp at the path `server`, isolated and without site. Not as a script: `runpy` alone would cost 4 ms."""
-    code = f"import sys; sys.path.insert(0, {server!r}); from prorl.tools.server.main import main; main()"
+    """Runs the zipapp at the path `server`, isolated and without site.
+
+    Not as a script: `runpy` alone would cost 4 ms.
+    """
+    code = (
+        f"import sys; sys.path.insert(0, {server!r}); from prorl.tools.server.main import main;"
+        " main()"
+    )
     return [interpreter(), "-I", "-S", "-E", "-B", "-c", code]
 
 
 @cache
 def package_folders() -> tuple[str, ...]:
-    """Where IPython and its like are installed for our interpreter; shown inside read-only with the interpreter's roots."""
+    """Where IPython and its like are installed for our interpreter; shown inside read-only with the
+    interpreter's roots.
+    """
     return tuple(path for path in sys.path if path.endswith("site-packages"))
 
 
-def server_config(launch: Launch, workspace: str, path: str, refuse_uid: int, alone: bool) -> dict[str, Any]:
+def server_config(
+    launch: Launch, workspace: str, path: str, refuse_uid: int, alone: bool
+) -> dict[str, Any]:
     """What the tool server is told (`prorl/tools/server/main.py`)."""
     user_tools = {"user_tools": launch.user_tools_fd} if launch.user_tools_fd >= 0 else {}
     return {
@@ -122,7 +138,9 @@ def environment(workspace: str, path: str) -> dict[str, str]:
 
 
 class Forked:
-    """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the child ends."""
+    """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the
+    child ends.
+    """
 
     def __init__(self, status_fd: int) -> None:
         self._status_fd = status_fd
@@ -130,7 +148,9 @@ class Forked:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> NoReturn:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> NoReturn:
         try:
             if error is not None and kind is not None:
                 os.write(self._status_fd, f"error: {error or kind.__name__}".encode()[:4000])

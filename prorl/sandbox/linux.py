@@ -1,4 +1,6 @@
-"""The Linux calls that Python lacks, by ctypes. Each raises OSError with what was tried. Imported by the zygote, never by a server.
+"""The Linux calls that Python lacks, by ctypes.
+
+Each raises OSError with what was tried. Imported by the zygote, never by a server.
 
 Numbers are those of the generic ABI (mount, prctl) or of x86_64 and aarch64 (raw system calls).
 """
@@ -66,7 +68,9 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), f"unshare {flags:#x}")
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+def mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
     """mount(2)."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
@@ -85,11 +89,22 @@ def pivot_root(new: str, old: str) -> None:
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
     """prctl(2)."""
-    _check(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(pointer), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+    _check(
+        _libc.prctl(
+            option,
+            ctypes.c_ulong(value),
+            ctypes.c_ulong(pointer),
+            ctypes.c_ulong(0),
+            ctypes.c_ulong(0),
+        ),
+        f"prctl {option}",
+    )
 
 
 def die_with_parent(signal_number: int) -> None:
-    """PR_SET_PDEATHSIG: follows the parent *thread*; cleared by every change of credentials, so set again after each."""
+    """PR_SET_PDEATHSIG: follows the parent *thread*; cleared by every change of credentials, so set
+    again after each.
+    """
     prctl(PR_SET_PDEATHSIG, signal_number)
 
 
@@ -106,19 +121,27 @@ def drop_capabilities() -> None:
 def clone_tree(path: str) -> int:
     """A detached copy of the mounts at `path`, usable from another mount namespace (Linux 5.2)."""
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
-    return _check(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}")
+    return _check(
+        _libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}"
+    )
 
 
 def change_tree(fd: int, attributes: int, user_namespace: int = 0) -> None:
-    """mount_setattr(2) on what `clone_tree` made; with MOUNT_ATTR_IDMAP owners are as that namespace maps them (Linux 5.12)."""
+    """mount_setattr(2) on what `clone_tree` made; with MOUNT_ATTR_IDMAP owners are as that
+    namespace maps them (Linux 5.12).
+    """
     words = struct.pack("QQQQ", attributes, 0, 0, user_namespace)
-    result = _libc.syscall(SYS_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH | AT_RECURSIVE, words, ctypes.c_size_t(len(words)))
+    result = _libc.syscall(
+        SYS_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH | AT_RECURSIVE, words, ctypes.c_size_t(len(words))
+    )
     _check(result, f"mount_setattr {attributes:#x}")
 
 
 def attach_tree(fd: int, target: str) -> None:
     """Attach what `clone_tree` made."""
-    result = _libc.syscall(SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    result = _libc.syscall(
+        SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH
+    )
     _check(result, f"move_mount to {target}")
 
 

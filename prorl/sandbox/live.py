@@ -38,7 +38,10 @@ class Live:
 def fate_of_exit(exit_: Exit, traits: Traits, out_of_memory: bool) -> Fate:
     """Who is to blame for a sandbox that ended by itself."""
     if os.WIFSIGNALED(exit_.status):
-        return Fate(FailureCode.SANDBOX_LOST, f"its launcher was killed by signal {os.WTERMSIG(exit_.status)}")
+        return Fate(
+            FailureCode.SANDBOX_LOST,
+            f"its launcher was killed by signal {os.WTERMSIG(exit_.status)}",
+        )
     code = os.WEXITSTATUS(exit_.status)
     if out_of_memory:
         return Fate(FailureCode.SANDBOX_BROKEN, "the sandbox ran out of its memory")

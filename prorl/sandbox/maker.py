@@ -1,7 +1,8 @@
 """Makes sandboxes through the zygote and ends them without a trace; knows nothing of who uses them.
 
-Life: socket, folder, groups and note are made -> the launcher starts -> its tool server says `ok` on a pipe -> ... -> the launcher
-ends (we asked, or by itself) -> everything is removed. A sandbox is in `lives` from the first of these to the last.
+Life: socket, folder, groups and note are made -> the launcher starts -> its tool server says `ok`
+on a pipe -> ... -> the launcher ends (we asked, or by itself) -> everything is removed. A sandbox
+is in `lives` from the first of these to the last.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ STOP_S = 3.0
 BACKLOG = 16
 MAX_WORDS = 4096
 CLEAN_S = 5.0
-"""How long the end waits for big folders to be removed; the next daemon in this root removes the rest."""
+"""How long the end waits for big folders to be removed; the next daemon in this root removes the
+rest.
+"""
 NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 BAD_TOOL = "bad tool: "
 """How a tool server says that a user's tool cannot be made."""
@@ -53,14 +56,23 @@ BAD_TOOL = "bad tool: "
 class Maker:
     """Owns the zygote, uids, control groups and every living sandbox of one kind."""
 
-    def __init__(self, kind: str, root: Path, node_id: str, settings: Settings, on_end: Callable[[Live, Fate], None]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        root: Path,
+        node_id: str,
+        settings: Settings,
+        on_end: Callable[[Live, Fate], None],
+    ) -> None:
         self._kind, self._root, self._node_id = kind, root, node_id
         self._traits = KINDS[kind]
         self._settings = settings
         self._on_end = on_end
         self._support = root / janitor.SUPPORT
         self._user_tools = UserTools(self._support)
-        self._images = ImageCache(Path(settings.images) if settings.images else default_root(), self._traits.sif)
+        self._images = ImageCache(
+            Path(settings.images) if settings.images else default_root(), self._traits.sif
+        )
         self._gate = asyncio.Semaphore(settings.parallel_starts)
         self._room = asyncio.Semaphore(settings.max_sandboxes)
         self._cleaners: set[asyncio.Task[None]] = set()
@@ -70,7 +82,10 @@ class Maker:
         self._cpu_s = 0.0
 
     async def open(self) -> None:
-        """Claim root and uids, sweep what earlier daemons left, start the zygote. Raises ConfigError."""
+        """Claim root and uids, sweep what earlier daemons left, start the zygote.
+
+        Raises ConfigError.
+        """
         self._sockets = await claim(self._root)
         self._uids = Uids()
         for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
@@ -99,7 +114,9 @@ class Maker:
         self._in_background(self.end(live, FailureCode.SANDBOX_BROKEN, what))
 
     def _start_zygote(self) -> None:
-        self._zygote = ZygoteClient((self._kind,), self._on_started, self._on_exit, self._on_zygote_lost)
+        self._zygote = ZygoteClient(
+            (self._kind,), self._on_started, self._on_exit, self._on_zygote_lost
+        )
         self._zygote.start()
 
     @property
@@ -119,7 +136,13 @@ class Maker:
             "watchdog_cpu_s": self._watchdog.cpu_s,
             "zygote_pid": self._zygote.pid,
             "sandboxes": [
-                {"id": live.ref.sandbox_id, "owner": live.owner, "purpose": live.purpose, "pid": live.pid} for live in self.lives.values()
+                {
+                    "id": live.ref.sandbox_id,
+                    "owner": live.owner,
+                    "purpose": live.purpose,
+                    "pid": live.pid,
+                }
+                for live in self.lives.values()
             ],
         }
 
@@ -142,11 +165,18 @@ class Maker:
         image = spec.image or self._settings.image
         if image and not self._traits.images:
             capable = " or ".join(kind for kind, traits in KINDS.items() if traits.images)
-            raise SandboxError(FailureCode.BAD_TASK, f"image {image!r}: kind {self._kind} runs none; use {capable}")
+            raise SandboxError(
+                FailureCode.BAD_TASK, f"image {image!r}: kind {self._kind} runs none; use {capable}"
+            )
         if (spec.overlay_bytes or spec.fakeroot) and not (image and self._traits.overlays):
             capable = " or ".join(kind for kind, traits in KINDS.items() if traits.overlays)
-            given = f"overlay_bytes or fakeroot with kind {self._kind} and {f'image {image!r}' if image else 'no image'}"
-            raise SandboxError(FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image")
+            given = (
+                f"overlay_bytes or fakeroot with kind {self._kind} and"
+                f" {f'image {image!r}' if image else 'no image'}"
+            )
+            raise SandboxError(
+                FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image"
+            )
         return await self._images.locate(image) if image else ""
 
     async def _make(self, spec: SandboxSpec, image: str) -> Live:
@@ -178,7 +208,10 @@ class Maker:
         return live
 
     def _launch(self, launch: Launch, path: str) -> int:
-        """Ask the zygote; returns what the launcher's first words are read from. After an error nothing was asked."""
+        """Ask the zygote; returns what the launcher's first words are read from.
+
+        After an error nothing was asked.
+        """
         status_read, status_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -192,7 +225,9 @@ class Maker:
             os.close(status_write)
         return status_read
 
-    def _prepare(self, sandbox_id: str, path: str, spec: SandboxSpec, image: str) -> tuple[Note, Launch]:
+    def _prepare(
+        self, sandbox_id: str, path: str, spec: SandboxSpec, image: str
+    ) -> tuple[Note, Launch]:
         with ExitStack() as undo:
             uid = self._uids.take()
             undo.callback(self._uids.give, uid)
@@ -204,7 +239,15 @@ class Maker:
                     os.chown(folder, uid, uid)
             groups = self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
             undo.pop_all()
-        note = Note(sandbox_id=sandbox_id, pid=0, start_ticks=0, uid=uid, socket=path, folder=folder, cgroups=groups)
+        note = Note(
+            sandbox_id=sandbox_id,
+            pid=0,
+            start_ticks=0,
+            uid=uid,
+            socket=path,
+            folder=folder,
+            cgroups=groups,
+        )
         launch = Launch(
             sandbox_id=sandbox_id,
             kind=self._kind,
@@ -226,14 +269,18 @@ class Maker:
         return note, launch
 
     async def _first_words(self, fd: int) -> str:
-        """What the launcher or the tool server says on the status pipe: `ok`, or all that it said before its end."""
+        """What the launcher or the tool server says on the status pipe:
+
+        `ok`, or all that it said before its end.
+        """
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(fd, readable.set)
         words = b""
         try:
             async with asyncio.timeout(START_S):
-                while not words.endswith(b"ok\n") and len(words) < MAX_WORDS:  # foreign launchers complain in pieces
+                # foreign launchers complain in pieces
+                while not words.endswith(b"ok\n") and len(words) < MAX_WORDS:
                     await readable.wait()
                     readable.clear()
                     try:
@@ -247,7 +294,11 @@ class Maker:
             words = words or f"not ready after {START_S:g} s".encode()
         finally:
             loop.remove_reader(fd)
-        return "ok" if words.endswith(b"ok\n") else words.decode("utf-8", "replace").removeprefix("error: ").strip()
+        return (
+            "ok"
+            if words.endswith(b"ok\n")
+            else words.decode("utf-8", "replace").removeprefix("error: ").strip()
+        )
 
     # ---- ending
 
@@ -282,7 +333,9 @@ class Maker:
             self._in_background(self._clean(live, exit_, orphaned=False))
 
     def _on_zygote_lost(self) -> None:
-        """Its death has killed every launcher; nobody reaps for us, so each is watched to its end by its note."""
+        """Its death has killed every launcher; nobody reaps for us, so each is watched to its end
+        by its note.
+        """
         lost = Exit(status=signal.SIGKILL, cpu_s=0.0)
         for live in list(self.lives.values()):
             if not live.exited.done():
@@ -292,7 +345,9 @@ class Maker:
             self._start_zygote()
 
     async def _clean(self, live: Live, exit_: Exit, orphaned: bool) -> None:
-        fate = live.ending or fate_of_exit(exit_, self._traits, Cgroups.out_of_memory(live.note.cgroups))
+        fate = live.ending or fate_of_exit(
+            exit_, self._traits, Cgroups.out_of_memory(live.note.cgroups)
+        )
         live.fate.set_result(fate)
         if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest
             await janitor.end_launcher(live.note)
@@ -321,7 +376,9 @@ class Maker:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
         lives = list(self.lives.values())
-        await asyncio.gather(*(self.end(live, FailureCode.SANDBOX_LOST, "sandboxd stopped") for live in lives))
+        await asyncio.gather(
+            *(self.end(live, FailureCode.SANDBOX_LOST, "sandboxd stopped") for live in lives)
+        )
         await self._images.close()
         if self._cleaners:
             await asyncio.wait(self._cleaners, timeout=CLEAN_S)

@@ -1,12 +1,14 @@
-"""Where sockets live: a short folder named by a hash, 0700 and ours, whatever the length of the run's own path.
+"""Where sockets live: a short folder named by a hash, 0700 and ours, whatever the length of the
+run's own path.
 
 A Unix socket's path may have 107 bytes; Slurm and Lustre paths pass that easily.
 
     /tmp/prorl-<uid>/<hash of root>/owner     which root this is; locked (flock) as long as its sandboxd lives
     /tmp/prorl-<uid>/<hash of root>/<id>      one socket per sandbox
 
-The kernel frees the lock with the process, so whoever can take it knows that its owner is dead (`orphans`), wherever the root was and
-whether or not it is still there. Not promised: a lock between machines or containers that share a root but not /tmp.
+The kernel frees the lock with the process, so whoever can take it knows that its owner is dead
+(`orphans`), wherever the root was and whether or not it is still there. Not promised: a lock
+between machines or containers that share a root but not /tmp.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ RETRY_S = 0.02
 RETRIES = 10
 """Who has just taken a lock says a moment later what for."""
 UNLOCKED_S = 86400.0
-"""A folder without a lock was made this instant, or by a version of old that takes none: it is left alone for a day."""
+"""A folder without a lock was made this instant, or by a version of old that takes none: it is left
+alone for a day.
+"""
 
 
 class SocketFolder:
-    """One root's folder, held from `claim` (by its owner) or `orphans` (by who sweeps it) to `remove` or `release`."""
+    """One root's folder, held from `claim` (by its owner) or `orphans` (by who sweeps it) to
+    `remove` or `release`.
+    """
 
     def __init__(self, path: Path, root: Path | None, lock: int) -> None:
         self.path, self._lock = path, lock
@@ -72,7 +78,10 @@ def base_folder() -> Path:
 
 
 async def claim(root: Path) -> SocketFolder:
-    """This root's folder, made 0700 and checked to be ours. Raises ConfigError, also when another sandboxd has it."""
+    """This root's folder, made 0700 and checked to be ours.
+
+    Raises ConfigError, also when another sandboxd has it.
+    """
     root = root.resolve()
     path = base_folder() / hashlib.blake2b(str(root).encode(), digest_size=8).hexdigest()
     own_folder(path.parent)
@@ -84,12 +93,18 @@ async def claim(root: Path) -> SocketFolder:
             return SocketFolder(path, root, lock)
         tries = 0 if _being_swept(path) else tries + 1
         if tries > RETRIES:
-            raise ConfigError(f"another sandboxd works in {root}", "a root of its own", "stop it or choose another root")
+            raise ConfigError(
+                f"another sandboxd works in {root}",
+                "a root of its own",
+                "stop it or choose another root",
+            )
         await asyncio.sleep(RETRY_S)
 
 
 def orphans(mine: SocketFolder) -> Iterator[SocketFolder]:
-    """Folders whose sandboxd has died, each locked against its next owner until it is removed or released."""
+    """Folders whose sandboxd has died, each locked against its next owner until it is removed or
+    released.
+    """
     for path in sorted(mine.path.parent.iterdir()):
         lock = _try_lock(path) if path != mine.path and _may_be_locked(path) else -1
         if lock >= 0:
@@ -123,7 +138,9 @@ def _may_be_locked(path: Path) -> bool:
 
 
 def _being_swept(path: Path) -> bool:
-    """Whether who holds this folder will soon leave it: a sibling that sweeps it, or its owner at the very end."""
+    """Whether who holds this folder will soon leave it: a sibling that sweeps it, or its owner at
+    the very end.
+    """
     try:
         return (path / OWNER).read_bytes().startswith(SWEEPING)
     except FileNotFoundError:
@@ -142,7 +159,9 @@ def own_folder(folder: Path) -> None:
     except FileExistsError:
         about = folder.lstat()
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-            raise ConfigError(f"{folder} belongs to somebody else", "a folder of our own", "remove it") from None
+            raise ConfigError(
+                f"{folder} belongs to somebody else", "a folder of our own", "remove it"
+            ) from None
         if about.st_mode & 0o077:
             folder.chmod(0o700)
 
@@ -150,4 +169,8 @@ def own_folder(folder: Path) -> None:
 def check_socket_path(path: str) -> None:
     """Raise ConfigError when no socket can have this path."""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-        raise ConfigError(f"socket path of {len(os.fsencode(path))} bytes: {path}", f"at most {MAX_SOCKET_PATH}", "choose a shorter folder")
+        raise ConfigError(
+            f"socket path of {len(os.fsencode(path))} bytes: {path}",
+            f"at most {MAX_SOCKET_PATH}",
+            "choose a shorter folder",
+        )

@@ -1,8 +1,11 @@
-"""All sandboxes of one node: starting, lending, ending. Owned by sandboxd's loop; nothing here blocks it for long.
+"""All sandboxes of one node: starting, lending, ending.
 
-A sandbox belongs to (owner = run/rollout/attempt, purpose) and is lent once. `reserve` and the warm pool start it ahead; a
-start takes a reserved one, else a warm one, else makes one. A start for a newer attempt of a rollout ends what older attempts left.
-Every sandbox ends by `stop`, with its owner, at its wall time, by itself, or with sandboxd.
+Owned by sandboxd's loop; nothing here blocks it for long.
+
+A sandbox belongs to (owner = run/rollout/attempt, purpose) and is lent once. `reserve` and the warm
+pool start it ahead; a start takes a reserved one, else a warm one, else makes one. A start for a
+newer attempt of a rollout ends what older attempts left. Every sandbox ends by `stop`, with its
+owner, at its wall time, by itself, or with sandboxd.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ MAX_FATES = 4096
 MAX_WARM_SPECS = 4
 FATE_S = 2.0
 REFILL_S = 0.05
-"""How long after a start the next warm one is begun: making it takes a core, which the first commands of the one just lent need."""
+"""How long after a start the next warm one is begun: making it takes a core, which the first
+commands of the one just lent need.
+"""
 
 
 class Booking(NamedTuple):
@@ -86,7 +91,10 @@ class Pool:
         await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
 
     async def fate(self, ref: SandboxRef) -> Fate:
-        """Why a sandbox does not answer. Its end may reach us later than its client, so a living one is given a moment."""
+        """Why a sandbox does not answer.
+
+        Its end may reach us later than its client, so a living one is given a moment.
+        """
         live = self._maker.lives.get(ref.sandbox_id)
         if live is not None:
             try:
@@ -94,7 +102,9 @@ class Pool:
                     return await asyncio.shield(live.fate)
             except TimeoutError:
                 return Fate(FailureCode.SANDBOX_BROKEN, "the tool server hung up")
-        return self._fates.get(ref.sandbox_id, Fate(FailureCode.SANDBOX_LOST, "the sandbox is not known here"))
+        return self._fates.get(
+            ref.sandbox_id, Fate(FailureCode.SANDBOX_LOST, "the sandbox is not known here")
+        )
 
     def status(self) -> dict[str, Any]:
         """Counts and names, for people and tests."""
@@ -176,10 +186,16 @@ class Pool:
         rollout, _, attempt = owner.rpartition("/")
         if not rollout or not attempt.isdigit():
             return
-        owners = {live.owner for live in self._maker.lives.values()} | {booking.owner for booking in self._reserved}
+        owners = {live.owner for live in self._maker.lives.values()} | {
+            booking.owner for booking in self._reserved
+        }
         for other in owners:
             other_rollout, _, other_attempt = other.rpartition("/")
-            if other_rollout == rollout and other_attempt.isdigit() and int(other_attempt) < int(attempt):
+            if (
+                other_rollout == rollout
+                and other_attempt.isdigit()
+                and int(other_attempt) < int(attempt)
+            ):
                 self._spawn(self.stop_owner(other))
 
     def _out_of_time(self, live: Live) -> None:

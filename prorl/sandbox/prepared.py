@@ -1,8 +1,9 @@
 """A prepared workspace, made once a node: the client's side of `snapshots.py`.
 
-The first sandbox of a key is prepared by the caller's own work and packed; the next ones are copies. Nothing but the workspace is
-copied: not /tmp, no process, no shell's state. Whether copies are worth it is measured: where packing took longer than the work had,
-everybody does the work. `key` names all that the work depends on; the sandbox must be fresh.
+The first sandbox of a key is prepared by the caller's own work and packed; the next ones are
+copies. Nothing but the workspace is copied: not /tmp, no process, no shell's state. Whether copies
+are worth it is measured: where packing took longer than the work had, everybody does the work.
+`key` names all that the work depends on; the sandbox must be fresh.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ Ask = Callable[[dict[str, Any], float], Awaitable[dict[str, Any]]]
 """Asks sandboxd."""
 
 
-async def prepared(ask: Ask, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
-    """Do the work, or copy what it made; whether it is a copy. Raises what the work raises, and SandboxError."""
+async def prepared(
+    ask: Ask, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
+) -> bool:
+    """Do the work, or copy what it made; whether it is a copy.
+
+    Raises what the work raises, and SandboxError.
+    """
     name = secrets.token_hex(8)
     outcome = Outcome.GIVEN_UP
     try:
@@ -41,7 +47,9 @@ async def prepared(ask: Ask, sandbox: Sandbox, key: str, work: Callable[[], Awai
                 outcome = await _kept(sandbox, place["path"], time.monotonic() - began)
     finally:
         # Also when we were cancelled while we waited: nobody else may wait for us.
-        await asyncio.shield(ask({"op": "settle", "claim": name, "outcome": outcome.value}, SETTLE_S))
+        await asyncio.shield(
+            ask({"op": "settle", "claim": name, "outcome": outcome.value}, SETTLE_S)
+        )
     return bool(place["what"] == "copy")
 
 

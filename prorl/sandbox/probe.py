@@ -1,7 +1,7 @@
 """Which kinds of sandbox work on this machine: each is run, not looked for.
 
-`probe()` tries every kind and says what it enforces, what it cannot, and how to mend what does not work; `choose("auto")` takes the
-strongest that works and never `local`.
+`probe()` tries every kind and says what it enforces, what it cannot, and how to mend what does not
+work; `choose("auto")` takes the strongest that works and never `local`.
 """
 
 from __future__ import annotations
@@ -53,12 +53,21 @@ async def probe_one(kind: str) -> Probe:
             raise ConfigError(missing)
         status = await _try(kind)
     except (SandboxError, ConfigError, OSError) as error:
-        return Probe(kind=kind, works=False, reason=str(error), fix=traits.fix, enforces=(), cannot=())
+        return Probe(
+            kind=kind, works=False, reason=str(error), fix=traits.fix, enforces=(), cannot=()
+        )
     enforces, cannot = traits.enforces, traits.cannot
     enforces = (*enforces, *(what for (by, name), what in ADDED.items() if name in status[by]))
     if CPU_IF_ASKED in enforces:
         cannot = tuple(what for what in cannot if what != "CPU share")
-    return Probe(kind=kind, works=True, reason="ran a command as an ordinary user", fix="", enforces=enforces, cannot=cannot)
+    return Probe(
+        kind=kind,
+        works=True,
+        reason="ran a command as an ordinary user",
+        fix="",
+        enforces=enforces,
+        cannot=cannot,
+    )
 
 
 async def probe() -> list[Probe]:
@@ -67,13 +76,18 @@ async def probe() -> list[Probe]:
 
 
 async def choose(kind: str = "auto") -> str:
-    """The strongest kind that works, or the one asked for. Raises ConfigError with one clear line."""
+    """The strongest kind that works, or the one asked for.
+
+    Raises ConfigError with one clear line.
+    """
     if kind != "auto":
         if kind not in KINDS:
             raise ConfigError(f"sandbox kind {kind!r}", f"auto, {', '.join(KINDS)}")
         found = await probe_one(kind)
         if not found.works:
-            raise ConfigError(f"sandbox kind {kind} does not work here: {found.reason}", mend=found.fix)
+            raise ConfigError(
+                f"sandbox kind {kind} does not work here: {found.reason}", mend=found.fix
+            )
         return kind
     reasons = []
     for candidate in AUTO_ORDER:
@@ -102,5 +116,8 @@ async def _try(kind: str) -> Mapping[str, Any]:
         finally:
             await pool.close()
     if found.exit_code != 0 or found.output.strip() in ("", "0"):
-        raise ConfigError(f"`id -u` inside gave {found.output.strip()!r} with exit code {found.exit_code}", "an ordinary uid")
+        raise ConfigError(
+            f"`id -u` inside gave {found.output.strip()!r} with exit code {found.exit_code}",
+            "an ordinary uid",
+        )
     return status

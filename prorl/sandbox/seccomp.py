@@ -1,9 +1,11 @@
-"""A seccomp filter that takes away system calls no tool of an agent needs: a list of what is denied, everything else passes.
+"""A seccomp filter that takes away system calls no tool of an agent needs: a list of what is
+denied, everything else passes.
 
-It is a second wall behind the namespaces: what it denies has been the way through the first one before (CVE lists of bpf, io_uring,
-userfaultfd, keyctl; TIOCSTI). Sockets are those of `FAMILIES`: a network namespace does not hold AF_VSOCK, which reaches from a virtual
-machine into its host. `clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read.
-Format: linux/filter.h, linux/seccomp.h.
+It is a second wall behind the namespaces: what it denies has been the way through the first one
+before (CVE lists of bpf, io_uring, userfaultfd, keyctl; TIOCSTI). Sockets are those of `FAMILIES`:
+a network namespace does not hold AF_VSOCK, which reaches from a virtual machine into its host.
+`clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read. Format:
+linux/filter.h, linux/seccomp.h.
 """
 
 from __future__ import annotations
@@ -96,7 +98,9 @@ def program(machine: str) -> list[Step]:
     for numbers in DENIED.values():
         steps += [Step(EQUAL, numbers[column], 0, 1), refuse]
     steps += [Step(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3), Step(LOAD, ARG0)]
-    steps += [Step(EQUAL, family, len(FAMILIES) - place, 0) for place, family in enumerate(FAMILIES)]
+    steps += [
+        Step(EQUAL, family, len(FAMILIES) - place, 0) for place, family in enumerate(FAMILIES)
+    ]
     steps += [Step(RETURN, ERRNO | errno.EAFNOSUPPORT), Step(RETURN, ALLOW)]
     steps += [
         Step(EQUAL, CLONE[column], 0, 4),
@@ -116,17 +120,23 @@ def program(machine: str) -> list[Step]:
 
 @cache
 def bytecode(machine: str | None = None) -> bytes:
-    """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it; empty on a machine that is not listed."""
+    """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it; empty on a machine
+    that is not listed.
+    """
     try:
         steps = program(machine or platform.machine())
     except (KeyError, ValueError):
         return b""
-    return b"".join(struct.pack("=HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps)
+    return b"".join(
+        struct.pack("=HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps
+    )
 
 
 @cache
 def loaded() -> tuple[Any, ...]:
-    """The filter in memory as the kernel takes it (`struct sock_fprog`, last), and what that points to; empty without a filter."""
+    """The filter in memory as the kernel takes it (`struct sock_fprog`, last), and what that points
+    to; empty without a filter.
+    """
     code = bytecode()
     if not code:
         return ()

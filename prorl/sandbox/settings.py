@@ -18,7 +18,11 @@ class Settings:
     max_sandboxes: int = 512
     """Alive at once, warm and reserved ones included; more wait."""
     parallel_starts: int = field(default_factory=lambda: max(8, 2 * len(os.sched_getaffinity(0))))
-    """Starting at once. A start waits for the kernel about half of its time; beyond four a core each takes longer and none comes sooner."""
+    """Starting at once.
+
+    A start waits for the kernel about half of its time; beyond four a core each takes longer and
+    none comes sooner.
+    """
     warm: int = 1
     """Kept ready for each of the last few specs that were asked for."""
     snapshot_bytes: int = 2 << 30
@@ -46,7 +50,8 @@ class Traits:
     overlays: bool = False
     """Can let an image be written over, and be root of it."""
     sized: bool = True
-    """Whether its workspace is of a size that the kernel holds; else the watchdog looks after it."""
+    """Whether its workspace is of a size that the kernel holds; else the watchdog looks after it.
+    """
     server_can_be_killed: bool
     """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
     enforces: tuple[str, ...]
@@ -58,7 +63,11 @@ class Traits:
 
 
 def _program(*names: str) -> str:
-    return "" if any(shutil.which(name) for name in names) else f"{' or '.join(names)} is not installed"
+    return (
+        ""
+        if any(shutil.which(name) for name in names)
+        else f"{' or '.join(names)} is not installed"
+    )
 
 
 _NAMESPACES = (
@@ -79,9 +88,14 @@ KINDS = {
         server_can_be_killed=False,
         enforces=_NAMESPACES,
         cannot=("CPU share", "bugs of the kernel"),
-        fix="install Apptainer (configs/install-apptainer.sh on Debian 12) and allow unprivileged user namespaces",
+        fix=(
+            "install Apptainer (configs/install-apptainer.sh on Debian 12) and allow unprivileged"
+            " user namespaces"
+        ),
         missing=lambda: (
-            "" if shutil.which("apptainer") or shutil.which("singularity") else "neither apptainer nor singularity is installed"
+            ""
+            if shutil.which("apptainer") or shutil.which("singularity")
+            else "neither apptainer nor singularity is installed"
         ),
     ),
     "bwrap": Traits(
@@ -91,7 +105,9 @@ KINDS = {
         server_can_be_killed=False,
         enforces=_NAMESPACES,
         cannot=("CPU share", "bugs of the kernel"),
-        fix="install bubblewrap (apt-get install bubblewrap) and allow unprivileged user namespaces",
+        fix=(
+            "install bubblewrap (apt-get install bubblewrap) and allow unprivileged user namespaces"
+        ),
         missing=lambda: _program("bwrap"),
     ),
     "pyns": Traits(
@@ -101,7 +117,10 @@ KINDS = {
         server_can_be_killed=False,
         enforces=_NAMESPACES,
         cannot=("CPU share", "bugs of the kernel"),
-        fix="allow unprivileged user namespaces: sysctl user.max_user_namespaces (and kernel.apparmor_restrict_unprivileged_userns=0)",
+        fix=(
+            "allow unprivileged user namespaces: sysctl user.max_user_namespaces (and"
+            " kernel.apparmor_restrict_unprivileged_userns=0)"
+        ),
     ),
     "local": Traits(
         folder=True,
@@ -109,8 +128,14 @@ KINDS = {
         images=False,
         sized=False,
         server_can_be_killed=True,
-        enforces=("processes, size of a file, open files, memory of one process", "everything inside ends with it"),
+        enforces=(
+            "processes, size of a file, open files, memory of one process",
+            "everything inside ends with it",
+        ),
         cannot=("network", "readable files of the host", "/tmp", "CPU share", "bugs of the kernel"),
-        fix="run as root (a uid of its own per sandbox), or make the Python interpreter readable by other users",
+        fix=(
+            "run as root (a uid of its own per sandbox), or make the Python interpreter readable by"
+            " other users"
+        ),
     ),
 }

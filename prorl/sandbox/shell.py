@@ -16,7 +16,9 @@ from prorl.types import SandboxSpec, ToolResult
 
 
 class Sent(NamedTuple):
-    """What a command gave: its output (both streams, capped), exit code (124 after a time-out) and whether time ran out."""
+    """What a command gave: its output (both streams, capped), exit code (124 after a time-out) and
+    whether time ran out.
+    """
 
     output: str
     exit_code: int
@@ -24,23 +26,34 @@ class Sent(NamedTuple):
 
 
 class Shell:
-    """A persistent bash: directory, variables, functions and jobs live from one command to the next."""
+    """A persistent bash: directory, variables, functions and jobs live from one command to the
+    next.
+    """
 
     def __init__(self, sandbox: ConnectedSandbox) -> None:
         self.sandbox = sandbox
 
-    async def send(self, command: str, timeout_s: float = 30.0, *, on_timeout: str = "interrupt") -> Sent:
+    async def send(
+        self, command: str, timeout_s: float = 30.0, *, on_timeout: str = "interrupt"
+    ) -> Sent:
         """Run a command (several lines are fine) and wait for its end.
 
-        At the time-out the command gets Ctrl-C, then TERM, then KILL, and the shell lives on; with `on_timeout="keep"` it is
-        left running and `send_input` types to it. `exit` gives its code; the next command has a new shell in the last directory.
+        At the time-out the command gets Ctrl-C, then TERM, then KILL, and the shell lives on; with
+        `on_timeout="keep"` it is left running and `send_input` types to it. `exit` gives its code;
+        the next command has a new shell in the last directory.
         """
         arguments = {"command": command, "on_timeout": on_timeout}
         return _sent(await self.sandbox.call("bash", arguments, timeout_s))
 
-    async def send_input(self, text: str, timeout_s: float = 30.0, *, on_timeout: str = "keep") -> Sent:
-        """Type to the program that was left running: text, `\\x03` for Ctrl-C, `\\x04` for end of file."""
-        return _sent(await self.sandbox.call("bash", {"input": text, "on_timeout": on_timeout}, timeout_s))
+    async def send_input(
+        self, text: str, timeout_s: float = 30.0, *, on_timeout: str = "keep"
+    ) -> Sent:
+        """Type to the program that was left running: text, `\\x03` for Ctrl-C, `\\x04` for end of
+        file.
+        """
+        return _sent(
+            await self.sandbox.call("bash", {"input": text, "on_timeout": on_timeout}, timeout_s)
+        )
 
 
 def _sent(result: ToolResult) -> Sent:

@@ -1,4 +1,5 @@
-"""Who prepares a workspace, and where its copy lies: one maker per key at a time, everybody else waits for the outcome.
+"""Who prepares a workspace, and where its copy lies: one maker per key at a time, everybody else
+waits for the outcome.
 
     claim(key) -> Place(path, "make")      nobody has it: prepare, write a snapshot to the path, settle
                -> Place(path, "copy")      restore from the path, settle
@@ -6,8 +7,9 @@
 
     settle(kept | given_up | plain)        a maker that gives up, or whose connection ends, leaves the key to the next who waits
 
-Owned by sandboxd's loop; the files are written and read by its clients, which are of its own user and host. The least recently used are
-removed when all together are larger than the limit; those in use stay, so the limit is passed by at most them. Nothing survives sandboxd.
+Owned by sandboxd's loop; the files are written and read by its clients, which are of its own user
+and host. The least recently used are removed when all together are larger than the limit; those in
+use stay, so the limit is passed by at most them. Nothing survives sandboxd.
 """
 
 from __future__ import annotations
@@ -84,7 +86,10 @@ class Snapshots:
         remove_tree(str(self._folder))
 
     async def claim(self, name: str, key: str) -> Place:
-        """The answer for a key; `name` is what `settle` will be told. Waits while somebody makes it."""
+        """The answer for a key;
+
+        `name` is what `settle` will be told. Waits while somebody makes it.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._waiting[name] = task
@@ -107,7 +112,10 @@ class Snapshots:
         return Place(str(snapshot.path), "copy")
 
     def settle(self, name: str, outcome: Outcome) -> None:
-        """A claim came to its end, or is not wanted any more. Unknown names are no error: their claim was never answered."""
+        """A claim came to its end, or is not wanted any more.
+
+        Unknown names are no error: their claim was never answered.
+        """
         if name in self._waiting:
             self._waiting[name].cancel()
         claim = self._claims.pop(name, None)

@@ -1,4 +1,7 @@
-"""A sandboxd of one's own, as a child process, for benchmarks and scripts. The service's is started by its supervisor."""
+"""A sandboxd of one's own, as a child process, for benchmarks and scripts.
+
+The service's is started by its supervisor.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,37 @@ from prorl.sandbox.host import UnixSandboxHost
 
 
 @asynccontextmanager
-async def spawned(kind: str, *, warm: int = 0, max_sandboxes: int = 512) -> AsyncIterator[tuple[UnixSandboxHost, int]]:
-    """A running sandboxd: its client and its pid. Raises UnavailableError with its own words when it does not start."""
+async def spawned(
+    kind: str, *, warm: int = 0, max_sandboxes: int = 512
+) -> AsyncIterator[tuple[UnixSandboxHost, int]]:
+    """A running sandboxd: its client and its pid.
+
+    Raises UnavailableError with its own words when it does not start.
+    """
     with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)  # the sandboxes' own uids must pass through
         socket_path = f"{folder}/sd"
-        options = ["--kind", kind, "--warm", str(warm), "--max-sandboxes", str(max_sandboxes), "--parent-pid", str(os.getpid())]
+        options = [
+            "--kind",
+            kind,
+            "--warm",
+            str(warm),
+            "--max-sandboxes",
+            str(max_sandboxes),
+            "--parent-pid",
+            str(os.getpid()),
+        ]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "prorl.sandbox.daemon", "--socket", socket_path, "--root", f"{folder}/root", *options),
+            *(
+                sys.executable,
+                "-m",
+                "prorl.sandbox.daemon",
+                "--socket",
+                socket_path,
+                "--root",
+                f"{folder}/root",
+                *options,
+            ),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -30,7 +56,9 @@ async def spawned(kind: str, *, warm: int = 0, max_sandboxes: int = 512) -> Asyn
         assert process.stderr is not None
         try:
             if await process.stdout.readline() != b"ready\n":
-                raise UnavailableError((await process.stderr.read()).decode("utf-8", "replace").strip())
+                raise UnavailableError(
+                    (await process.stderr.read()).decode("utf-8", "replace").strip()
+                )
             async with UnixSandboxHost(socket_path) as host:
                 yield host, process.pid
         finally:

@@ -1,4 +1,6 @@
-"""Removing a folder that an agent has filled: any depth, any names, no link followed, constant stack and descriptors."""
+"""Removing a folder that an agent has filled: any depth, any names, no link followed, constant
+stack and descriptors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import stat
 def remove_tree(path: str) -> None:
     """Remove a folder and all below it, or a file; one that is not there is no error.
 
-    Deep folders are moved up to the top before they are emptied, so a chain of 100,000 costs no recursion and no long path.
+    Deep folders are moved up to the top before they are emptied, so a chain of 100,000 costs no
+    recursion and no long path.
     """
     try:
         top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -47,7 +50,12 @@ def _remove(top: int, name: str, serial: int) -> int:
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 serial += 1
-                os.rename(entry.name, f".prorl-{serial}-{os.urandom(4).hex()}", src_dir_fd=folder, dst_dir_fd=top)
+                os.rename(
+                    entry.name,
+                    f".prorl-{serial}-{os.urandom(4).hex()}",
+                    src_dir_fd=folder,
+                    dst_dir_fd=top,
+                )
             else:
                 os.unlink(entry.name, dir_fd=folder)
     finally:

@@ -1,8 +1,10 @@
-"""Uids of their own for sandboxes, where we are root: otherwise one agent's `kill -9 -1` would hit its neighbours.
+"""Uids of their own for sandboxes, where we are root: otherwise one agent's `kill -9 -1` would hit
+its neighbours.
 
-Each sandboxd claims a block of uids by binding an abstract socket, which the kernel frees with the process. Whoever has a block may end
-every process in it that is not his own; nobody else may. The range is one that no distribution, systemd or subuid allocation uses
-(systemd's UIDS-GIDS list: 1879048192 to 2147483647 is unused).
+Each sandboxd claims a block of uids by binding an abstract socket, which the kernel frees with the
+process. Whoever has a block may end every process in it that is not his own; nobody else may. The
+range is one that no distribution, systemd or subuid allocation uses (systemd's UIDS-GIDS list:
+1879048192 to 2147483647 is unused).
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Uids:
                 continue
             self._lock, self._block = lock, block
             first = FIRST_UID + block * BLOCK
-            # What a daemon left that died together with all its guards: end it, and leave its uid alone until it is gone.
+            # What a daemon left that died together with all its guards: end it, and leave its uid
+            # alone until it is gone.
             in_use = {uid for uid in living_uids().values() if first <= uid < first + BLOCK}
             for uid in in_use:
                 kill_uid(uid)
@@ -63,7 +66,8 @@ class Uids:
     def strangers(self, uid: int) -> Iterator[bool]:
         """Whether all that a uid has is a dead daemon's, and stays so for this block of code.
 
-        Not so when a living daemon has it by now, we included: it ended what was there when it claimed its block.
+        Not so when a living daemon has it by now, we included: it ended what was there when it
+        claimed its block.
         """
         block = (uid - FIRST_UID) // BLOCK
         lock = _try_lock(block) if uid >= 0 and block != self._block else None

@@ -1,4 +1,6 @@
-"""The zip of users' tools that this sandboxd's sandboxes read; packed when the first sandbox asks for one (`prorl/tools`)."""
+"""The zip of users' tools that this sandboxd's sandboxes read; packed when the first sandbox asks
+for one (`prorl/tools`).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ class UserTools:
         self._bundle: Any = None
 
     def path_for(self, names: Iterable[str]) -> str:
-        """The zip's path if one of these tools is a user's, else an empty string. Raises SandboxError (`bad_task`)."""
+        """The zip's path if one of these tools is a user's, else an empty string.
+
+        Raises SandboxError (`bad_task`).
+        """
         users = sorted(set(names) - SERVED_TOOLS)
         if not users:
             return ""
@@ -31,7 +36,10 @@ class UserTools:
         for name in users:
             if name not in bundle.names:
                 known = ", ".join(sorted(SERVED_TOOLS | bundle.names))
-                raise SandboxError(FailureCode.BAD_TASK, bundle.problems.get(name, f"no tool {name!r} on this node; there are {known}"))
+                raise SandboxError(
+                    FailureCode.BAD_TASK,
+                    bundle.problems.get(name, f"no tool {name!r} on this node; there are {known}"),
+                )
         return str(self._path)
 
     def _packed(self) -> Any:

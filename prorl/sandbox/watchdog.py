@@ -1,14 +1,17 @@
-"""Ends sandboxes that use more than their spec allows where the kernel does not hold them to it: memory of all processes together
-without a control group, the workspace on disk of a kind that does not size it.
+"""Ends sandboxes that use more than their spec allows where the kernel does not hold them to it:
+memory of all processes together without a control group, the workspace on disk of a kind that does
+not size it.
 
-A sampler, not a wall: between two looks a sandbox can exceed its limit by what it gets in that time, and the end takes the whole
-sandbox, not one process. It looks once per `PERIOD_S`, less often when looking would cost more than `SHARE` of a core, but at least
-each `MAX_PERIOD_S`: a fork storm must not blind it.
+A sampler, not a wall: between two looks a sandbox can exceed its limit by what it gets in that
+time, and the end takes the whole sandbox, not one process. It looks once per `PERIOD_S`, less often
+when looking would cost more than `SHARE` of a core, but at least each `MAX_PERIOD_S`: a fork storm
+must not blind it.
 
-Memory is what its processes have resident, shared pages in equal parts (PSS), counted exactly only once their plain sum (RSS) is over
-the limit. tmpfs is bounded by its size instead; memory files and System V segments that nobody maps escape. Disk is the blocks of what
-can be seen in the workspace, an entry at least `ENTRY_BYTES`, so that inodes are bounded, too; a file that is deleted while open, or
-lies in a folder closed to us, or deeper than a path can say, escapes.
+Memory is what its processes have resident, shared pages in equal parts (PSS), counted exactly only
+once their plain sum (RSS) is over the limit. tmpfs is bounded by its size instead; memory files and
+System V segments that nobody maps escape. Disk is the blocks of what can be seen in the workspace,
+an entry at least `ENTRY_BYTES`, so that inodes are bounded, too; a file that is deleted while open,
+or lies in a folder closed to us, or deeper than a path can say, escapes.
 """
 
 from __future__ import annotations
@@ -27,14 +30,25 @@ SLICE = 64
 """Processes looked at before the loop may go on with something else."""
 ENTRY_BYTES = 2048
 RESCAN_S = 30.0
-"""The workspaces are walked through when the disk lost a quarter of the smallest limit, or after this time."""
+"""The workspaces are walked through when the disk lost a quarter of the smallest limit, or after
+this time.
+"""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watchdog:
-    """Looks after `lives`, which its owner keeps; calls `over(live, what)` once for each that is to be ended."""
+    """Looks after `lives`, which its owner keeps; calls `over(live, what)` once for each that is to
+    be ended.
+    """
 
-    def __init__(self, lives: Mapping[str, Live], over: Callable[[Live, str], None], *, memory: bool, folder: Path | None) -> None:
+    def __init__(
+        self,
+        lives: Mapping[str, Live],
+        over: Callable[[Live, str], None],
+        *,
+        memory: bool,
+        folder: Path | None,
+    ) -> None:
         self._lives, self._over = lives, over
         self._memory = memory
         self._folder = folder
@@ -62,7 +76,11 @@ class Watchdog:
             await self._look_at_disk(self._folder)
 
     def _watched(self) -> list[Live]:
-        return [live for live in self._lives.values() if live.pid and live.ending is None and not live.exited.done()]
+        return [
+            live
+            for live in self._lives.values()
+            if live.pid and live.ending is None and not live.exited.done()
+        ]
 
     async def _look_at_memory(self) -> None:
         table = await self._processes()
@@ -73,7 +91,10 @@ class Watchdog:
         for live in self._watched():
             pids = _below(live.pid, children)[1:]  # the launcher is ours
             limit = live.spec.memory_bytes
-            if sum(table[pid][1] for pid in pids if pid in table) > limit and sum(map(pss_bytes, pids)) > limit:
+            if (
+                sum(table[pid][1] for pid in pids if pid in table) > limit
+                and sum(map(pss_bytes, pids)) > limit
+            ):
                 self._over(live, f"its processes used more than its memory of {limit} bytes")
         self.cpu_s += time.thread_time() - begin
 
@@ -131,7 +152,9 @@ def _below(root: int, children: Mapping[int, Iterable[int]]) -> list[int]:
 
 
 def pss_bytes(pid: int) -> int:
-    """Resident bytes of a process, shared pages divided by who shares them; its RSS where that is not ours to read."""
+    """Resident bytes of a process, shared pages divided by who shares them; its RSS where that is
+    not ours to read.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             return sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
@@ -146,7 +169,10 @@ def _timed_disk_bytes(folder: str, limit: int) -> tuple[int, float]:
 
 
 def disk_bytes(folder: str, limit: int) -> int:
-    """Blocks below a folder that an agent fills, no link followed; stops counting above `limit`. Blocking."""
+    """Blocks below a folder that an agent fills, no link followed; stops counting above `limit`.
+
+    Blocking.
+    """
     total, pending = 0, [folder]
     while pending and total <= limit:
         try:

@@ -1,9 +1,10 @@
-"""The host's half of the framed protocol, for asyncio: spoken to tool servers (hostile) and to sandboxd.
+"""The host's half of the framed protocol, for asyncio: spoken to tool servers (hostile) and to
+sandboxd.
 
     u32 header length | u32 body length | header (JSON object, UTF-8) | body
 
-The inside's half is `prorl/tools/server/frames.py`; a test holds the two together. A frame over `FRAME_LIMIT` is refused before
-a byte of it is kept.
+The inside's half is `prorl/tools/server/frames.py`; a test holds the two together. A frame over
+`FRAME_LIMIT` is refused before a byte of it is kept.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ class WireError(Exception):
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """One frame as bytes. Raises WireError when it would be over the limit, TypeError for what is not JSON."""
+    """One frame as bytes.
+
+    Raises WireError when it would be over the limit, TypeError for what is not JSON.
+    """
     try:
         text = orjson.dumps(header)
-    except TypeError:  # half a surrogate pair, as models write them: JSON can escape it, and the server says what is wrong with it
+    # half a surrogate pair, as models write them: JSON can escape it, and the server says what is
+    # wrong with it
+    except TypeError:
         text = json.dumps(header).encode()
     if LENGTHS.size + len(text) + len(body) > FRAME_LIMIT:
         raise WireError(f"a frame of {len(text) + len(body)} bytes; the limit is {FRAME_LIMIT}")
@@ -45,7 +51,9 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
-    """A stream read into memory that is there already: asyncio's own asks the kernel for 256 KiB and gives them back for each answer."""
+    """A stream read into memory that is there already: asyncio's own asks the kernel for 256 KiB
+    and gives them back for each answer.
+    """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
@@ -73,7 +81,9 @@ async def receive(reader: asyncio.StreamReader) -> Frame | None:
     try:
         header_bytes, body_bytes = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
         if LENGTHS.size + header_bytes + body_bytes > FRAME_LIMIT:
-            raise WireError(f"a frame of {header_bytes + body_bytes} bytes; the limit is {FRAME_LIMIT}")
+            raise WireError(
+                f"a frame of {header_bytes + body_bytes} bytes; the limit is {FRAME_LIMIT}"
+            )
         text = await reader.readexactly(header_bytes)
         body = await reader.readexactly(body_bytes)
     except asyncio.IncompleteReadError as cut:

@@ -1,9 +1,10 @@
 """The zygote: a single-threaded process with everything imported that forks a launcher per sandbox.
 
-A bare Python start costs more CPU than all namespaces together, so it is paid once. sandboxd talks to it over a SOCK_SEQPACKET
-pair: `launch` with two descriptors (listening socket, status pipe), `kill`; back come `started` and `exited`. The zygote alone
-reaps launchers, so a pid that it signals cannot have been reused; what a killed launcher leaves behind, it ends. It dies with
-sandboxd's main thread, launchers die with it.
+A bare Python start costs more CPU than all namespaces together, so it is paid once. sandboxd talks
+to it over a SOCK_SEQPACKET pair: `launch` with two descriptors (listening socket, status pipe),
+`kill`; back come `started` and `exited`. The zygote alone reaps launchers, so a pid that it signals
+cannot have been reused; what a killed launcher leaves behind, it ends. It dies with sandboxd's main
+thread, launchers die with it.
 
 Not promised: to outlive a full control socket; sandboxd reads it in its event loop.
 """
@@ -24,14 +25,23 @@ from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 from prorl.sandbox import linux, seccomp
-from prorl.sandbox.launch import EXIT_CRASHED, Forked, Launch, interpreter, interpreter_roots, package_folders
+from prorl.sandbox.launch import (
+    EXIT_CRASHED,
+    Forked,
+    Launch,
+    interpreter,
+    interpreter_roots,
+    package_folders,
+)
 
 Serve = Callable[[int, int, dict[str, Any]], None]
 MESSAGE_BYTES = 64 << 10
 
 
 class Launcher(Protocol):
-    """`prorl/sandbox/kinds/*.py`: turns a forked child into a sandbox; writes `ok` or `error: ...` to the status pipe."""
+    """`prorl/sandbox/kinds/*.py`: turns a forked child into a sandbox; writes `ok` or `error: ...`
+    to the status pipe.
+    """
 
     def __call__(self, launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
         """Never returns."""
@@ -40,7 +50,9 @@ class Launcher(Protocol):
 class Zygote:
     """Owns the launchers' pids."""
 
-    def __init__(self, control: socket.socket, serve: Serve, launchers: dict[str, Launcher]) -> None:
+    def __init__(
+        self, control: socket.socket, serve: Serve, launchers: dict[str, Launcher]
+    ) -> None:
         self._control, self._serve, self._launchers = control, serve, launchers
         self._pids: dict[str, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -115,7 +127,8 @@ class Zygote:
                     self._tell({"exited": sandbox_id, "status": status, "cpu_s": cpu_s})
 
     def _end_orphans(self) -> None:
-        """Kill what a killed guardian of `local` has left; it came to us (subreaper), and nobody else could tell whose it is.
+        """Kill what a killed guardian of `local` has left; it came to us (subreaper), and nobody
+        else could tell whose it is.
 
         Its children come to us in turn, each with a signal that brings us here again.
         """

@@ -1,4 +1,7 @@
-"""sandboxd's end of the zygote: starts it, passes descriptors, hears of launchers' ends. Restarted by its owner when it dies."""
+"""sandboxd's end of the zygote: starts it, passes descriptors, hears of launchers' ends.
+
+Restarted by its owner when it dies.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from typing import Any, NamedTuple
 from prorl.sandbox.launch import Launch
 
 TOOL_SERVER = "prorl.tools.server.main"
-"""Loaded by name: the tool server is not a part of this package, and inside an image it is a zipapp."""
+"""Loaded by name: the tool server is not a part of this package, and inside an image it is a
+zipapp.
+"""
 MESSAGE_BYTES = 64 << 10
 
 
@@ -27,7 +32,10 @@ class Exit(NamedTuple):
 
 
 class ZygoteClient:
-    """One zygote process. `on_started(id, pid)`, `on_exit(id, Exit)` and `on_lost()` are called in the loop."""
+    """One zygote process.
+
+    `on_started(id, pid)`, `on_exit(id, Exit)` and `on_lost()` are called in the loop.
+    """
 
     def __init__(
         self,
@@ -51,16 +59,28 @@ class ZygoteClient:
         """Spawn it. Call from the main thread: PDEATHSIG follows the thread that forks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        argv = [sys.executable, "-m", "prorl.sandbox.zygote", str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, *self._kinds]
+        argv = [
+            sys.executable,
+            "-m",
+            "prorl.sandbox.zygote",
+            str(theirs.fileno()),
+            str(os.getpid()),
+            TOOL_SERVER,
+            *self._kinds,
+        ]
         # A minimal environment: what the zygote has, /proc/1/environ shows inside every sandbox.
         env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-        self._process = subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            argv, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+        )
         theirs.close()
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._receive)
 
     def launch(self, launch: Launch, listener: socket.socket, status_fd: int) -> None:
-        """Fork a launcher with these two descriptors; they are duplicated, so the caller closes its own after `sent`."""
+        """Fork a launcher with these two descriptors; they are duplicated, so the caller closes its
+        own after `sent`.
+        """
         self._send(launch.to_json(), [os.dup(listener.fileno()), os.dup(status_fd)])
 
     def kill(self, sandbox_id: str, number: int) -> None:

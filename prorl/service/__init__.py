@@ -1,1 +1,4 @@
-"""The gateway: the only process that decides a rollout's fate. Entry point: `python -m prorl.service`."""
+"""The gateway: the only process that decides a rollout's fate.
+
+Entry point: `python -m prorl.service`.
+"""

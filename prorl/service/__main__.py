@@ -1,7 +1,7 @@
 """`python -m prorl.service --config ROOT/service.json`: the gateway's process.
 
-Prints `ready {"http": ..., "http_port": ..., "flight": ...}` when it serves. SIGTERM and SIGINT: stop serving, write what is in the
-journal, exit. The rest is `prorl/process.py`.
+Prints `ready {"http": ..., "http_port": ..., "flight": ...}` when it serves. SIGTERM and SIGINT:
+stop serving, write what is in the journal, exit. The rest is `prorl/process.py`.
 """
 
 from __future__ import annotations
@@ -23,4 +23,9 @@ async def serve(config: ServiceConfig) -> None:
 
 
 if __name__ == "__main__":
-    live(command_line("python -m prorl.service", "The gateway of a prorl service.").parse_args().config, serve)
+    live(
+        command_line("python -m prorl.service", "The gateway of a prorl service.")
+        .parse_args()
+        .config,
+        serve,
+    )

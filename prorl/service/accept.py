@@ -1,8 +1,9 @@
 """Taking in runs and groups: checks, identity, ids. What is accepted here is owed an end.
 
-Identity. A group's key is the client's, else a hash of (run, group id): only a client's own key makes a repeated submission the same one.
-The digest covers task, n, env and sampling: same key and same digest give the current state, another digest is a conflict.
-Group and rollout ids are dense per run, given here.
+Identity. A group's key is the client's, else a hash of (run, group id): only a client's own key
+makes a repeated submission the same one. The digest covers task, n, env and sampling: same key and
+same digest give the current state, another digest is a conflict. Group and rollout ids are dense
+per run, given here.
 """
 
 from __future__ import annotations
@@ -56,31 +57,56 @@ def run_digest(config: RunConfig) -> str:
 class Acceptance:
     """Accepts runs and groups."""
 
-    def __init__(self, log: ControlLog, state: State, journal: Journal, clock: Clock, wall: Clock) -> None:
-        self._log, self._state, self._journal, self._clock, self._wall = log, state, journal, clock, wall
+    def __init__(
+        self, log: ControlLog, state: State, journal: Journal, clock: Clock, wall: Clock
+    ) -> None:
+        self._log, self._state, self._journal, self._clock, self._wall = (
+            log,
+            state,
+            journal,
+            clock,
+            wall,
+        )
 
     def run(self, config: RunConfig) -> bool:
-        """Accept a run; False when it is there already. Raises ConflictError when it is there with another config."""
+        """Accept a run;
+
+        False when it is there already. Raises ConflictError when it is there with another config.
+        """
         name = run_digest(config)
         known = self._state.runs.get(config.run_id)
         if known is not None:
             if known.digest != name:
                 mend = "choose another run_id, or send the config that it has"
-                raise ConflictError(f"run {config.run_id!r} exists with another config", "the same config", mend)
+                raise ConflictError(
+                    f"run {config.run_id!r} exists with another config", "the same config", mend
+                )
             self._journal.urgent = True
             return False
         now = self._wall()
         run = RunRecord(config=config, digest=name, created_at=now, granted_at=self._clock())
         self._state.runs[run.run_id] = run
         text = orjson.dumps(config.model_dump(mode="json")).decode()
-        self._journal.insert(sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, 0, 0, now, 0.0, 0.0))
+        self._journal.insert(
+            sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, 0, 0, now, 0.0, 0.0)
+        )
         self._journal.urgent = True
         return True
 
-    def check(self, run: RunRecord, bodies: Sequence[GroupBody], check: CheckTask, seen: dict[str, str], first: int = 0) -> list[Candidate]:
-        """Check groups before one is accepted. Raises TaskError that names the row, ConflictError for a key.
+    def check(
+        self,
+        run: RunRecord,
+        bodies: Sequence[GroupBody],
+        check: CheckTask,
+        seen: dict[str, str],
+        first: int = 0,
+    ) -> list[Candidate]:
+        """Check groups before one is accepted.
 
-        `seen` carries the keys of earlier parts of the same batch, `first` is the place of `bodies[0]` in it.
+        Raises TaskError that names the row, ConflictError for a key.
+
+        `seen` carries the keys of earlier parts of the same batch, `first` is the place of
+        `bodies[0]` in it.
         """
         candidates: list[Candidate] = []
         default = orjson.dumps(asdict(run.config.sampling.params())).decode()
@@ -94,9 +120,15 @@ class Acceptance:
             candidate = _candidate(body, task, default)
             if candidate.key:
                 known = self.known(run, candidate.key)
-                if (known.digest if known else seen.setdefault(candidate.key, candidate.digest)) != candidate.digest:
-                    given = f"{where}: key {candidate.key!r} was used for another task, n or sampling"
-                    raise ConflictError(given, "the same content for the same key", "use another key")
+                if (
+                    known.digest if known else seen.setdefault(candidate.key, candidate.digest)
+                ) != candidate.digest:
+                    given = (
+                        f"{where}: key {candidate.key!r} was used for another task, n or sampling"
+                    )
+                    raise ConflictError(
+                        given, "the same content for the same key", "use another key"
+                    )
             candidates.append(candidate)
         return candidates
 
@@ -106,17 +138,31 @@ class Acceptance:
         forgotten = run.next_group > len(run.groups)
         return load_key(self._log, run, key) if found is None and forgotten else found
 
-    def groups(self, run: RunRecord, candidates: Sequence[Candidate]) -> list[tuple[GroupRecord, bool]]:
-        """Accept groups in order; a known key gives the group that is there. Raises ConflictError when the run takes no more."""
+    def groups(
+        self, run: RunRecord, candidates: Sequence[Candidate]
+    ) -> list[tuple[GroupRecord, bool]]:
+        """Accept groups in order; a known key gives the group that is there.
+
+        Raises ConflictError when the run takes no more.
+        """
         accepted: list[tuple[GroupRecord, bool]] = []
         for candidate in candidates:
             known = self.known(run, candidate.key) if candidate.key else None
             if known is not None and known.digest != candidate.digest:
-                raise ConflictError(f"key {candidate.key!r} was used for another task, n or sampling", mend="use another key")
+                raise ConflictError(
+                    f"key {candidate.key!r} was used for another task, n or sampling",
+                    mend="use another key",
+                )
             if known is None and (run.last or run.state != "open"):
-                why = "is finished" if run.state != "open" else "was told that no more groups will come"
+                why = (
+                    "is finished"
+                    if run.state != "open"
+                    else "was told that no more groups will come"
+                )
                 raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
-            accepted.append((known, False) if known is not None else (self._add(run, candidate), True))
+            accepted.append(
+                (known, False) if known is not None else (self._add(run, candidate), True)
+            )
         self._journal.urgent = True
         fresh = [messages.task_row(group) for group, new in accepted if new]
         for row in messages.table_rows(run, "tasks", fresh):
@@ -128,14 +174,33 @@ class Acceptance:
         group_id = run.next_group
         key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
         group = GroupRecord(
-            run=run, group_id=group_id, key=key, digest=candidate.digest, n=candidate.n, first_rollout=run.next_rollout,
-            task_id=task.task_id, data_source=task.data_source, env=task.env, task=candidate.text, sampling=candidate.sampling,
-            extra=candidate.extra, accepted_at=self._wall(), pending=candidate.n,
-        )  # fmt: skip
-        life = RolloutLife(max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses)
+            run=run,
+            group_id=group_id,
+            key=key,
+            digest=candidate.digest,
+            n=candidate.n,
+            first_rollout=run.next_rollout,
+            task_id=task.task_id,
+            data_source=task.data_source,
+            env=task.env,
+            task=candidate.text,
+            sampling=candidate.sampling,
+            extra=candidate.extra,
+            accepted_at=self._wall(),
+            pending=candidate.n,
+        )
+        life = RolloutLife(
+            max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses
+        )
         now = self._clock()
         group.rollouts = [
-            RolloutRecord(group=group, rollout_id=group.first_rollout + index, sample_index=index, life=life, since=now)
+            RolloutRecord(
+                group=group,
+                rollout_id=group.first_rollout + index,
+                sample_index=index,
+                life=life,
+                since=now,
+            )
             for index in range(group.n)
         ]
         self._insert(group)
@@ -152,9 +217,20 @@ class Acceptance:
     def _insert(self, group: GroupRecord) -> None:
         run_id = group.run.run_id
         facts = (
-            run_id, group.group_id, group.key, group.digest, group.n, group.first_rollout, group.task_id, group.data_source, group.env,
-            group.task, group.sampling, group.extra, group.accepted_at,
-        )  # fmt: skip
+            run_id,
+            group.group_id,
+            group.key,
+            group.digest,
+            group.n,
+            group.first_rollout,
+            group.task_id,
+            group.data_source,
+            group.env,
+            group.task,
+            group.sampling,
+            group.extra,
+            group.accepted_at,
+        )
         self._journal.insert(sql.INSERT_GROUP, facts + group_row(group))
         for rollout in group.rollouts:
             identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)

@@ -1,4 +1,7 @@
-"""The HTTP routes, thin over the core. Every answer that promises something is sent after the log has it on disk."""
+"""The HTTP routes, thin over the core.
+
+Every answer that promises something is sent after the log has it on disk.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,20 @@ class VersionBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     version: int = Field(default=0, ge=0, description="one above the last; 0 = let the gateway say")
-    path: str = Field(default="", max_length=4096, description="Hugging Face directory that the backends can read; empty = only an id")
+    path: str = Field(
+        default="",
+        max_length=4096,
+        description="Hugging Face directory that the backends can read; empty = only an id",
+    )
 
 
 class BackendBody(BaseModel):
     """Body of `POST /v1/backends`."""
 
     model_config = ConfigDict(extra="forbid")
-    name: str = Field(min_length=1, max_length=500, description="scripted:oracle, http://host:port ...")
+    name: str = Field(
+        min_length=1, max_length=500, description="scripted:oracle, http://host:port ..."
+    )
 
 
 def known_env() -> CheckTask:
@@ -66,7 +75,13 @@ def reply(content: Json, status: int = 200) -> Response:
 
 def create_app(gateway: Gateway, check: CheckTask | None = None) -> Border:
     """The ASGI app of a gateway, token and limits included."""
-    app = FastAPI(title="prorl", version=code_version(), docs_url=None, redoc_url=None, openapi_url="/v1/openapi.json")
+    app = FastAPI(
+        title="prorl",
+        version=code_version(),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/v1/openapi.json",
+    )
     _runs(app, gateway, check or known_env())
     _cancels(app, gateway)
     _service(app, gateway)
@@ -91,7 +106,9 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
         check_there(gateway.config, config.run_id)
     created = gateway.core.create_run(config)
     await gateway.durable()
-    return reply(views.run_view(gateway.core, gateway.core.run(config.run_id)), 201 if created else 200)
+    return reply(
+        views.run_view(gateway.core, gateway.core.run(config.run_id)), 201 if created else 200
+    )
 
 
 def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
@@ -99,7 +116,10 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
     @app.post("/v1/runs", status_code=201)
     async def create_run(config: RunConfig) -> Response:
-        """Make a run. The same body again answers 200 with its present state; another body for the same name 409."""
+        """Make a run.
+
+        The same body again answers 200 with its present state; another body for the same name 409.
+        """
         return await _create(gateway, config)
 
     @app.post("/v1/runs/{run_id}/groups", status_code=202, openapi_extra=_body(GroupsBody))
@@ -112,7 +132,10 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
             core.end_of_groups(run)
         await gateway.durable()
         groups = [_accepted(group, created) for group, created in accepted]
-        return reply({"run_id": run_id, "groups": groups}, 202 if any(created for _, created in accepted) else 200)
+        return reply(
+            {"run_id": run_id, "groups": groups},
+            202 if any(created for _, created in accepted) else 200,
+        )
 
     @app.get("/v1/runs")
     async def list_runs() -> Response:
@@ -138,14 +161,20 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     async def publish(run_id: str, body: VersionBody) -> Response:
         """Have the run's backends load weights and publish them as a version, one above the last.
 
-        The same version and path again answer 200; a used id or one that is not the next 409; 503 when no backend took them.
+        The same version and path again answer 200; a used id or one that is not the next 409; 503
+        when no backend took them.
         """
         run = _run(gateway, run_id)
         done = await gateway.publisher.publish(run, body.version, body.path)
-        return reply({"run_id": run_id, "version": done.version, "failed": done.failed}, 201 if done.fresh else 200)
+        return reply(
+            {"run_id": run_id, "version": done.version, "failed": done.failed},
+            201 if done.fresh else 200,
+        )
 
 
-async def _accept(gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask) -> list[tuple[GroupRecord, bool]]:
+async def _accept(
+    gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
+) -> list[tuple[GroupRecord, bool]]:
     """Check all, then accept all; long batches let others in between."""
     acceptance = gateway.core.acceptance
     candidates: list[Candidate] = []
@@ -248,16 +277,28 @@ def _errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return _error(request, 422, "invalid", f"`{where}`: {first['msg'].lower()}; given {str(first.get('input'))[:200]!r}")
+        return _error(
+            request,
+            422,
+            "invalid",
+            f"`{where}`: {first['msg'].lower()}; given {str(first.get('input'))[:200]!r}",
+        )
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
-        return _error(request, error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+        return _error(
+            request, error.status_code, code, f"{request.method} {request.url.path}: {error.detail}"
+        )
 
     @app.exception_handler(Exception)
     async def ours_to_mend(request: Request, error: Exception) -> Response:
-        return _error(request, 500, "internal", "internal error; the gateway's log has it under this request id")
+        return _error(
+            request,
+            500,
+            "internal",
+            "internal error; the gateway's log has it under this request id",
+        )
 
 
 def _error(request: Request, status: int, code: str, message: str) -> Response:
@@ -276,7 +317,9 @@ def _openapi(app: FastAPI) -> Callable[[], dict[str, Any]]:
         if app.openapi_schema is None:
             document = get_openapi(title=app.title, version=app.version, routes=app.routes)
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            body = document["paths"]["/v1/runs/{run_id}/groups"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            body = document["paths"]["/v1/runs/{run_id}/groups"]["post"]["requestBody"]["content"][
+                "application/json"
+            ]["schema"]
             schemas |= body.pop("$defs", {})
             app.openapi_schema = document
         return app.openapi_schema

@@ -1,10 +1,14 @@
-"""Which backend serves a rollout: a min-heap over in-flight work, sticky for the rollout's life. Pure.
+"""Which backend serves a rollout: a min-heap over in-flight work, sticky for the rollout's life.
 
-A backend's weight is the number of rollouts that it serves *now*: `release` lowers it when a rollout ends (a count that never goes down
-is round-robin with extra steps). Equal weights go to the one that was chosen longest ago.
+Pure.
 
-Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend until released, even when that
-backend is drained, ejected or removed; no ejection takes more than half of the pool out (a network hiccup must not empty it).
+A backend's weight is the number of rollouts that it serves *now*: `release` lowers it when a
+rollout ends (a count that never goes down is round-robin with extra steps). Equal weights go to the
+one that was chosen longest ago.
+
+Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend
+until released, even when that backend is drained, ejected or removed; no ejection takes more than
+half of the pool out (a network hiccup must not empty it).
 """
 
 from __future__ import annotations
@@ -46,7 +50,12 @@ class Balancer:
     @property
     def states(self) -> Mapping[str, BackendState]:
         """State of each backend in the pool."""
-        return MappingProxyType({name: BackendState.FENCED if name in self._fenced else state for name, state in self._state.items()})
+        return MappingProxyType(
+            {
+                name: BackendState.FENCED if name in self._fenced else state
+                for name, state in self._state.items()
+            }
+        )
 
     def in_flight(self, name: str) -> int:
         """Rollouts that the backend serves now."""
@@ -70,7 +79,10 @@ class Balancer:
         self._state[name] = BackendState.DRAINING
 
     def eject(self, name: str) -> bool:
-        """Give it nothing while it is ill; False when half of the pool is out already. Raises NotFoundError."""
+        """Give it nothing while it is ill;
+
+        False when half of the pool is out already. Raises NotFoundError.
+        """
         self._known(name)
         if self._state[name] is not BackendState.READY:
             return self._state[name] is BackendState.EJECTED
@@ -98,7 +110,8 @@ class Balancer:
                 self._push(name)
 
     def acquire(self, rollout: Hashable, among: Collection[str] = ()) -> str | None:
-        """The rollout's backend: the one it has, else the least loaded of the pool (or of `among`, which need not be in the pool).
+        """The rollout's backend: the one it has, else the least loaded of the pool (or of `among`,
+        which need not be in the pool).
 
         None when no backend may be given anything.
         """
@@ -110,7 +123,9 @@ class Balancer:
         return name
 
     def assign(self, rollout: Hashable, name: str) -> None:
-        """Say that this backend serves the rollout, e.g. after a restart; replaces an earlier assignment."""
+        """Say that this backend serves the rollout, e.g. after a restart; replaces an earlier
+        assignment.
+        """
         self.release(rollout)
         self._owner[rollout] = name
         self._in_flight[name] = self._in_flight.get(name, 0) + 1
@@ -134,7 +149,9 @@ class Balancer:
         return self._state.get(name) is BackendState.READY and name not in self._fenced
 
     def _push(self, name: str) -> None:
-        """Entries are never updated in place: what does not match the present count is skipped when it surfaces."""
+        """Entries are never updated in place: what does not match the present count is skipped when
+        it surfaces.
+        """
         if self._able(name):
             heapq.heappush(self._heap, (self._in_flight[name], self._chosen[name], name))
         if len(self._heap) > 64 + 8 * len(self._state):
@@ -151,8 +168,14 @@ class Balancer:
         return None
 
     def _least_of(self, among: Collection[str]) -> str | None:
-        able = [name for name in among if self._able(name) or (name not in self._state and name not in self._fenced)]
-        return min(able, key=lambda name: (self.in_flight(name), self._chosen.get(name, 0)), default=None)
+        able = [
+            name
+            for name in among
+            if self._able(name) or (name not in self._state and name not in self._fenced)
+        ]
+        return min(
+            able, key=lambda name: (self.in_flight(name), self._chosen.get(name, 0)), default=None
+        )
 
     def _forget_idle(self, name: str) -> None:
         if name not in self._state and not self._in_flight.get(name):

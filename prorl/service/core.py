@@ -1,7 +1,9 @@
-"""The gateway's mind: what comes in (control rows, requests, time) becomes changes of the state, and a journal of what to write and say.
+"""The gateway's mind: what comes in (control rows, requests, time) becomes changes of the state,
+and a journal of what to write and say.
 
-No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the journal out. What a method answers may be
-told to others only after the journal's next `take` is durable.
+No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the
+journal out. What a method answers may be told to others only after the journal's next `take` is
+durable.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ from prorl.types import FailureCode, GroupState, Json, RolloutState
 class Core:
     """Everything that the gateway decides."""
 
-    def __init__(self, log: ControlLog, backends: Iterable[str] = (), clock: Clock = time.monotonic, wall: Clock = time.time) -> None:
+    def __init__(
+        self,
+        log: ControlLog,
+        backends: Iterable[str] = (),
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
+    ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
         self.journal = Journal()
         self._turn = 0
@@ -75,8 +83,12 @@ class Core:
     def create_run(self, config: RunConfig) -> bool:
         """Accept a run; False when it was there. Raises ConflictError, UserError."""
         if not config.backends and not self.state.balancer.states:
-            mend = "name `backends` in the run, in the service's config, or add one: POST /v1/backends"
-            raise UserError(f"run {config.run_id!r} has no backend to sample from", "at least one backend", mend)
+            mend = (
+                "name `backends` in the run, in the service's config, or add one: POST /v1/backends"
+            )
+            raise UserError(
+                f"run {config.run_id!r} has no backend to sample from", "at least one backend", mend
+            )
         created = self.acceptance.run(config)
         if created:
             self.journal.send_store(messages.fresh_run(self.state.runs[config.run_id]))
@@ -113,7 +125,10 @@ class Core:
         """A given version serves: told to every worker; False when it was published before."""
         created = self.groups.publish(run, version)
         for worker in self.state.workers.values() if created else ():
-            self.journal.send(worker.name, ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": version}))
+            self.journal.send(
+                worker.name,
+                ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": version}),
+            )
         return created
 
     def set_backend(self, name: str, state: str) -> None:
@@ -132,7 +147,10 @@ class Core:
     # ---- what workers say
 
     def control(self, worker: WorkerRecord, row: ControlRow) -> None:
-        """One row of a worker's control stream, after its hello. Raises UserError for a row that makes no sense."""
+        """One row of a worker's control stream, after its hello.
+
+        Raises UserError for a row that makes no sense.
+        """
         worker.seen_at = self._clock()
         match row.kind:
             case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
@@ -166,7 +184,9 @@ class Core:
             self.rollouts.stop(worker, row.key)
 
     def _reply(self, worker: WorkerRecord, row: ControlRow, code: str, payload: Json) -> None:
-        answer = ControlRow(kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code=code, payload=payload)
+        answer = ControlRow(
+            kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code=code, payload=payload
+        )
         self.journal.send(worker.name, answer)
         self.journal.urgent = True
 
@@ -196,7 +216,9 @@ class Core:
     # ---- time
 
     def pump(self, room: int) -> None:
-        """Grant up to `room` leases, one run after the other, starting groups as the sampler allows."""
+        """Grant up to `room` leases, one run after the other, starting groups as the sampler
+        allows.
+        """
         runs = deque(run for run in self.state.runs.values() if run.ready or run.pool)
         runs.rotate(-self._turn)
         while room > 0 and runs:
@@ -242,7 +264,9 @@ class Core:
         self.journal.group(group)
 
     def sweep(self) -> None:
-        """What only time decides: claims that did not come, budgets for waiting that are used up, runs that have ended."""
+        """What only time decides: claims that did not come, budgets for waiting that are used up,
+        runs that have ended.
+        """
         self.rollouts.settle_orphans()
         now = self._clock()
         for run in self.state.runs.values():
@@ -251,17 +275,26 @@ class Core:
                 self.commits.finish(run)
 
     def _expire(self, run: RunRecord, now: float) -> None:
-        """Waiting counts while the run wants leases and gets none: not behind its own backpressure, nor in a queue that moves."""
+        """Waiting counts while the run wants leases and gets none: not behind its own backpressure,
+        nor in a queue that moves.
+        """
         held_back = not run.ready and (not run.pool or not may_open(run.demand))
         if held_back:
             run.granted_at = now
         budget_s = run.config.limits.queue_s
         if now - run.granted_at <= budget_s:
             return
-        waiting = [r for group in run.groups.values() if group.state is GroupState.OPEN for r in group.rollouts]
+        waiting = [
+            r
+            for group in run.groups.values()
+            if group.state is GroupState.OPEN
+            for r in group.rollouts
+        ]
         for record in waiting:
             if record.life.state is RolloutState.QUEUED and now - record.since > budget_s:
-                self.rollouts.apply(record, Event(kind=EventKind.EXPIRE), f"no worker took it within {budget_s:g} s")
+                self.rollouts.apply(
+                    record, Event(kind=EventKind.EXPIRE), f"no worker took it within {budget_s:g} s"
+                )
         self.journal.urgent = True
 
     # ---- after a transaction

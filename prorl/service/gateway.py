@@ -1,9 +1,12 @@
-"""The gateway's process: one loop that owns the core, the log's one writer, the control streams, the lease edge.
+"""The gateway's process: one loop that owns the core, the log's one writer, the control streams,
+the lease edge.
 
-    control rows, HTTP requests, time -> Core -> Journal -> one transaction -> what waited for it: replies, cancels, leases, acks
+    control rows, HTTP requests, time -> Core -> Journal -> one transaction -> what waited for it:
+    replies, cancels, leases, acks
 
-One transaction is in flight at a time; whatever happens meanwhile shares the next one. Urgent changes start it at once; progress alone
-waits up to `LAZY_S`. When the log cannot be written the process ends: it starts again from what is durable.
+One transaction is in flight at a time; whatever happens meanwhile shares the next one. Urgent
+changes start it at once; progress alone waits up to `LAZY_S`. When the log cannot be written the
+process ends: it starts again from what is durable.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ SWEEP_TICKS = 3
 
 log = logging.getLogger("prorl.service")
 
-_REQUESTS = frozenset({Kind.RESERVE, Kind.COMMIT, Kind.PUBLISHED, Kind.PROPOSE, Kind.HANDOUT, Kind.CURSOR})
+_REQUESTS = frozenset(
+    {Kind.RESERVE, Kind.COMMIT, Kind.PUBLISHED, Kind.PROPOSE, Kind.HANDOUT, Kind.CURSOR}
+)
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -41,7 +46,12 @@ class Gateway:
     """Serves one root. `run()` works until it is cancelled."""
 
     def __init__(
-        self, config: ServiceConfig, control_log: ControlLog, network: Network, clock: Clock = time.monotonic, wall: Clock = time.time
+        self,
+        config: ServiceConfig,
+        control_log: ControlLog,
+        network: Network,
+        clock: Clock = time.monotonic,
+        wall: Clock = time.time,
     ) -> None:
         self.config = config
         self.core = Core(control_log, config.backends, clock, wall)
@@ -61,15 +71,22 @@ class Gateway:
     async def listen(self) -> str:
         """Serve the lease edge and control streams. Returns the location."""
         path, route = self.leases.route
-        return await self._network.listen(self.config.gateway_flight, {path: route, "control": (self._control, CONTROL, CONTROL)})
+        return await self._network.listen(
+            self.config.gateway_flight, {path: route, "control": (self._control, CONTROL, CONTROL)}
+        )
 
     async def run(self) -> None:
-        """Carry the journal out, watch the time. Raises StorageError when the log cannot be written."""
+        """Carry the journal out, watch the time.
+
+        Raises StorageError when the log cannot be written.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_forever(), name="commit")
                 group.create_task(self._tick_forever(), name="tick")
-                group.create_task(Probes(self.core.state.balancer, self.wake).watch(), name="probe backends")
+                group.create_task(
+                    Probes(self.core.state.balancer, self.wake).watch(), name="probe backends"
+                )
                 group.create_task(self.publisher.watch(), name="watch weights")
         finally:
             await self.publisher.close()
@@ -92,7 +109,11 @@ class Gateway:
             await self._dirty.wait()
             self._dirty.clear()
             self.core.pump(self.leases.room)
-            if self.core.journal.urgent or self._waiters or (self._lazy_due and not self.core.journal.empty):
+            if (
+                self.core.journal.urgent
+                or self._waiters
+                or (self._lazy_due and not self.core.journal.empty)
+            ):
                 await self._commit()
 
     async def _commit(self) -> None:
@@ -141,7 +162,10 @@ class Gateway:
 
     def _tell_paused(self, backend: str, paused: bool) -> None:
         for worker in self.core.state.of_role("run"):
-            self._send(worker.name, [ControlRow(kind=Kind.PAUSED, payload={"backend": backend, "paused": paused})])
+            self._send(
+                worker.name,
+                [ControlRow(kind=Kind.PAUSED, payload={"backend": backend, "paused": paused})],
+            )
 
     # ---- control streams
 
@@ -167,16 +191,26 @@ class Gateway:
         self._channels[worker.name] = channel
         if worker.role == "store":
             self._live_store = ""
-        log.info("worker %s came", worker.name, extra={"role": worker.role, "worker_pid": worker.pid})
+        log.info(
+            "worker %s came", worker.name, extra={"role": worker.role, "worker_pid": worker.pid}
+        )
         return worker
 
     def _hear(self, worker: WorkerRecord, row: ControlRow) -> None:
         try:
             self.core.control(worker, row)
         except _MALFORMED as error:
-            log.warning("worker %s: a %s row makes no sense: %r", worker.name, row.kind.value, error)
+            log.warning(
+                "worker %s: a %s row makes no sense: %r", worker.name, row.kind.value, error
+            )
             if row.kind in _REQUESTS:
-                answer = ControlRow(kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code="invalid", payload={"message": repr(error)})
+                answer = ControlRow(
+                    kind=Kind.REPLY,
+                    re=row.seq,
+                    run_id=row.run_id,
+                    code="invalid",
+                    payload={"message": repr(error)},
+                )
                 self._send(worker.name, [answer])
 
     def _gone(self, worker: WorkerRecord, channel: Channel) -> None:
@@ -202,7 +236,9 @@ class Gateway:
             self.wake()
 
     def _ack(self) -> None:
-        """Tell workers which of their events are durable; nobody waits for it, so it need not travel often."""
+        """Tell workers which of their events are durable; nobody waits for it, so it need not
+        travel often.
+        """
         acks, self._acks = self._acks, {}
         for worker, seq in acks.items():
             if self.core.state.workers.get(worker.name) is worker:
@@ -218,5 +254,7 @@ class Gateway:
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
         for record in self.leases.overdue():
-            self.core.rollouts.failed(record, record.life.attempt, "queue_deadline", "no worker took its lease in time")
+            self.core.rollouts.failed(
+                record, record.life.attempt, "queue_deadline", "no worker took its lease in time"
+            )
         self.core.sweep()

@@ -1,7 +1,9 @@
-"""Decisions, hand-out, cursors, policy versions: what happens to a group after its members have ended. First decision stands.
+"""Decisions, hand-out, cursors, policy versions: what happens to a group after its members have
+ended. First decision stands.
 
-Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets what the log holds. `delivery_seq` is
-dense per run, given in the order in which the store asks (oldest span version first), and never changes.
+Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets
+what the log holds. `delivery_seq` is dense per run, given in the order in which the store asks
+(oldest span version first), and never changes.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ class Groups:
         self._event(group, "decided", kept)
 
     def handout(self, run: RunRecord, wanted: Iterable[tuple[int, int, int]]) -> Json:
-        """Give kept groups their place in the delivery order, as asked; those that are too old go stale instead."""
+        """Give kept groups their place in the delivery order, as asked; those that are too old go
+        stale instead.
+        """
         delivered, stale = [], []
         for group_id, min_version, _bytes in wanted:
             group = self.find(run, group_id)
@@ -98,10 +102,15 @@ class Groups:
         self._event(group, "delivered", True)
 
     def cursor(self, run: RunRecord, consumer: str, seq: int) -> None:
-        """Everything below `seq` is trained and durable; a lower one than before is honoured. Raises ConflictError."""
+        """Everything below `seq` is trained and durable; a lower one than before is honoured.
+
+        Raises ConflictError.
+        """
         if not 0 <= seq <= run.next_delivery:
             raise ConflictError(
-                f"cursor {run.run_id}@{seq}", f"at most {run.next_delivery}, where run {run.run_id} is", "is this another run's cursor?"
+                f"cursor {run.run_id}@{seq}",
+                f"at most {run.next_delivery}, where run {run.run_id} is",
+                "is this another run's cursor?",
             )
         run.cursors[consumer] = seq
         self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
@@ -120,19 +129,30 @@ class Groups:
                 self._journal.group(group)
 
     def give_version(self, run: RunRecord, version: int, path: str) -> int:
-        """An id for the weights in `path`: `version`, or the next one for 0. The same id and path again change nothing.
+        """An id for the weights in `path`:
+
+        `version`, or the next one for 0. The same id and path again change nothing.
 
         Raises ConflictError for an id that was used for something else, or that is not the next.
         """
         self._journal.urgent = True
         version = version or run.given_version + 1
         if version <= run.given_version:
-            found = self._log.read("SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version))
+            found = self._log.read(
+                "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
+            )
             if found and found[0][0] == path:
                 return version
-            raise ConflictError(f"version {version} of run {run.run_id!r} is used", f"{run.given_version + 1}", "an id is never used again")
+            raise ConflictError(
+                f"version {version} of run {run.run_id!r} is used",
+                f"{run.given_version + 1}",
+                "an id is never used again",
+            )
         if version != run.given_version + 1:
-            raise ConflictError(f"version {version} of run {run.run_id!r}", f"{run.given_version + 1}, one above the last")
+            raise ConflictError(
+                f"version {version} of run {run.run_id!r}",
+                f"{run.given_version + 1}, one above the last",
+            )
         run.given_version = version
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
@@ -173,9 +193,19 @@ class Groups:
     def _event(self, group: GroupRecord, event: str, kept: bool) -> None:
         run = group.run
         values = (
-            run.run_id, run.next_event, group.group_id, event, int(kept), group.reason, group.delivery_seq, group.n, group.num_valid,
-            group.min_version, group.mean_reward, int(self._wall() * 1e6),
-        )  # fmt: skip
+            run.run_id,
+            run.next_event,
+            group.group_id,
+            event,
+            int(kept),
+            group.reason,
+            group.delivery_seq,
+            group.n,
+            group.num_valid,
+            group.min_version,
+            group.mean_reward,
+            int(self._wall() * 1e6),
+        )
         run.next_event += 1
         self._journal.insert(sql.INSERT_EVENT, values)
         for row in messages.table_rows(run, "groups", [messages.event_row(values)]):

@@ -1,6 +1,8 @@
-"""The border of the HTTP side: bearer token, body limits, request ids, and errors as JSON `{code, message, request_id}`, never a traceback.
+"""The border of the HTTP side: bearer token, body limits, request ids, and errors as JSON `{code,
+message, request_id}`, never a traceback.
 
-Plain ASGI, so that a request which is refused costs nothing. Loopback only: `ServiceConfig.host` allows nothing else.
+Plain ASGI, so that a request which is refused costs nothing. Loopback only: `ServiceConfig.host`
+allows nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from prorl.errors import ConflictError, FencedError, NotFoundError, ProrlError, StorageError, UnavailableError, UserError
+from prorl.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    ProrlError,
+    StorageError,
+    UnavailableError,
+    UserError,
+)
 
 MAX_BODY_BYTES = 8 << 20
 MAX_GROUPS_BYTES = 64 << 20
@@ -69,7 +79,13 @@ class Border:
         scope["prorl.request_id"] = request_id
         headers = dict(scope["headers"])
         if scope["path"] != "/healthz" and not self._allowed(headers.get(b"authorization", b"")):
-            await _answer(send, 401, "unauthorized", "send `Authorization: Bearer TOKEN`; the token is in ROOT/token", request_id)
+            await _answer(
+                send,
+                401,
+                "unauthorized",
+                "send `Authorization: Bearer TOKEN`; the token is in ROOT/token",
+                request_id,
+            )
             return
         limit = MAX_GROUPS_BYTES if scope["path"].endswith("/groups") else MAX_BODY_BYTES
         body = _Body(receive, send, limit)
@@ -98,7 +114,9 @@ def _check_length(header: bytes, limit: int) -> None:
 
 
 class _Body:
-    """Counts what comes, whatever the header said; once it is too much, what the app makes of that is not sent."""
+    """Counts what comes, whatever the header said; once it is too much, what the app makes of that
+    is not sent.
+    """
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
         self._receive, self._send, self._left = receive, send, limit
@@ -119,7 +137,10 @@ class _Body:
 
 async def _answer(send: Send, status: int, code: str, message: str, request_id: str) -> None:
     body = error_body(code, message, request_id)
-    headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers: list[Any] = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,7 +1,7 @@
 """The journal: what has changed in memory and is not on disk yet, and what may be said once it is.
 
-Everything that happens between two transactions lands here; `take` turns it into one transaction and the effects that wait for it.
-A rollout that changed five times costs one UPDATE.
+Everything that happens between two transactions lands here; `take` turns it into one transaction
+and the effects that wait for it. A rollout that changed five times costs one UPDATE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Batch:
     outbox: dict[str, list[ControlRow]] = field(default_factory=dict)
     """Control rows by worker."""
     to_store: list[ControlRow] = field(default_factory=list)
-    """For the store that is live when the transaction is durable; a later one reads them from the log."""
+    """For the store that is live when the transaction is durable; a later one reads them from the
+    log.
+    """
     snapshots: list[str] = field(default_factory=list)
     """Stores that have just come, by worker name: they get the runs."""
     granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
@@ -52,7 +54,14 @@ class Journal:
     def empty(self) -> bool:
         """Whether there is nothing to write or to say."""
         batch = self._batch
-        quiet = not (batch.outbox or batch.to_store or batch.snapshots or batch.granted or batch.settled or batch.acks)
+        quiet = not (
+            batch.outbox
+            or batch.to_store
+            or batch.snapshots
+            or batch.granted
+            or batch.settled
+            or batch.acks
+        )
         return quiet and not (self._inserts or self._rollouts or self._groups or self._runs)
 
     def insert(self, statement: str, row: Sequence[Any]) -> None:
@@ -97,17 +106,31 @@ class Journal:
 
     def pending(self, record: GroupRecord) -> bool:
         """Whether the group or a member has changes that are not in a transaction yet."""
-        return record in self._groups or any(rollout in self._rollouts for rollout in record.rollouts)
+        return record in self._groups or any(
+            rollout in self._rollouts for rollout in record.rollouts
+        )
 
     def take(self) -> Batch:
         """Everything so far, as one batch; the journal starts afresh."""
         batch, self._batch = self._batch, Batch()
         # New rows first: a row may have been made and changed since the last transaction.
-        batch.writes.extend(sorted(self._inserts.items(), key=lambda item: not item[0].startswith("INSERT INTO")))
+        batch.writes.extend(
+            sorted(self._inserts.items(), key=lambda item: not item[0].startswith("INSERT INTO"))
+        )
         if self._rollouts:
-            batch.writes.append((sql.UPDATE_ROLLOUT, [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in self._rollouts]))
+            batch.writes.append(
+                (
+                    sql.UPDATE_ROLLOUT,
+                    [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in self._rollouts],
+                )
+            )
         if self._groups:
-            batch.writes.append((sql.UPDATE_GROUP, [(*group_row(g), g.run.run_id, g.group_id) for g in self._groups]))
+            batch.writes.append(
+                (
+                    sql.UPDATE_GROUP,
+                    [(*group_row(g), g.run.run_id, g.group_id) for g in self._groups],
+                )
+            )
         if self._runs:
             batch.writes.append((sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in self._runs]))
         self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}

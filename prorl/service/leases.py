@@ -1,10 +1,12 @@
 """Serves `edge/lease`: durable leases, sent the moment that an INIT worker has credit for them.
 
-Leases are granted in bulk ahead of credit and wait here, already on disk, so that a free INIT slot costs no fsync. Who got which becomes
-its first holder; what a lost stream never acked is given up after a moment unless its worker says that it has it.
+Leases are granted in bulk ahead of credit and wait here, already on disk, so that a free INIT slot
+costs no fsync. Who got which becomes its first holder; what a lost stream never acked is given up
+after a moment unless its worker says that it has it.
 
-Invariants: never more than credit (`Outlet`); a lease that was superseded or cancelled while it waited here is not sent, one that
-overtook its cancellation is cancelled at its worker. Bounded by `room`.
+Invariants: never more than credit (`Outlet`); a lease that was superseded or cancelled while it
+waited here is not sent, one that overtook its cancellation is cancelled at its worker. Bounded by
+`room`.
 """
 
 from __future__ import annotations
@@ -35,13 +37,23 @@ _STRUCT = pa.struct(list(LEASED))
 class Leases:
     """The lease edge's serving side."""
 
-    def __init__(self, state: State, rollouts: Rollouts, clock: Clock, wall: Clock, wake: Callable[[], None]) -> None:
-        self._state, self._rollouts, self._clock, self._wall, self._wake = state, rollouts, clock, wall, wake
+    def __init__(
+        self, state: State, rollouts: Rollouts, clock: Clock, wall: Clock, wake: Callable[[], None]
+    ) -> None:
+        self._state, self._rollouts, self._clock, self._wall, self._wake = (
+            state,
+            rollouts,
+            clock,
+            wall,
+            wake,
+        )
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
         self._limits: dict[str, dict[str, Json]] = {}
         self._streams = 0
         self._window = 0
-        self._outlet = Outlet("lease", on_credit=self._credit, on_sent=self._sent, on_lost=self._lost)
+        self._outlet = Outlet(
+            "lease", on_credit=self._credit, on_sent=self._sent, on_lost=self._lost
+        )
 
     @property
     def route(self) -> tuple[str, tuple[Accept, pa.Schema, pa.Schema]]:
@@ -50,7 +62,9 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """How many more leases should be granted now; 0 while at least half of what we want ahead is there."""
+        """How many more leases should be granted now; 0 while at least half of what we want ahead
+        is there.
+        """
         if not self._streams or not self._window:
             return 0
         ahead = min(MAX_AHEAD, max(MIN_AHEAD, self._window))
@@ -70,7 +84,11 @@ class Leases:
     def overdue(self) -> list[RolloutRecord]:
         """Leases that have waited here for longer than the run lets a rollout wait."""
         now = self._clock()
-        return [r for r, attempt in self._granted if _current(r, attempt) and now - r.since > r.run.config.limits.queue_s]
+        return [
+            r
+            for r, attempt in self._granted
+            if _current(r, attempt) and now - r.since > r.run.config.limits.queue_s
+        ]
 
     async def _serve(self, channel: Channel) -> None:
         self._streams += 1
@@ -119,16 +137,33 @@ class Leases:
         rows = [self._row(record, wall, now, eval_node) for record in records]
         return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
-    def _row(self, record: RolloutRecord, wall: float, now: float, eval_node: str) -> tuple[Json, ...]:
+    def _row(
+        self, record: RolloutRecord, wall: float, now: float, eval_node: str
+    ) -> tuple[Json, ...]:
         """In the order of LEASED."""
         group = record.group
         run, config = group.run, group.run.config
         return (
-            run.run_id, record.rollout_id, group.group_id, record.sample_index, record.rollout_key, record.life.attempt,
-            group.task_id, group.data_source, group.task, group.env, config.agent, orjson.loads(group.sampling),
-            self._limits_of(run, now - record.since), record.backend, self._min_version(run), eval_node, config.seed,
-            max(0.0, wall - group.accepted_at), group.extra,
-        )  # fmt: skip
+            run.run_id,
+            record.rollout_id,
+            group.group_id,
+            record.sample_index,
+            record.rollout_key,
+            record.life.attempt,
+            group.task_id,
+            group.data_source,
+            group.task,
+            group.env,
+            config.agent,
+            orjson.loads(group.sampling),
+            self._limits_of(run, now - record.since),
+            record.backend,
+            self._min_version(run),
+            eval_node,
+            config.seed,
+            max(0.0, wall - group.accepted_at),
+            group.extra,
+        )
 
     def _limits_of(self, run: RunRecord, waited_s: float) -> dict[str, Json]:
         limits = self._limits.get(run.run_id)

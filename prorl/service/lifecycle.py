@@ -1,19 +1,23 @@
 """The lifecycle as a table: (state, event) -> (state, actions). Pure: no I/O, no clock, no queue.
 
-Everything else in the gateway exists to bring events here and to carry the actions out, after they are durable.
+Everything else in the gateway exists to bring events here and to carry the actions out, after they
+are durable.
 
     QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED
       ^                 |                        |                     |
       +---- retry ------+------------------------+---------------------+        FAILED when the budget for retries is used up
-    any open state --cancel--> CANCELLED (from RESERVED only once the store lets go of it: a commit in flight wins)
+    any open state --cancel--> CANCELLED (from RESERVED only once the store lets go of it: a commit
+    in flight wins)
 
 Rules that the table alone enforces:
 - An event that names another attempt than the current one changes nothing and answers FENCE.
 - A terminal state never changes.
-- Infrastructure failures and deaths of our own workers are counted apart; either budget ends the rollout as FAILED.
+- Infrastructure failures and deaths of our own workers are counted apart; either budget ends the
+  rollout as FAILED.
 - Only LEASE raises `attempt`, by one.
 
-A group: OPEN -> KEPT | DROPPED (first decision stands) -> DELIVERED | STALE (first hand-out stands) -> ACKED.
+A group: OPEN -> KEPT | DROPPED (first decision stands) -> DELIVERED | STALE (first hand-out stands)
+-> ACKED.
 """
 
 from __future__ import annotations
@@ -70,7 +74,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event. `attempt` is -1 for events that are about the rollout itself (LEASE, CANCEL, EXPIRE)."""
+    """One event.
+
+    `attempt` is -1 for events that are about the rollout itself (LEASE, CANCEL, EXPIRE).
+    """
 
     kind: EventKind
     attempt: int = -1
@@ -130,7 +137,10 @@ def _unreserve(life: RolloutLife, event: Event) -> Step:
 
 
 def _commit(life: RolloutLife, event: Event) -> Step:
-    return replace(life, state=RolloutState.COMPLETED, code=event.code), (Action.RELEASE, Action.CHECK_GROUP)
+    return replace(life, state=RolloutState.COMPLETED, code=event.code), (
+        Action.RELEASE,
+        Action.CHECK_GROUP,
+    )
 
 
 def _retry(life: RolloutLife, code: FailureCode) -> Step:
@@ -178,7 +188,11 @@ _IN_HAND: dict[EventKind, Rule] = {
 
 TABLE: Mapping[RolloutState, Mapping[EventKind, Rule]] = MappingProxyType(
     {
-        RolloutState.QUEUED: {EventKind.LEASE: _lease, EventKind.CANCEL: _cancel, EventKind.EXPIRE: _expire},
+        RolloutState.QUEUED: {
+            EventKind.LEASE: _lease,
+            EventKind.CANCEL: _cancel,
+            EventKind.EXPIRE: _expire,
+        },
         RolloutState.LEASED: {**_IN_HAND, EventKind.STARTED_RUN: _started},
         RolloutState.RUNNING: {**_IN_HAND, EventKind.STARTED_RUN: _started},
         RolloutState.RESERVED: {

@@ -1,12 +1,17 @@
-"""The control log: ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`. The truth about every rollout.
+"""The control log:
 
-One writer: `write` runs a list of statements as one transaction, on one thread, and returns when it is on disk. The gateway keeps at
-most one transaction in flight and collects everything that happens meanwhile for the next one: many waiting operations share one
-fsync (group commit) and no timer delays anybody. Reads use a second connection, from the loop; they see what is durable, nothing else.
+ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`. The truth about every rollout.
 
-Invariants: one process at a time (a lock file beside the log); a log of another version is refused before anything is written; after
-an error of a write nothing more is written (dirty pages may be gone: the process ends and starts again from the log).
-Not promised: network file systems (SQLite's WAL needs shared memory).
+One writer: `write` runs a list of statements as one transaction, on one thread, and returns when it
+is on disk. The gateway keeps at most one transaction in flight and collects everything that happens
+meanwhile for the next one: many waiting operations share one fsync (group commit) and no timer
+delays anybody. Reads use a second connection, from the loop; they see what is durable, nothing
+else.
+
+Invariants: one process at a time (a lock file beside the log); a log of another version is refused
+before anything is written; after an error of a write nothing more is written (dirty pages may be
+gone: the process ends and starts again from the log). Not promised: network file systems (SQLite's
+WAL needs shared memory).
 """
 
 from __future__ import annotations
@@ -51,7 +56,10 @@ class ControlLog:
         self.transactions = 0
 
     async def write(self, writes: Sequence[Write]) -> None:
-        """Run all statements as one durable transaction. Raises StorageError, and from then on always."""
+        """Run all statements as one durable transaction.
+
+        Raises StorageError, and from then on always.
+        """
         await asyncio.get_running_loop().run_in_executor(self._thread, self.write_now, writes)
 
     def write_now(self, writes: Sequence[Write]) -> None:
@@ -90,13 +98,19 @@ def _lock(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise ConflictError(f"{path.parent} is in use by another gateway", "one service per root", "stop it or use another root") from None
+        raise ConflictError(
+            f"{path.parent} is in use by another gateway",
+            "one service per root",
+            "stop it or use another root",
+        ) from None
     return handle
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
+        connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
@@ -108,12 +122,22 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make the tables of a fresh log, or check the version of one that is there."""
     if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        connection.executescript(f"BEGIN; {TABLES_SQL} INSERT INTO meta VALUES ('version', '{LOG_VERSION}'); COMMIT;")
+        connection.executescript(
+            f"BEGIN; {TABLES_SQL} INSERT INTO meta VALUES ('version', '{LOG_VERSION}'); COMMIT;"
+        )
         return
     try:
-        found = int(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
+        found = int(
+            connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+        )
     except (sqlite3.Error, TypeError, ValueError):
-        raise SchemaError(f"{path} is not a control log of prorl", "a root made by `prorl`") from None
+        raise SchemaError(
+            f"{path} is not a control log of prorl", "a root made by `prorl`"
+        ) from None
     if found != LOG_VERSION:
-        mend = "upgrade prorl to read it" if found > LOG_VERSION else "use another root; this prorl cannot migrate it"
+        mend = (
+            "upgrade prorl to read it"
+            if found > LOG_VERSION
+            else "use another root; this prorl cannot migrate it"
+        )
         raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", mend)

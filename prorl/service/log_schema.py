@@ -1,9 +1,12 @@
-"""The control log's tables, as SQL. One row per fact; the gateway's memory is a cache of what is here.
+"""The control log's tables, as SQL.
 
-Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are dense per run. Text columns hold values of the enums in
-`prorl.types`; `at` of a group event is microseconds since the epoch, every other time seconds. A rollout is *stored* when `part` names
-the part that holds its row; a group's task when `runs.tasks_stored` is above its id; a group event when `runs.events_stored` is above
-its `event_seq`. A version's `note` is the path of its weights.
+One row per fact; the gateway's memory is a cache of what is here.
+
+Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are dense per run. Text
+columns hold values of the enums in `prorl.types`; `at` of a group event is microseconds since the
+epoch, every other time seconds. A rollout is *stored* when `part` names the part that holds its
+row; a group's task when `runs.tasks_stored` is above its id; a group event when
+`runs.events_stored` is above its `event_seq`. A version's `note` is the path of its weights.
 """
 
 from __future__ import annotations
@@ -73,27 +76,97 @@ def insert_sql(table: str, columns: tuple[str, ...]) -> str:
 
 def update_sql(table: str, columns: tuple[str, ...], keys: tuple[str, ...]) -> str:
     """`UPDATE` of `columns` by `keys`; parameters in that order."""
-    return f"UPDATE {table} SET {', '.join(f'{name}=?' for name in columns)} WHERE {' AND '.join(f'{name}=?' for name in keys)}"
+    return (
+        f"UPDATE {table} SET {', '.join(f'{name}=?' for name in columns)} WHERE"
+        f" {' AND '.join(f'{name}=?' for name in keys)}"
+    )
 
 
 RUN_COLUMNS = (
-    "run_id", "config", "digest", "state", "last", "cancelled", "tasks_stored", "events_stored", "created_at", "started_at", "finished_at",
-)  # fmt: skip
-RUN_CHANGES = ("state", "last", "cancelled", "tasks_stored", "events_stored", "started_at", "finished_at")
+    "run_id",
+    "config",
+    "digest",
+    "state",
+    "last",
+    "cancelled",
+    "tasks_stored",
+    "events_stored",
+    "created_at",
+    "started_at",
+    "finished_at",
+)
+RUN_CHANGES = (
+    "state",
+    "last",
+    "cancelled",
+    "tasks_stored",
+    "events_stored",
+    "started_at",
+    "finished_at",
+)
 GROUP_COLUMNS = (
-    "run_id", "group_id", "key", "digest", "n", "first_rollout", "task_id", "data_source", "env", "task", "sampling", "extra",
-    "accepted_at", "state", "opened", "reason", "num_valid", "mean_reward", "min_version", "delivery_seq",
-)  # fmt: skip
-GROUP_CHANGES = ("state", "opened", "reason", "num_valid", "mean_reward", "min_version", "delivery_seq")
+    "run_id",
+    "group_id",
+    "key",
+    "digest",
+    "n",
+    "first_rollout",
+    "task_id",
+    "data_source",
+    "env",
+    "task",
+    "sampling",
+    "extra",
+    "accepted_at",
+    "state",
+    "opened",
+    "reason",
+    "num_valid",
+    "mean_reward",
+    "min_version",
+    "delivery_seq",
+)
+GROUP_CHANGES = (
+    "state",
+    "opened",
+    "reason",
+    "num_valid",
+    "mean_reward",
+    "min_version",
+    "delivery_seq",
+)
 ROLLOUT_CHANGES = (
-    "state", "attempt", "infra_failures", "worker_losses", "code", "cancel_code", "message", "backend", "reward", "part",
-    "min_version", "max_version", "num_turns", "num_tokens", "num_sampled",
-)  # fmt: skip
+    "state",
+    "attempt",
+    "infra_failures",
+    "worker_losses",
+    "code",
+    "cancel_code",
+    "message",
+    "backend",
+    "reward",
+    "part",
+    "min_version",
+    "max_version",
+    "num_turns",
+    "num_tokens",
+    "num_sampled",
+)
 ROLLOUT_COLUMNS = ("run_id", "rollout_id", "group_id", "sample_index", *ROLLOUT_CHANGES)
 EVENT_COLUMNS = (
-    "run_id", "event_seq", "group_id", "event", "kept", "reason", "delivery_seq", "num_members", "num_valid", "min_version",
-    "mean_reward", "at",
-)  # fmt: skip
+    "run_id",
+    "event_seq",
+    "group_id",
+    "event",
+    "kept",
+    "reason",
+    "delivery_seq",
+    "num_members",
+    "num_valid",
+    "min_version",
+    "mean_reward",
+    "at",
+)
 
 INSERT_RUN = insert_sql("runs", RUN_COLUMNS)
 UPDATE_RUN = update_sql("runs", RUN_CHANGES, ("run_id",))
@@ -108,4 +181,7 @@ UPSERT_CURSOR = "INSERT OR REPLACE INTO cursors (run_id, consumer, seq, at) VALU
 INSERT_VERSION = insert_sql("versions", ("run_id", "version", "note", "at"))
 PUBLISH_VERSION = update_sql("versions", ("published",), ("run_id", "version"))
 UPSERT_BACKEND = "INSERT OR REPLACE INTO backends (name, state, added_at) VALUES (?, ?, ?)"
-ACK_GROUPS = "UPDATE groups SET state = 'acked' WHERE run_id = ? AND delivery_seq >= ? AND delivery_seq < ? AND state = 'delivered'"
+ACK_GROUPS = (
+    "UPDATE groups SET state = 'acked' WHERE run_id = ? AND delivery_seq >= ? AND delivery_seq < ?"
+    " AND state = 'delivered'"
+)

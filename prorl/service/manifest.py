@@ -1,4 +1,7 @@
-"""`ROOT/<run>/manifest.json`: what a copied run directory must say of itself. Written once, when the run is made, before it is accepted."""
+"""`ROOT/<run>/manifest.json`: what a copied run directory must say of itself.
+
+Written once, when the run is made, before it is accepted.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,11 @@ def code_version() -> str:
 
 
 def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) -> Path:
-    """Make the run's directory and its manifest durable; one that is there with the same config stays.
+    """Make the run's directory and its manifest durable; one that is there with the same config
+    stays.
 
-    Raises ConflictError when the directory belongs to another run, SchemaError when it is of another version, StorageError.
+    Raises ConflictError when the directory belongs to another run, SchemaError when it is of
+    another version, StorageError.
     """
     folder = service.root / run.run_id
     path = folder / MANIFEST
@@ -37,11 +42,19 @@ def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) ->
         if found is not None:
             check_version(found.get("schema_version"), f"run directory {folder}")
             if found.get("config") != config:
-                raise ConflictError(f"{folder} holds another run", "a directory that does not exist", "choose another run_id")
+                raise ConflictError(
+                    f"{folder} holds another run",
+                    "a directory that does not exist",
+                    "choose another run_id",
+                )
             return path
         folder.mkdir(parents=True, exist_ok=True)
         if any(not name.startswith(".") for name in os.listdir(folder)):
-            raise ConflictError(f"{folder} holds other files", "a directory that does not exist or is empty", "choose another run_id")
+            raise ConflictError(
+                f"{folder} holds other files",
+                "a directory that does not exist or is empty",
+                "choose another run_id",
+            )
         _write(path, _content(service, run, config, created_at))
     except OSError as error:
         if isinstance(error, StorageError):
@@ -54,10 +67,16 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
     """Raises ConflictError when somebody has removed the directory of a run that the log knows."""
     path = service.root / run_id / MANIFEST
     if not path.exists():
-        raise ConflictError(f"run {run_id!r} is known here, but {path} is gone", "its directory in its place", "choose another run_id")
+        raise ConflictError(
+            f"run {run_id!r} is known here, but {path} is gone",
+            "its directory in its place",
+            "choose another run_id",
+        )
 
 
-def _content(service: ServiceConfig, run: RunConfig, config: Json, created_at: float) -> dict[str, Json]:
+def _content(
+    service: ServiceConfig, run: RunConfig, config: Json, created_at: float
+) -> dict[str, Json]:
     return {
         "run_id": run.run_id,
         "schema_version": SCHEMA_VERSION,

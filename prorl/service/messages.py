@@ -1,4 +1,6 @@
-"""Rows that the gateway sends to the store, built from what it knows: each shape once, for live messages and for snapshots."""
+"""Rows that the gateway sends to the store, built from what it knows: each shape once, for live
+messages and for snapshots.
+"""
 
 from __future__ import annotations
 
@@ -32,35 +34,58 @@ def terminal(record: RolloutRecord, wall: float) -> ControlRow:
         "extra": group.extra,
     }
     return ControlRow(
-        kind=Kind.TERMINAL, run_id=group.run.run_id, rollout_id=record.rollout_id, group_id=group.group_id, attempt=life.attempt,
+        kind=Kind.TERMINAL,
+        run_id=group.run.run_id,
+        rollout_id=record.rollout_id,
+        group_id=group.group_id,
+        attempt=life.attempt,
         payload=payload,
-    )  # fmt: skip
+    )
 
 
-def member(rollout_id: int, sample_index: int, attempt: int, state: str, code: str, reward: float | None) -> GroupMember:
+def member(
+    rollout_id: int, sample_index: int, attempt: int, state: str, code: str, reward: float | None
+) -> GroupMember:
     """State of a group's member as the store decides by."""
     done = state == RolloutState.COMPLETED
     failure = FAILURE_CLASS[FailureCode(code)]
-    return GroupMember(rollout_id, sample_index, attempt, RolloutState(state), failure, reward if done else None)
+    return GroupMember(
+        rollout_id, sample_index, attempt, RolloutState(state), failure, reward if done else None
+    )
 
 
 def group_complete(group: GroupRecord) -> ControlRow:
     """Every member of the group is terminal."""
     members = [
-        member(r.rollout_id, r.sample_index, r.life.attempt, r.life.state, r.life.code, r.reward) for r in group.rollouts
-    ]  # fmt: skip
+        member(r.rollout_id, r.sample_index, r.life.attempt, r.life.state, r.life.code, r.reward)
+        for r in group.rollouts
+    ]
     payload = {"members": [list(m) for m in members], "task_id": group.task_id}
-    return ControlRow(kind=Kind.GROUP_COMPLETE, run_id=group.run.run_id, group_id=group.group_id, payload=payload)
+    return ControlRow(
+        kind=Kind.GROUP_COMPLETE, run_id=group.run.run_id, group_id=group.group_id, payload=payload
+    )
 
 
 def fresh_run(run: RunRecord) -> ControlRow:
     """The snapshot of a run that has just been made."""
     config = run.config
     payload = {
-        "run_id": run.run_id, "config": config.model_dump(mode="json"), "filter_sql": config.filter, "group_size": 1,
-        "seed": config.seed, "state": run.state, "tasks": [], "unpublished": [], "terminals": [], "complete": [], "kept": [],
-        "delivered": [], "group_events": [], "cursors": {}, "parts": [],
-    }  # fmt: skip
+        "run_id": run.run_id,
+        "config": config.model_dump(mode="json"),
+        "filter_sql": config.filter,
+        "group_size": 1,
+        "seed": config.seed,
+        "state": run.state,
+        "tasks": [],
+        "unpublished": [],
+        "terminals": [],
+        "complete": [],
+        "kept": [],
+        "delivered": [],
+        "group_events": [],
+        "cursors": {},
+        "parts": [],
+    }
     return ControlRow(kind=Kind.RUN, run_id=run.run_id, payload=payload)
 
 
@@ -89,13 +114,28 @@ def table_rows(run: RunRecord, table: str, rows: Iterable[dict[str, Json]]) -> l
             size = len(row.get("task", "")) + 256
         chunks[-1].append(row)
     return [
-        ControlRow(kind=Kind.ROWS, run_id=run.run_id, payload={"table": table, "rows": chunk}) for chunk in chunks if chunk
-    ]  # fmt: skip
+        ControlRow(kind=Kind.ROWS, run_id=run.run_id, payload={"table": table, "rows": chunk})
+        for chunk in chunks
+        if chunk
+    ]
 
 
 def event_row(values: tuple[Any, ...]) -> dict[str, Json]:
     """A row of the GROUPS table from the values of `EVENT_COLUMNS`. `at` is in microseconds."""
-    _, event_seq, group_id, event, kept, reason, delivery_seq, num_members, num_valid, min_version, mean_reward, at = values
+    (
+        _,
+        event_seq,
+        group_id,
+        event,
+        kept,
+        reason,
+        delivery_seq,
+        num_members,
+        num_valid,
+        min_version,
+        mean_reward,
+        at,
+    ) = values
     return {
         "event_seq": event_seq,
         "group_id": group_id,

@@ -1,6 +1,8 @@
-"""Health of the pool's HTTP backends: asked every `PROBE_S`, ejected after `MAX_MISSES` misses in a row, back with the first answer.
+"""Health of the pool's HTTP backends: asked every `PROBE_S`, ejected after `MAX_MISSES` misses in a
+row, back with the first answer.
 
-Ejection only keeps new rollouts away; those that a backend serves stay (RUN decides about failover). Scripted backends are not asked.
+Ejection only keeps new rollouts away; those that a backend serves stay (RUN decides about
+failover). Scripted backends are not asked.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ log = logging.getLogger("prorl.service")
 class Probes:
     """Asks backends whether they are well, and tells the balancer."""
 
-    def __init__(self, balancer: Balancer, wake: Callable[[], None], probe_s: float = PROBE_S) -> None:
+    def __init__(
+        self, balancer: Balancer, wake: Callable[[], None], probe_s: float = PROBE_S
+    ) -> None:
         self._balancer, self._wake, self._probe_s = balancer, wake, probe_s
         self._misses: Counter[str] = Counter()
 
@@ -33,8 +37,16 @@ class Probes:
         timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
-                names = [name for name in self._balancer.states if name.startswith(("http://", "https://"))]
-                for name, well in zip(names, await asyncio.gather(*(_well(session, name) for name in names)), strict=True):
+                names = [
+                    name
+                    for name in self._balancer.states
+                    if name.startswith(("http://", "https://"))
+                ]
+                for name, well in zip(
+                    names,
+                    await asyncio.gather(*(_well(session, name) for name in names)),
+                    strict=True,
+                ):
                     self.heard(name, well)
                 await asyncio.sleep(self._probe_s)
 
@@ -48,8 +60,14 @@ class Probes:
             self._balancer.restore(name)
             log.info("backend %s is well again", name)
             self._wake()
-        elif self._misses[name] >= MAX_MISSES and state is BackendState.READY and self._balancer.eject(name):
-            log.warning("backend %s is ejected: %d probes without an answer", name, self._misses[name])
+        elif (
+            self._misses[name] >= MAX_MISSES
+            and state is BackendState.READY
+            and self._balancer.eject(name)
+        ):
+            log.warning(
+                "backend %s is ejected: %d probes without an answer", name, self._misses[name]
+            )
 
 
 async def _well(session: aiohttp.ClientSession, name: str) -> bool:

@@ -1,12 +1,16 @@
-"""Publication of weights: a version gets its id, the backends of the run take the weights, then the version is published.
+"""Publication of weights: a version gets its id, the backends of the run take the weights, then the
+version is published.
 
-    id durable -> each backend: pause (abort) -> update -> resume -> `version` is durable and told -> the trainer has its answer
+    id durable -> each backend: pause (abort) -> update -> resume -> `version` is durable and told
+    -> the trainer has its answer
 
-Invariants: an id is never given twice, whatever fails; of several backends never more than half are paused at a time; one publication
-at a time; a version is published only when a backend serves it (a run whose backends are scripts needs none); a backend that did not take
-the newest weights is fenced: no new lease until it has them, and no rollout that has seen newer ones goes on with it (the agent looks
-at each completion's versions). A backend that comes back with other weights, as after a restart, is given the newest again.
-Runs that share a backend share its weights: what one run publishes serves the others too.
+Invariants: an id is never given twice, whatever fails; of several backends never more than half are
+paused at a time; one publication at a time; a version is published only when a backend serves it (a
+run whose backends are scripts needs none); a backend that did not take the newest weights is
+fenced: no new lease until it has them, and no rollout that has seen newer ones goes on with it (the
+agent looks at each completion's versions). A backend that comes back with other weights, as after a
+restart, is given the newest again. Runs that share a backend share its weights: what one run
+publishes serves the others too.
 """
 
 from __future__ import annotations
@@ -55,16 +59,22 @@ class Published(NamedTuple):
 
 
 class Publisher:
-    """Gives weights to the backends of runs. `async with` it; `watch` runs as long as the gateway."""
+    """Gives weights to the backends of runs.
 
-    def __init__(self, core: Core, durable: Durable, tell_paused: TellPaused, key: str = "") -> None:
+    `async with` it; `watch` runs as long as the gateway.
+    """
+
+    def __init__(
+        self, core: Core, durable: Durable, tell_paused: TellPaused, key: str = ""
+    ) -> None:
         self._core, self._durable, self._tell_paused, self._key = core, durable, tell_paused, key
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
         self._wanted: dict[str, Weights] = {}
         self._loaded: dict[str, Weights] = {}
         """What each backend was last given; two runs may use one id for different weights."""
-        # Protects the backends: two publications at a time would pause more than half and leave the weights of either.
+        # Protects the backends: two publications at a time would pause more than half and leave the
+        # weights of either.
         self._turn = asyncio.Lock()
 
     async def close(self) -> None:
@@ -75,9 +85,11 @@ class Publisher:
             await session.close()
 
     async def publish(self, run: RunRecord, version: int, path: str) -> Published:
-        """Publish the weights in `path` as `version` (0 = the next id); said again, it sees to it that the backends serve them.
+        """Publish the weights in `path` as `version` (0 = the next id); said again, it sees to it
+        that the backends serve them.
 
-        Raises ConflictError, and UnavailableError when no backend took them: say it again, with the id that the error names.
+        Raises ConflictError, and UnavailableError when no backend took them: say it again, with the
+        id that the error names.
         """
         async with self._turn:
             version = self._core.groups.give_version(run, version, path)
@@ -87,7 +99,10 @@ class Publisher:
             if names:
                 failed = await self._spread(names, Weights(version, path))
                 if len(failed) == len(names):
-                    raise UnavailableError(f"no backend took version {version} of run {run.run_id}: {'; '.join(failed.values())}")
+                    raise UnavailableError(
+                        f"no backend took version {version} of run {run.run_id}:"
+                        f" {'; '.join(failed.values())}"
+                    )
             fresh = self._core.publish(run, version)
             await self._durable()
             return Published(version, fresh, failed)
@@ -97,7 +112,9 @@ class Publisher:
         return [name for name in names if name.startswith(("http://", "https://"))]
 
     async def _spread(self, names: Sequence[str], weights: Weights) -> dict[str, str]:
-        """Give weights to backends, half of them at a time at most; the reasons of those that did not take them."""
+        """Give weights to backends, half of them at a time at most; the reasons of those that did
+        not take them.
+        """
         failed: dict[str, str] = {}
         for wave in waves(names):
             reasons = await asyncio.gather(*(self._give(name, weights) for name in wave))
@@ -105,7 +122,10 @@ class Publisher:
         return failed
 
     async def _give(self, name: str, weights: Weights) -> str:
-        """Have one backend serve the weights; empty, or why it does not. It is fenced while it does not."""
+        """Have one backend serve the weights; empty, or why it does not.
+
+        It is fenced while it does not.
+        """
         self._wanted[name] = weights
         target, balancer = self._target(name), self._core.state.balancer
         try:
@@ -113,7 +133,9 @@ class Publisher:
                 await self._load(target, name, weights)
                 self._loaded[name] = weights
         except BackendError as error:
-            log.warning("backend %s did not take version %d and is fenced: %s", name, weights.version, error)
+            log.warning(
+                "backend %s did not take version %d and is fenced: %s", name, weights.version, error
+            )
             balancer.fence(name)
             return str(error)
         balancer.unfence(name)
@@ -127,7 +149,8 @@ class Publisher:
             try:
                 await target.update(weights.path, weights.version)
             finally:
-                # Also after a failure: requests that wait end sooner than by their time-out, and say which weights they had.
+                # Also after a failure: requests that wait end sooner than by their time-out, and
+                # say which weights they had.
                 await target.resume()
         finally:
             self._tell_paused(name, False)
@@ -162,8 +185,12 @@ class Publisher:
             return False  # away: RUN notices, and it is asked again
 
     def _recall(self) -> None:
-        """What backends should serve, from the log, after a restart of the gateway; until they say so they are fenced."""
-        runs = [run for run in self._core.state.runs.values() if run.state == "open" and run.version]
+        """What backends should serve, from the log, after a restart of the gateway; until they say
+        so they are fenced.
+        """
+        runs = [
+            run for run in self._core.state.runs.values() if run.state == "open" and run.version
+        ]
         for run in sorted(runs, key=lambda run: run.created_at):
             statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
             ((path,),) = self._core.log.read(statement, (run.run_id, run.version))

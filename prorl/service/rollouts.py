@@ -1,8 +1,10 @@
-"""Carries events to the lifecycle and its actions out: the only code that changes a rollout's state.
+"""Carries events to the lifecycle and its actions out: the only code that changes a rollout's
+state.
 
-Also who holds what. INIT holds an attempt from its lease on; RUN's `started` replaces INIT; EVAL's adds EVAL; the store joins when it
-reserves. An attempt that nobody holds is lost. `released` is believed only after a moment (`RELEASE_GRACE_S`): the next holder's
-`started` travels on another stream and may come second.
+Also who holds what. INIT holds an attempt from its lease on; RUN's `started` replaces INIT; EVAL's
+adds EVAL; the store joins when it reserves. An attempt that nobody holds is lost. `released` is
+believed only after a moment (`RELEASE_GRACE_S`): the next holder's `started` travels on another
+stream and may come second.
 """
 
 from __future__ import annotations
@@ -85,7 +87,10 @@ class Rollouts:
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
         """Tell a worker to stop an attempt."""
         run_id, rollout_id, attempt = key
-        self._journal.send(worker.name, ControlRow(kind=Kind.CANCEL, run_id=run_id, rollout_id=rollout_id, attempt=attempt))
+        self._journal.send(
+            worker.name,
+            ControlRow(kind=Kind.CANCEL, run_id=run_id, rollout_id=rollout_id, attempt=attempt),
+        )
         self._journal.urgent = True
 
     # ---- holders
@@ -117,11 +122,17 @@ class Rollouts:
         """Nobody has the current attempt."""
         self._unreserve(record)
         if not record.holders:
-            self.apply(record, Event(kind=EventKind.LOST, attempt=record.life.attempt), "no worker has it any more")
+            self.apply(
+                record,
+                Event(kind=EventKind.LOST, attempt=record.life.attempt),
+                "no worker has it any more",
+            )
 
     def _unreserve(self, record: RolloutRecord) -> None:
         """A reservation ends with the store that made it."""
-        if record.life.state is RolloutState.RESERVED and not any(worker.role == "store" for worker in record.holders):
+        if record.life.state is RolloutState.RESERVED and not any(
+            worker.role == "store" for worker in record.holders
+        ):
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
     def settle_orphans(self) -> None:
@@ -140,7 +151,9 @@ class Rollouts:
 
     # ---- what workers say
 
-    def started(self, worker: WorkerRecord, record: RolloutRecord, attempt: int, stage: str) -> bool:
+    def started(
+        self, worker: WorkerRecord, record: RolloutRecord, attempt: int, stage: str
+    ) -> bool:
         """A worker took the attempt; False when it is superseded or decided."""
         if record.life.attempt != attempt or record.life.state not in IN_HAND:
             return False
@@ -156,8 +169,14 @@ class Rollouts:
 
     def failed(self, record: RolloutRecord, attempt: int, code: str, message: str) -> bool:
         """The attempt ended without a valid row; False when it is superseded or decided."""
-        known = FailureCode(code) if code in FailureCode._value2member_map_ and code else FailureCode.STAGE_ERROR
-        return self.apply(record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message)
+        known = (
+            FailureCode(code)
+            if code in FailureCode._value2member_map_ and code
+            else FailureCode.STAGE_ERROR
+        )
+        return self.apply(
+            record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message
+        )
 
     def released(self, worker: WorkerRecord, record: RolloutRecord, attempt: int) -> None:
         """The worker has nothing of it any more."""

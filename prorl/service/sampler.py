@@ -1,7 +1,10 @@
-"""The sampler: how many groups may be started, and when a run has enough. Pure: numbers in, numbers out.
+"""The sampler: how many groups may be started, and when a run has enough.
 
-Submitted groups are a pool that is started in order. A dropped or stale group is replenished by the next of the pool, because only
-kept groups count towards the target. Backpressure acts here and nowhere else: a started group always finishes.
+Pure: numbers in, numbers out.
+
+Submitted groups are a pool that is started in order. A dropped or stale group is replenished by the
+next of the pool, because only kept groups count towards the target. Backpressure acts here and
+nowhere else: a started group always finishes.
 """
 
 from __future__ import annotations
@@ -46,7 +49,10 @@ def may_open(demand: Demand) -> int:
     if demand.streaming:
         room = min(room, demand.max_unacked - demand.open_groups - demand.unacked)
     if demand.target:
-        # Without a filter every started group will be kept, so more than the target would be thrown away for sure.
+        # Without a filter every started group will be kept, so more than the target would be thrown
+        # away for sure.
         missing = demand.target - demand.kept
-        room = min(room, 0 if missing <= 0 else room if demand.filtered else missing - demand.open_groups)
+        room = min(
+            room, 0 if missing <= 0 else room if demand.filtered else missing - demand.open_groups
+        )
     return max(0, room)

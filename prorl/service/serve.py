@@ -1,4 +1,6 @@
-"""The gateway as one thing to enter and leave: log, core, Flight side, HTTP side. For the process and for `topology: inline`.
+"""The gateway as one thing to enter and leave: log, core, Flight side, HTTP side.
+
+For the process and for `topology: inline`.
 
 async with serving(config, network) as served:
     print(served.http, served.flight)
@@ -55,23 +57,36 @@ class _Server(uvicorn.Server):
 def bind(host: str, port: int) -> socket.socket:
     """A listening loopback socket. Raises UnavailableError when the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that say that they are TCP; with it, an answer may wait 40 ms for an ACK.
+    # asyncio turns Nagle's algorithm off only for sockets that say that they are TCP; with it, an
+    # answer may wait 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise UnavailableError(f"cannot listen on {host}:{port}: {error.strerror}; choose another `http_port`, 0 for any") from None
+        raise UnavailableError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another `http_port`, 0"
+            " for any"
+        ) from None
     listener.listen(1024)
     return listener
 
 
 @asynccontextmanager
-async def serving(config: ServiceConfig, network: Network, log: ControlLog | None = None) -> AsyncIterator[Served]:
-    """Serve a root over HTTP and over `network` (not closed here). Raises ConfigError, UnavailableError, ConflictError, SchemaError."""
+async def serving(
+    config: ServiceConfig, network: Network, log: ControlLog | None = None
+) -> AsyncIterator[Served]:
+    """Serve a root over HTTP and over `network` (not closed here).
+
+    Raises ConfigError, UnavailableError, ConflictError, SchemaError.
+    """
     if not config.token:
-        raise ConfigError("`token` is empty", "the bearer token that clients send", "start the service with `prorl serve`")
+        raise ConfigError(
+            "`token` is empty",
+            "the bearer token that clients send",
+            "start the service with `prorl serve`",
+        )
     listener = bind(config.host, config.http_port)
     try:
         log = log or ControlLog(config.root / "control.db")
@@ -80,13 +95,28 @@ async def serving(config: ServiceConfig, network: Network, log: ControlLog | Non
         raise
     gateway = Gateway(config, log, network)
     work = asyncio.ensure_future(gateway.run())
-    server = _Server(uvicorn.Config(create_app(gateway), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=60))
+    server = _Server(
+        uvicorn.Config(
+            create_app(gateway),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=60,
+        )
+    )
     http = asyncio.ensure_future(server._serve(sockets=[listener]))
     try:
         flight = await gateway.listen()
         port = listener.getsockname()[1]
         host = f"[{config.host}]" if ":" in config.host else config.host
-        yield Served(gateway=gateway, http=f"http://{host}:{port}", http_port=port, flight=flight, work=work, server=http)
+        yield Served(
+            gateway=gateway,
+            http=f"http://{host}:{port}",
+            http_port=port,
+            flight=flight,
+            work=work,
+            server=http,
+        )
     finally:
         server.should_exit = True
         if not work.done():

@@ -1,6 +1,8 @@
-"""What a store that has just come must know of a run, read from the log: exactly what is durable, nothing that is still in the journal.
+"""What a store that has just come must know of a run, read from the log: exactly what is durable,
+nothing that is still in the journal.
 
-Everything that happens after the snapshot's transaction reaches that store as messages, so nothing is said twice and nothing is missed.
+Everything that happens after the snapshot's transaction reaches that store as messages, so nothing
+is said twice and nothing is missed.
 """
 
 from __future__ import annotations
@@ -26,13 +28,23 @@ _COMPLETE = """
         AND r.rollout_id < g.first_rollout + g.n AND r.state NOT IN ('completed', 'failed', 'cancelled'))
     ORDER BY group_id
 """
-_EVENTS = f"SELECT {', '.join(sql.EVENT_COLUMNS)} FROM group_events WHERE run_id = ? AND event_seq >= ? ORDER BY event_seq"
-_UNPUBLISHED = "SELECT commit_seq, part, files FROM parts WHERE run_id = ? AND NOT published ORDER BY commit_seq"
+_EVENTS = (
+    f"SELECT {', '.join(sql.EVENT_COLUMNS)} FROM group_events WHERE run_id = ? AND event_seq >= ?"
+    " ORDER BY event_seq"
+)
+_UNPUBLISHED = (
+    "SELECT commit_seq, part, files FROM parts WHERE run_id = ? AND NOT published ORDER BY"
+    " commit_seq"
+)
 
 
 def wanted(run: RunRecord) -> bool:
-    """Whether a store has anything to do for the run: it is open, or its trainer has not read all of it."""
-    streaming = run.config.delivery == "stream" and (run.waiting > 0 or run.acked < run.next_delivery)
+    """Whether a store has anything to do for the run: it is open, or its trainer has not read all
+    of it.
+    """
+    streaming = run.config.delivery == "stream" and (
+        run.waiting > 0 or run.acked < run.next_delivery
+    )
     return run.state == "open" or bool(run.parts) or run.events_stored < run.next_event or streaming
 
 
@@ -44,28 +56,48 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
         return [row[0] for row in log.read(statement, (run_id,))]
 
     def groups(statement: str) -> list[GroupRecord]:
-        return [group for group_id in column(statement) if (group := load_group(log, run, group_id)) is not None]
+        return [
+            group
+            for group_id in column(statement)
+            if (group := load_group(log, run, group_id)) is not None
+        ]
 
-    unstored = f"SELECT group_id FROM groups WHERE run_id = ? AND group_id >= {int(run.tasks_stored)} ORDER BY group_id"
-    tasks = messages.table_rows(run, "tasks", (messages.task_row(group) for group in groups(unstored)))
+    unstored = (
+        f"SELECT group_id FROM groups WHERE run_id = ? AND group_id >= {int(run.tasks_stored)}"
+        " ORDER BY group_id"
+    )
+    tasks = messages.table_rows(
+        run, "tasks", (messages.task_row(group) for group in groups(unstored))
+    )
     payload = {
         "run_id": run_id,
         "config": run.config.model_dump(mode="json"),
         "filter_sql": run.config.filter,
-        "group_size": log.read("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?", (run_id,))[0][0],
+        "group_size": log.read(
+            "SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?", (run_id,)
+        )[0][0],
         "seed": run.config.seed,
         "state": run.state,
         "tasks": tasks[0].payload["rows"] if tasks else [],
         "unpublished": [
-            {"commit_seq": seq, "part": part, "files": orjson.loads(files)} for seq, part, files in log.read(_UNPUBLISHED, (run_id,))
+            {"commit_seq": seq, "part": part, "files": orjson.loads(files)}
+            for seq, part, files in log.read(_UNPUBLISHED, (run_id,))
         ],
-        "terminals": [_terminal(row) for group in groups(_TERMINALS) for row in _ended(group, wall)],
+        "terminals": [
+            _terminal(row) for group in groups(_TERMINALS) for row in _ended(group, wall)
+        ],
         "complete": [_complete(messages.group_complete(group)) for group in groups(_COMPLETE)],
-        "kept": column("SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"),
-        "delivered": log.read(
-            "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0 ORDER BY delivery_seq", (run_id,)
+        "kept": column(
+            "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"
         ),
-        "group_events": [messages.event_row(values) for values in log.read(_EVENTS, (run_id, run.events_stored))],
+        "delivered": log.read(
+            "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0 ORDER"
+            " BY delivery_seq",
+            (run_id,),
+        ),
+        "group_events": [
+            messages.event_row(values) for values in log.read(_EVENTS, (run_id, run.events_stored))
+        ],
         "cursors": dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", (run_id,))),
         "parts": column("SELECT part FROM parts WHERE run_id = ? ORDER BY commit_seq"),
     }

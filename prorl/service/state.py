@@ -1,7 +1,10 @@
-"""What the gateway knows, in memory: runs, groups, rollouts, workers. A cache of the control log, rebuilt from it at start.
+"""What the gateway knows, in memory: runs, groups, rollouts, workers.
 
-Only live things are here: a group leaves (`forget`) once it is decided and every row of it is stored, so that memory follows what is
-unfinished and not what was ever done. `prorl/service/recover.py` reads any group back.
+A cache of the control log, rebuilt from it at start.
+
+Only live things are here: a group leaves (`forget`) once it is decided and every row of it is
+stored, so that memory follows what is unfinished and not what was ever done.
+`prorl/service/recover.py` reads any group back.
 """
 
 from __future__ import annotations
@@ -89,7 +92,11 @@ class GroupRecord:
     @property
     def settled(self) -> bool:
         """Whether nothing will change but its delivery: it need not stay in memory."""
-        return self.state is not GroupState.OPEN and self.group_id < self.run.tasks_stored and all(r.part for r in self.rollouts)
+        return (
+            self.state is not GroupState.OPEN
+            and self.group_id < self.run.tasks_stored
+            and all(r.part for r in self.rollouts)
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +220,10 @@ class State:
 
     def endpoints(self) -> dict[str, list[str]]:
         """Where each role's edges are served."""
-        return {role: [worker.location for worker in self.of_role(role) if worker.location] for role in ROLES}
+        return {
+            role: [worker.location for worker in self.of_role(role) if worker.location]
+            for role in ROLES
+        }
 
     def eval_node(self) -> str:
         """The node whose EVAL workers hold least."""

@@ -1,4 +1,7 @@
-"""What HTTP shows of the state, as JSON values. Counts are the log's; gauges (busy, queued) are what workers said last."""
+"""What HTTP shows of the state, as JSON values.
+
+Counts are the log's; gauges (busy, queued) are what workers said last.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ def run_summary(run: RunRecord) -> dict[str, Json]:
         "run_id": run.run_id,
         "state": "cancelled" if run.cancelled and run.state == "finished" else run.state,
         "counts": {state.value: run.rollout_states[state] for state in RolloutState},
-        "groups": {state.value: run.group_states[state] for state in GroupState} | {"pool": len(run.pool)},
+        "groups": {state.value: run.group_states[state] for state in GroupState}
+        | {"pool": len(run.pool)},
         "reward_mean": run.reward_sum / run.num_rewards if run.num_rewards else None,
         "num_rewards": run.num_rewards,
         "created_at": run.created_at,
@@ -107,8 +111,13 @@ def _stage(state: State, stage: Stage) -> dict[str, float]:
 
 
 def bottleneck(state: State) -> str:
-    """The stage that holds the others back: the one whose busy share and queue (in multiples of its slots) are largest."""
-    load = {name: g["busy_share"] + g["queued"] / max(1, g["slots"]) for name, g in stages(state).items()}
+    """The stage that holds the others back: the one whose busy share and queue (in multiples of its
+    slots) are largest.
+    """
+    load = {
+        name: g["busy_share"] + g["queued"] / max(1, g["slots"])
+        for name, g in stages(state).items()
+    }
     name = max(load, key=lambda stage: load[stage])
     return name if load[name] > 0 else ""
 
@@ -120,8 +129,14 @@ def status(core: Core, leases_waiting: int) -> dict[str, Json]:
     return {
         "workers": [
             {
-                "worker": w.name, "role": w.role, "node": w.node, "pid": w.pid, "location": w.location, "slots": w.slots,
-                "held": len(w.held), "stats": w.stats,
+                "worker": w.name,
+                "role": w.role,
+                "node": w.node,
+                "pid": w.pid,
+                "location": w.location,
+                "slots": w.slots,
+                "held": len(w.held),
+                "stats": w.stats,
             }
             for w in state.workers.values()
         ],
@@ -129,10 +144,11 @@ def status(core: Core, leases_waiting: int) -> dict[str, Json]:
         "stages": stages(state),
         "bottleneck": bottleneck(state),
         "backends": [
-            {"name": name, "state": backend.value, "in_flight": balancer.in_flight(name)} for name, backend in balancer.states.items()
+            {"name": name, "state": backend.value, "in_flight": balancer.in_flight(name)}
+            for name, backend in balancer.states.items()
         ],
         "runs": [run_summary(run) for run in state.runs.values()],
         "leases_waiting": leases_waiting,
         "commits": sum(run.next_commit - 1 for run in state.runs.values()),
         "log_transactions": core.log.transactions,
-    }  # fmt: skip
+    }

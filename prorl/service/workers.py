@@ -1,7 +1,10 @@
-"""Workers: who is there, what they hold, where they are reached. A closed control stream is a death, at once.
+"""Workers: who is there, what they hold, where they are reached.
 
-After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream broke. What nobody claims within the
-grace is leased again. A `hello` under a name that is taken replaces that worker: what the newcomer holds stays, the rest is lost.
+A closed control stream is a death, at once.
+
+After a gateway's restart workers say `hello` with what they hold; so does a worker whose stream
+broke. What nobody claims within the grace is leased again. A `hello` under a name that is taken
+replaces that worker: what the newcomer holds stays, the rest is lost.
 """
 
 from __future__ import annotations
@@ -26,8 +29,16 @@ SILENCE_S = 20.0
 class Workers:
     """The workers of a service."""
 
-    def __init__(self, state: State, journal: Journal, rollouts: Rollouts, commits: Commits, clock: Clock) -> None:
-        self._state, self._journal, self._rollouts, self._commits, self._clock = state, journal, rollouts, commits, clock
+    def __init__(
+        self, state: State, journal: Journal, rollouts: Rollouts, commits: Commits, clock: Clock
+    ) -> None:
+        self._state, self._journal, self._rollouts, self._commits, self._clock = (
+            state,
+            journal,
+            rollouts,
+            commits,
+            clock,
+        )
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
         """A worker has come, or come back. Raises UserError for one that we cannot speak with."""
@@ -35,11 +46,19 @@ class Workers:
         name, role = str(body.get("worker", "")), str(body.get("role", ""))
         check_version(body.get("schema_version"), f"worker {name!r}")
         if role not in ROLES or not name:
-            raise UserError(f"hello of {name!r} with role {role!r}", f"a name and one of {', '.join(ROLES)}")
+            raise UserError(
+                f"hello of {name!r} with role {role!r}", f"a name and one of {', '.join(ROLES)}"
+            )
         worker = WorkerRecord(
-            name=name, session=session, role=role, node=str(body.get("node", "")), pid=int(body.get("pid", 0)),
-            location=str(body.get("location", "")), slots=int(body.get("slots", 1)), seen_at=self._clock(),
-        )  # fmt: skip
+            name=name,
+            session=session,
+            role=role,
+            node=str(body.get("node", "")),
+            pid=int(body.get("pid", 0)),
+            location=str(body.get("location", "")),
+            slots=int(body.get("slots", 1)),
+            seen_at=self._clock(),
+        )
         earlier = self._state.workers.get(name)
         self._state.workers[name] = worker
         refused = self._claim(worker, body.get("held", ()))
@@ -49,7 +68,12 @@ class Workers:
         self._journal.send(name, ControlRow(kind=Kind.WELCOME, re=row.seq, payload=answer))
         for run in self._state.runs.values():
             if run.state == "open" and run.version:
-                self._journal.send(name, ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": run.version}))
+                self._journal.send(
+                    name,
+                    ControlRow(
+                        kind=Kind.VERSION, run_id=run.run_id, payload={"version": run.version}
+                    ),
+                )
         if role == "store":
             self._journal.snapshot(name)
         self._tell_endpoints(but=name)

@@ -1,4 +1,6 @@
-"""Starts, watches and ends the processes of one service on one root. Imports neither Arrow nor torch.
+"""Starts, watches and ends the processes of one service on one root.
+
+Imports neither Arrow nor torch.
 
 Read `service.py` first: `async with Supervisor(config) as supervisor:` is a running service.
 

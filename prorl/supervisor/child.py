@@ -1,8 +1,10 @@
-"""One child process: a session of its own, a `ready {json}` line, a log file per life, its exit seen through a pidfd.
+"""One child process: a session of its own, a `ready {json}` line, a log file per life, its exit
+seen through a pidfd.
 
-Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a reused pid is never hit; the child's
-stdout is always drained, so it never blocks on it. A child asks the kernel itself to die with its parent (PDEATHSIG follows the
-thread that spawned it, so a `Child` is started from a thread that lives as long as the service).
+Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a
+reused pid is never hit; the child's stdout is always drained, so it never blocks on it. A child
+asks the kernel itself to die with its parent (PDEATHSIG follows the thread that spawned it, so a
+`Child` is started from a thread that lives as long as the service).
 """
 
 from __future__ import annotations
@@ -94,10 +96,15 @@ class Child:
         self._exited, self._ready = loop.create_future(), loop.create_future()
         self._pidfd = os.pidfd_open(self._process.pid)
         loop.add_reader(self._pidfd, self._on_exit)
-        self._reader = loop.create_task(self._read(self._process), name=f"stdout of {self.spec.name}")
+        self._reader = loop.create_task(
+            self._read(self._process), name=f"stdout of {self.spec.name}"
+        )
 
     async def ready(self, timeout_s: float) -> Mapping[str, Json]:
-        """The JSON of its ready line, `{}` when it says no more. Raises UnavailableError when it exits first or is late."""
+        """The JSON of its ready line, `{}` when it says no more.
+
+        Raises UnavailableError when it exits first or is late.
+        """
         assert self._ready is not None
         assert self._exited is not None
         either: list[asyncio.Future[Any]] = [self._ready, self._exited]
@@ -105,8 +112,12 @@ class Child:
         if self._ready.done():
             return self._ready.result()
         if self._exited.done():
-            raise UnavailableError(f"{self.spec.name} {exit_text(self._exited.result())}{self.last_words()}")
-        raise UnavailableError(f"{self.spec.name} was not ready after {timeout_s:g} s{self.last_words()}")
+            raise UnavailableError(
+                f"{self.spec.name} {exit_text(self._exited.result())}{self.last_words()}"
+            )
+        raise UnavailableError(
+            f"{self.spec.name} was not ready after {timeout_s:g} s{self.last_words()}"
+        )
 
     async def exited(self) -> int:
         """Wait for the end of the current life; the return code (negative = signal)."""
@@ -148,7 +159,10 @@ class Child:
 
     def _rotate(self) -> None:
         self._log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        names = [self.log, *(self._log_dir / f"{self.spec.name}.{life}.log" for life in range(1, KEPT_LOGS + 1))]
+        names = [
+            self.log,
+            *(self._log_dir / f"{self.spec.name}.{life}.log" for life in range(1, KEPT_LOGS + 1)),
+        ]
         for older, newer in reversed(list(zip(names[1:], names[:-1], strict=True))):
             if newer.exists():
                 os.replace(newer, older)
@@ -164,7 +178,9 @@ class Child:
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         ready = self._ready
         assert ready is not None
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.stdout)
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+        )
         try:
             while not ready.done():
                 line = await reader.readline()
@@ -180,7 +196,9 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """Environment of every child: this very package first on the path, one thread per numeric library, few malloc arenas."""
+    """Environment of every child: this very package first on the path, one thread per numeric
+    library, few malloc arenas.
+    """
     package_parent = str(Path(prorl.__file__).absolute().parent.parent)
     path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH", "")]))
     ours = {"PYTHONPATH": path}
@@ -188,7 +206,9 @@ def environment() -> dict[str, str]:
 
 
 def event_text(line: str) -> str:
-    """The readable part of a log line: of a JSON line its event, with `error: ` before it when that is its level.
+    """The readable part of a log line: of a JSON line its event, with `error:
+
+    ` before it when that is its level.
 
     >>> event_text('{"level": "error", "event": "disk full"}'), event_text("plain")
     ('error: disk full', 'plain')

@@ -1,7 +1,10 @@
-"""Embedded model servers as children: `embedded:DIR` in a service's backends becomes an address and a process that serves it.
+"""Embedded model servers as children:
 
-Invariants: an address is chosen once, so that a server which is restarted comes back under it (with its first weights; the gateway
-gives it the newest); it listens on loopback and asks for the service's backend key.
+`embedded:DIR` in a service's backends becomes an address and a process that serves it.
+
+Invariants: an address is chosen once, so that a server which is restarted comes back under it (with
+its first weights; the gateway gives it the newest); it listens on loopback and asks for the
+service's backend key.
 """
 
 from __future__ import annotations
@@ -19,13 +22,22 @@ SCHEME = "embedded:"
 
 
 def settle_models(config: ServiceConfig) -> ServiceConfig:
-    """Give each `embedded:DIR` backend an address, and the service a key for them. Raises ConfigError for what is no model."""
-    models = {free_url(): _directory(name.removeprefix(SCHEME)) for name in config.backends if name.startswith(SCHEME)}
+    """Give each `embedded:DIR` backend an address, and the service a key for them.
+
+    Raises ConfigError for what is no model.
+    """
+    models = {
+        free_url(): _directory(name.removeprefix(SCHEME))
+        for name in config.backends
+        if name.startswith(SCHEME)
+    }
     if not models:
         return config
     others = tuple(name for name in config.backends if not name.startswith(SCHEME))
     key = config.backend_key or secrets.token_urlsafe(32)
-    return config.model_copy(update={"backends": (*models, *others), "models": models, "backend_key": key})
+    return config.model_copy(
+        update={"backends": (*models, *others), "models": models, "backend_key": key}
+    )
 
 
 def model_specs(config: ServiceConfig) -> tuple[ChildSpec, ...]:
@@ -34,7 +46,14 @@ def model_specs(config: ServiceConfig) -> tuple[ChildSpec, ...]:
         ChildSpec(
             name=f"model-{index}",
             module="prorl.backends.embedded",
-            args=("--model", str(path), "--port", url.rpartition(":")[2], "--parent", str(os.getpid())),
+            args=(
+                "--model",
+                str(path),
+                "--port",
+                url.rpartition(":")[2],
+                "--parent",
+                str(os.getpid()),
+            ),
             stop_rank=4,
             env={"VLLM_API_KEY": config.backend_key},
         )
@@ -50,5 +69,7 @@ def free_url() -> str:
 
 def _directory(path: str) -> Path:
     if not (Path(path) / "config.json").exists():
-        raise ConfigError(f"model {path!r}", "a Hugging Face directory with config.json and safetensors")
+        raise ConfigError(
+            f"model {path!r}", "a Hugging Face directory with config.json and safetensors"
+        )
     return Path(path).absolute()

@@ -21,7 +21,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def pss_bytes(pid: int) -> int:
-    """Proportional set size: shared pages are divided among those who share them, so that a sum over processes is honest."""
+    """Proportional set size: shared pages are divided among those who share them, so that a sum
+    over processes is honest.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:

@@ -1,8 +1,10 @@
-"""What a service holds of the machine besides processes: the lock on its root, the token, a private socket folder, service.json.
+"""What a service holds of the machine besides processes: the lock on its root, the token, a private
+socket folder, service.json.
 
-Invariants: two services never share a root (flock, so a dead owner never blocks); the token and service.json are readable by their
-owner only; after `release` neither socket folder nor service.json is left, after a SIGKILL the next service on the root removes them.
-Not promised: protection from another root user, or a lock on network file systems without flock.
+Invariants: two services never share a root (flock, so a dead owner never blocks); the token and
+service.json are readable by their owner only; after `release` neither socket folder nor
+service.json is left, after a SIGKILL the next service on the root removes them. Not promised:
+protection from another root user, or a lock on network file systems without flock.
 """
 
 from __future__ import annotations
@@ -44,13 +46,24 @@ class Root:
         return self.path / "service.json"
 
     def acquire(self) -> None:
-        """Make the folder, lock it, sweep what a dead service left. Raises ConfigError or ConflictError."""
-        self._made = [path for path in [*reversed(self.path.parents), self.path] if not path.exists()]
+        """Make the folder, lock it, sweep what a dead service left.
+
+        Raises ConfigError or ConflictError.
+        """
+        self._made = [
+            path for path in [*reversed(self.path.parents), self.path] if not path.exists()
+        ]
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_fd = os.open(
+                self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+            )
         except OSError as error:
-            raise ConfigError(f"root {self.path}: {error.strerror}", "a folder that can be written", "name one with --root") from None
+            raise ConfigError(
+                f"root {self.path}: {error.strerror}",
+                "a folder that can be written",
+                "name one with --root",
+            ) from None
         self._lock()
         try:
             self._prepare()
@@ -72,13 +85,17 @@ class Root:
             os.close(self._lock_fd)
             self._lock_fd = -1
             raise ConflictError(
-                f"root {self.path} is in use by prorl pid {owner or '?'}", "a root of its own for each service", "name another with --root"
+                f"root {self.path} is in use by prorl pid {owner or '?'}",
+                "a root of its own for each service",
+                "name another with --root",
             ) from None
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
     def token(self) -> str:
-        """The bearer token of this root: made once, kept over restarts, in a file for its owner only."""
+        """The bearer token of this root: made once, kept over restarts, in a file for its owner
+        only.
+        """
         path = self.path / "token"
         try:
             return path.read_text().strip()
@@ -92,7 +109,9 @@ class Root:
         _write_private(self.service_file, config.model_dump_json(indent=1))
 
     def release(self, *, forget: bool = False) -> None:
-        """Remove what is not meant to outlive the service; with `forget` also a root that we made and that holds no run. Idempotent."""
+        """Remove what is not meant to outlive the service; with `forget` also a root that we made
+        and that holds no run. Idempotent.
+        """
         if self._lock_fd < 0:
             return
         self.service_file.unlink(missing_ok=True)
@@ -121,9 +140,11 @@ def _prefix(root: Path) -> str:
 
 
 def box_dir(root: Path) -> Path:
-    """Where sandboxd keeps its notes and workspaces: one name per root, so that a new sandboxd mends what a killed one left.
+    """Where sandboxd keeps its notes and workspaces: one name per root, so that a new sandboxd
+    mends what a killed one left.
 
-    Not inside the socket folder: sandboxes run under other uids and must be able to walk to their workspace.
+    Not inside the socket folder: sandboxes run under other uids and must be able to walk to their
+    workspace.
     """
     return _temp_dirs()[-1] / f"{_prefix(root)}box"
 
@@ -132,7 +153,9 @@ def _make_box_dir(path: Path) -> None:
     path.mkdir(mode=0o711, exist_ok=True)
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
-        raise ConfigError(f"{path} belongs to somebody else", "a folder that only prorl makes", "have it removed")
+        raise ConfigError(
+            f"{path} belongs to somebody else", "a folder that only prorl makes", "have it removed"
+        )
 
 
 def _temp_dirs() -> list[Path]:
@@ -140,25 +163,41 @@ def _temp_dirs() -> list[Path]:
 
 
 def make_socket_dir(root: Path) -> Path:
-    """A fresh folder 0700 whose sockets' paths are short enough, with its owner's name inside. Raises ConfigError."""
+    """A fresh folder 0700 whose sockets' paths are short enough, with its owner's name inside.
+
+    Raises ConfigError.
+    """
     for parent in _temp_dirs():
-        if len(os.fsencode(parent / (_prefix(root) + "x" * 8))) + len(_LONGEST_SOCKET) <= MAX_SOCKET_PATH:
+        if (
+            len(os.fsencode(parent / (_prefix(root) + "x" * 8))) + len(_LONGEST_SOCKET)
+            <= MAX_SOCKET_PATH
+        ):
             path = Path(tempfile.mkdtemp(prefix=_prefix(root), dir=parent))
             owner = {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
             (path / "owner.json").write_text(json.dumps(owner))
             return path
-    raise ConfigError(f"temporary folder {tempfile.gettempdir()}", "a path under 70 bytes for sockets", "set TMPDIR to a short path")
+    raise ConfigError(
+        f"temporary folder {tempfile.gettempdir()}",
+        "a path under 70 bytes for sockets",
+        "set TMPDIR to a short path",
+    )
 
 
 def sweep(root: Path) -> list[Path]:
-    """Remove socket folders that dead services left for this root; the folder of a live process is never touched."""
+    """Remove socket folders that dead services left for this root; the folder of a live process is
+    never touched.
+    """
     removed = []
     for parent in _temp_dirs():
         for path in parent.glob(_prefix(root) + "*"):
             info = path.lstat()
             if path == box_dir(root):
                 continue
-            if stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not _owner_lives(path):
+            if (
+                stat.S_ISDIR(info.st_mode)
+                and info.st_uid == os.geteuid()
+                and not _owner_lives(path)
+            ):
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path)
     return removed

@@ -1,8 +1,10 @@
-"""A running service: all processes of one node on one root, restarted when they die, ended in order.
+"""A running service: all processes of one node on one root, restarted when they die, ended in
+order.
 
-Start is parallel: every child dials until its upstream listens. Stop goes against the dataflow's thirst: INIT and RUN first (nothing
-new), then EVAL, the store (what was scored is committed), the gateway (its log is last to close), sandboxd. Children die with the
-supervisor (PDEATHSIG); what a killed supervisor leaves on disk is swept by the next one on the root.
+Start is parallel: every child dials until its upstream listens. Stop goes against the dataflow's
+thirst: INIT and RUN first (nothing new), then EVAL, the store (what was scored is committed), the
+gateway (its log is last to close), sandboxd. Children die with the supervisor (PDEATHSIG); what a
+killed supervisor leaves on disk is swept by the next one on the root.
 
 Not promised: that a child's death is free. RUN's death costs an attempt; see DESIGN section 4.
 """
@@ -40,9 +42,15 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
     common = ("--config", config_file)
     specs = [
         ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
-        ChildSpec(name="sandboxd", module="prorl.sandbox.daemon", args=sandboxd_args(config), stop_rank=4),
+        ChildSpec(
+            name="sandboxd", module="prorl.sandbox.daemon", args=sandboxd_args(config), stop_rank=4
+        ),
     ]
-    for stage, pool, rank in (("init", config.init, 0), ("run", config.run, 0), ("eval", config.eval, 1)):
+    for stage, pool, rank in (
+        ("init", config.init, 0),
+        ("run", config.run, 0),
+        ("eval", config.eval, 1),
+    ):
         for index in range(pool.workers):
             worker = f"{stage}-{index}"
             args = (*common, "--stage", stage, "--worker", worker)
@@ -54,11 +62,17 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
 def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
     """sandboxd knows nothing of prorl's config: it is a program of its own."""
     options = {
-        "--socket": config.sandbox_socket, "--root": box_dir(config.root), "--kind": config.sandbox.kind, "--node-id": config.node_id,
-        "--parent-pid": os.getpid(), "--max-sandboxes": config.sandbox.max_sandboxes, "--warm": config.sandbox.warm,
-        "--snapshot-bytes": config.sandbox.snapshot_bytes, "--image": config.sandbox.image,
+        "--socket": config.sandbox_socket,
+        "--root": box_dir(config.root),
+        "--kind": config.sandbox.kind,
+        "--node-id": config.node_id,
+        "--parent-pid": os.getpid(),
+        "--max-sandboxes": config.sandbox.max_sandboxes,
+        "--warm": config.sandbox.warm,
+        "--snapshot-bytes": config.sandbox.snapshot_bytes,
+        "--image": config.sandbox.image,
         "--images": config.sandbox.images.absolute() if config.sandbox.images else "",
-    }  # fmt: skip
+    }
     return tuple(str(word) for option in options.items() for word in option)
 
 
@@ -67,9 +81,13 @@ Specs = Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]
 
 
 class Supervisor:
-    """`async with Supervisor(config) as supervisor:` is a service that listens; leaving the block ends it and removes its traces."""
+    """`async with Supervisor(config) as supervisor:` is a service that listens; leaving the block
+    ends it and removes its traces.
+    """
 
-    def __init__(self, config: ServiceConfig, specs: Specs = child_specs, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self, config: ServiceConfig, specs: Specs = child_specs, grace_s: float = GRACE_S
+    ) -> None:
         self._specs, self._grace_s = specs, grace_s
         self._root = Root(config.root)
         self.config = config
@@ -105,7 +123,11 @@ class Supervisor:
         await self._end()
 
     async def _start(self) -> None:
-        settled = {"root": self._root.path, "socket_dir": self._root.socket_dir, "token": self._root.token()}
+        settled = {
+            "root": self._root.path,
+            "socket_dir": self._root.socket_dir,
+            "token": self._root.token(),
+        }
         self.config = settle_models(self.config).model_copy(update=settled)
         self._root.write(self.config)
         log_dir = self._root.path / "logs"
@@ -116,10 +138,16 @@ class Supervisor:
         port = int(self.ready["gateway"].get("http_port", self.config.http_port))
         self.config = self.config.model_copy(update={"http_port": port})
         self._root.write(self.config)
-        self._watchers = [asyncio.create_task(self._watch(child), name=f"watch {name}") for name, child in self.children.items()]
+        self._watchers = [
+            asyncio.create_task(self._watch(child), name=f"watch {name}")
+            for name, child in self.children.items()
+        ]
 
     async def _all_ready(self) -> None:
-        tasks = {asyncio.ensure_future(child.ready(READY_S)): name for name, child in self.children.items()}
+        tasks = {
+            asyncio.ensure_future(child.ready(READY_S)): name
+            for name, child in self.children.items()
+        }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             self.ready = {tasks[task]: task.result() for task in done}
@@ -129,7 +157,9 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def note_commits(self, total: int) -> None:
-        """Tell how many commits the service has made: a child that dies between commits is not a crash loop."""
+        """Tell how many commits the service has made: a child that dies between commits is not a
+        crash loop.
+        """
         self._commits = max(self._commits, total)
 
     async def failed(self) -> None:
@@ -138,9 +168,11 @@ class Supervisor:
         await asyncio.shield(self._failed)
 
     async def run(self, spec: ChildSpec) -> None:
-        """Run a program beside the service to its end: started again when it dies, done when it exits with 0.
+        """Run a program beside the service to its end: started again when it dies, done when it
+        exits with 0.
 
-        Raises UnavailableError, with its last words, when it cannot go on or made a mistake (exit code 2).
+        Raises UnavailableError, with its last words, when it cannot go on or made a mistake (exit
+        code 2).
         """
         child = self.children[spec.name] = Child(spec, self._root.path / "logs")
         await child.start()
@@ -153,7 +185,9 @@ class Supervisor:
             if self._stopping or (ends and code == 0):
                 return
             if ends and code == MISTAKE:
-                raise UnavailableError(f"{child.spec.name} {exit_text(code)}{child.last_words()} (log: {child.log})")
+                raise UnavailableError(
+                    f"{child.spec.name} {exit_text(code)}{child.last_words()} (log: {child.log})"
+                )
             history, wait_s = on_death(history, self._commits)
             if wait_s is None:
                 self._give_up(child, code)
@@ -171,7 +205,10 @@ class Supervisor:
     def _give_up(self, child: Child, code: int) -> None:
         assert self._failed is not None
         if not self._failed.done():
-            text = f"{child.spec.name} {exit_text(code)} again and again with no commit in between{child.last_words()}"
+            text = (
+                f"{child.spec.name} {exit_text(code)} again and again with no commit in"
+                f" between{child.last_words()}"
+            )
             self._failed.set_exception(UnavailableError(f"{text} (log: {child.log})"))
             self._failed.exception()
 
@@ -208,4 +245,8 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"http_port {port} on {host}: {error.strerror}", "a free port", "choose another, or 0 for any") from None
+            raise ConfigError(
+                f"http_port {port} on {host}: {error.strerror}",
+                "a free port",
+                "choose another, or 0 for any",
+            ) from None

@@ -1,4 +1,7 @@
-"""`Task` <-> JSON text. The only place where the two meet; keys are sorted, so that equal tasks have equal digests."""
+"""`Task` <-> JSON text.
+
+The only place where the two meet; keys are sorted, so that equal tasks have equal digests.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,13 @@ def task_to_json(task: Task) -> str:
     '{"data":{"answer":"42"},"data_source":"","env":"math","prompt":"6*7?","task_id":"a/1"}'
     """
     try:
-        return orjson.dumps(asdict(task) | {"data": dict(task.data)}, option=orjson.OPT_SORT_KEYS).decode()
+        return orjson.dumps(
+            asdict(task) | {"data": dict(task.data)}, option=orjson.OPT_SORT_KEYS
+        ).decode()
     except TypeError as cause:
-        raise TaskError(f"task {task.task_id!r}: its data is not JSON ({cause})", "JSON values only") from cause
+        raise TaskError(
+            f"task {task.task_id!r}: its data is not JSON ({cause})", "JSON values only"
+        ) from cause
 
 
 def task_from_json(text: str) -> Task:
@@ -39,12 +46,21 @@ def task_from_row(row: Json) -> Task:
     if not isinstance(row, dict):
         raise TaskError(f"a task is {type(row).__name__}", "a JSON object")
     if missing := [name for name in _REQUIRED if name not in row]:
-        raise TaskError(f"a task lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}", "task_id, env and prompt")
+        raise TaskError(
+            f"a task lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}",
+            "task_id, env and prompt",
+        )
     if unknown := sorted(set(row) - set(_FIELDS)):
-        raise TaskError(f"a task has unknown keys {', '.join(unknown)}", ", ".join(_FIELDS), "move what is the env's own into `data`")
+        raise TaskError(
+            f"a task has unknown keys {', '.join(unknown)}",
+            ", ".join(_FIELDS),
+            "move what is the env's own into `data`",
+        )
     for name, value in row.items():
         if not isinstance(value, _FIELDS[name]):
-            raise TaskError(f"{name} is {type(value).__name__}", "an object" if name == "data" else "a string")
+            raise TaskError(
+                f"{name} is {type(value).__name__}", "an object" if name == "data" else "a string"
+            )
     if not row["task_id"]:
         raise TaskError("task_id is empty", "a name that is unique in its source")
     return Task(**row)

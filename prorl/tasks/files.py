@@ -1,6 +1,7 @@
 """Reads task files: lines -> rows -> tasks, with the place of every mistake.
 
-Invariants: task ids of one file are unique; a file gives at least one task. All tasks are held in memory (2,000 GSM8K rows are 1 MiB).
+Invariants: task ids of one file are unique; a file gives at least one task. All tasks are held in
+memory (2,000 GSM8K rows are 1 MiB).
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ class _Line(NamedTuple):
 
 
 def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) -> list[Task]:
-    """Tasks of a JSON Lines file, plain or gzipped, in file order; the first `limit` of them. Or of a generated set: `arith:train?n=100`.
+    """Tasks of a JSON Lines file, plain or gzipped, in file order; the first `limit` of them.
 
-    `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the row's for ours), any other name
-    replaces it.
-    Raises TaskError.
+    Or of a generated set: `arith:train?n=100`.
+
+    `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
+    row's for ours), any other name replaces it. Raises TaskError.
     """
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
     if is_generated(str(path)):
-        return [task if env == "auto" else replace(task, env=env) for task in from_spec(str(path))[:limit]]
+        return [
+            task if env == "auto" else replace(task, env=env)
+            for task in from_spec(str(path))[:limit]
+        ]
     path = Path(path)
     tasks: list[Task] = []
     seen: dict[str, int] = {}
@@ -49,7 +54,11 @@ def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) ->
             task = layout.read(line.row, len(tasks))
             if task.task_id in seen:
                 first = seen[task.task_id]
-                raise TaskError(f"task_id {task.task_id!r} is also on line {first}", "unique ids", "rename or remove one")
+                raise TaskError(
+                    f"task_id {task.task_id!r} is also on line {first}",
+                    "unique ids",
+                    "rename or remove one",
+                )
         seen[task.task_id] = line.number
         tasks.append(task if env == "auto" else replace(task, env=env))
         if len(tasks) == limit:
@@ -65,7 +74,9 @@ def _at(path: Path, number: int) -> Iterator[None]:
     try:
         yield
     except TaskError as error:
-        raise TaskError(f"{path}, line {number}: {error.given}", error.expected, error.mend) from None
+        raise TaskError(
+            f"{path}, line {number}: {error.given}", error.expected, error.mend
+        ) from None
 
 
 def _lines(path: Path) -> Iterator[_Line]:
@@ -76,25 +87,43 @@ def _lines(path: Path) -> Iterator[_Line]:
             row = orjson.loads(line)
         except orjson.JSONDecodeError as cause:
             shown = line.strip()[:60].decode("utf-8", "replace")
-            raise TaskError(f"{path}, line {number}: {shown!r} is not valid JSON ({cause})", "one JSON object a line") from cause
+            raise TaskError(
+                f"{path}, line {number}: {shown!r} is not valid JSON ({cause})",
+                "one JSON object a line",
+            ) from cause
         if not isinstance(row, dict):
-            raise TaskError(f"{path}, line {number}: found {type(row).__name__}", "one JSON object a line")
+            raise TaskError(
+                f"{path}, line {number}: found {type(row).__name__}", "one JSON object a line"
+            )
         yield _Line(number, row)
 
 
 def _text(path: Path) -> bytes:
-    """The file's bytes, unpacked, without a byte order mark. JSON lines are split as bytes: text may hold U+2028."""
+    """The file's bytes, unpacked, without a byte order mark.
+
+    JSON lines are split as bytes: text may hold U+2028.
+    """
     try:
         content = path.read_bytes()
         if content.startswith(_GZIP_MAGIC):
             content = gzip.decompress(content)
     except FileNotFoundError as cause:
-        near = sorted(other.name for other in path.parent.glob("*.jsonl*"))[:5] if path.parent.is_dir() else []
-        raise TaskError(f"no file {path}", "a task file", f"beside it: {', '.join(near)}" if near else "") from cause
+        near = (
+            sorted(other.name for other in path.parent.glob("*.jsonl*"))[:5]
+            if path.parent.is_dir()
+            else []
+        )
+        raise TaskError(
+            f"no file {path}", "a task file", f"beside it: {', '.join(near)}" if near else ""
+        ) from cause
     except IsADirectoryError as cause:
-        raise TaskError(f"{path} is a directory", "a JSON Lines file", "name a file in it") from cause
+        raise TaskError(
+            f"{path} is a directory", "a JSON Lines file", "name a file in it"
+        ) from cause
     except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
-        raise TaskError(f"{path} is not a whole gzip file ({cause})", "an intact file", "fetch it again") from cause
+        raise TaskError(
+            f"{path} is not a whole gzip file ({cause})", "an intact file", "fetch it again"
+        ) from cause
     except OSError as cause:
         raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
     return content.removeprefix(b"\xef\xbb\xbf")

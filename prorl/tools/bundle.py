@@ -15,10 +15,14 @@ STAMP = (2020, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON` (`prorl/tools/server/main.py` says what CONFIG_JSON holds)."""
+    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON` (`prorl/tools/server/main.py` says
+    what CONFIG_JSON holds).
+    """
     members = {"__main__.py": ENTRY, "prorl/__init__.py": b"", "prorl/tools/__init__.py": b""}
     members.update(_sources("prorl.tools.server", "prorl/tools/server"))
-    members.update({name + "c": _compiled(name, source) for name, source in members.items() if source})
+    members.update(
+        {name + "c": _compiled(name, source) for name, source in members.items() if source}
+    )
     out = io.BytesIO()  # stored, not deflated: unpacking costs a start more than reading
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(members):
@@ -27,13 +31,20 @@ def build() -> bytes:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """Bytecode for our own Python, which is the one that runs it in most sandboxes; another Python finds the source beside it.
+    """Bytecode for our own Python, which is the one that runs it in most sandboxes; another Python
+    finds the source beside it.
 
-    Compiling at each start would cost more than everything else in a start. Format: PEP 552, unchecked.
+    Compiling at each start would cost more than everything else in a start. Format: PEP 552,
+    unchecked.
     """
     code = compile(source, name, "exec", dont_inherit=True)
     unchecked = (1).to_bytes(4, "little")
-    return importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(source) + marshal.dumps(code)
+    return (
+        importlib.util.MAGIC_NUMBER
+        + unchecked
+        + importlib.util.source_hash(source)
+        + marshal.dumps(code)
+    )
 
 
 def write(path: Path) -> None:
@@ -43,4 +54,8 @@ def write(path: Path) -> None:
 
 
 def _sources(package: str, folder: str) -> dict[str, bytes]:
-    return {f"{folder}/{entry.name}": entry.read_bytes() for entry in resources.files(package).iterdir() if entry.name.endswith(".py")}
+    return {
+        f"{folder}/{entry.name}": entry.read_bytes()
+        for entry in resources.files(package).iterdir()
+        if entry.name.endswith(".py")
+    }

@@ -1,7 +1,9 @@
-"""Packs users' tools into one zip that sandboxes read: each tool's top-level package, and an index of where each tool is.
+"""Packs users' tools into one zip that sandboxes read: each tool's top-level package, and an index
+of where each tool is.
 
-Reads files and metadata only: no code of a user's runs here, since sandboxd may be root. Equal packages give equal bytes. Bounded by
-`MAX_BYTES`; a tool whose package cannot be packed is left out, with the reason kept for whoever asks for it.
+Reads files and metadata only: no code of a user's runs here, since sandboxd may be root. Equal
+packages give equal bytes. Bounded by `MAX_BYTES`; a tool whose package cannot be packed is left
+out, with the reason kept for whoever asks for it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def build() -> UserBundle:
             problems[name] = f"tool {name!r} ({point.value}) cannot be packed: {error}"
         else:
             index[name] = [point.module, point.attr]
-    return UserBundle(_zip({INDEX: json.dumps(index).encode(), **members}), problems, frozenset(index))
+    return UserBundle(
+        _zip({INDEX: json.dumps(index).encode(), **members}), problems, frozenset(index)
+    )
 
 
 def _zip(members: dict[str, bytes]) -> bytes:
@@ -64,15 +68,29 @@ def _package(point: EntryPoint) -> dict[str, bytes]:
     if spec is None:
         raise ConfigError(f"there is no module {top!r}")
     if not spec.has_location or spec.origin is None:
-        raise ConfigError(f"{top} is a namespace package", "a package with an __init__.py, or a module")
+        raise ConfigError(
+            f"{top} is a namespace package", "a package with an __init__.py, or a module"
+        )
     origin = Path(spec.origin)
     if origin.name != "__init__.py":
         paths, root = [origin], origin.parent
     else:
         root = origin.parent.parent
-        paths = [path for path in sorted(origin.parent.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+        paths = [
+            path
+            for path in sorted(origin.parent.rglob("*"))
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
     if compiled := [path.name for path in paths if path.suffix in COMPILED]:
-        raise ConfigError(f"{top} holds compiled {compiled[0]}", "Python and data files", "move the tool into a package of its own")
+        raise ConfigError(
+            f"{top} holds compiled {compiled[0]}",
+            "Python and data files",
+            "move the tool into a package of its own",
+        )
     if (total := sum(path.stat().st_size for path in paths)) > MAX_BYTES:
-        raise ConfigError(f"{top} has {total} bytes", f"at most {MAX_BYTES}", "move the tool into a package of its own")
+        raise ConfigError(
+            f"{top} has {total} bytes",
+            f"at most {MAX_BYTES}",
+            "move the tool into a package of its own",
+        )
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}

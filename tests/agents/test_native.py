@@ -47,8 +47,15 @@ from tests.envs.local_sandbox import LocalSandbox
 DATA = Path(__file__).parents[2] / "../shared/data"
 TOKENIZER = ByteTokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
-MATH = Task(task_id="m/1", env="math", prompt="Half of 48?", data={"answer": "24", "solution": "<<48/2=24>>24\n#### 24"})
-CALL = Message(role="assistant", content="Let me see.", tool_calls=(ToolCall("python", {"code": "1"}),))
+MATH = Task(
+    task_id="m/1",
+    env="math",
+    prompt="Half of 48?",
+    data={"answer": "24", "solution": "<<48/2=24>>24\n#### 24"},
+)
+CALL = Message(
+    role="assistant", content="Let me see.", tool_calls=(ToolCall("python", {"code": "1"}),)
+)
 ANSWER = Message(role="assistant", content="#### 24")
 
 Reply = Message | Completion | BackendError | None
@@ -64,13 +71,18 @@ class ToolEnv:
     def __getattr__(self, name: str) -> object:
         return getattr(self._math, name)
 
-    async def call(self, task: Task, sandbox: object, call: ToolCall, timeout_s: float) -> ToolResult:
+    async def call(
+        self, task: Task, sandbox: object, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
         self.called.append(call)
         return ToolResult(output=call.error or self._tool(call))
 
 
 class Replies:
-    """A backend that says the given things in order and keeps what it was asked; None waits for ever."""
+    """A backend that says the given things in order and keeps what it was asked;
+
+    None waits for ever.
+    """
 
     name = "replies"
 
@@ -102,45 +114,74 @@ class Replies:
         pass
 
 
-def sampled(ids: NDArray[np.int32], version: int = 0, finish: FinishReason = FinishReason.STOP) -> Completion:
+def sampled(
+    ids: NDArray[np.int32], version: int = 0, finish: FinishReason = FinishReason.STOP
+) -> Completion:
     logprobs = -np.linspace(0.0, 1.0, len(ids), dtype=np.float32)
     ends, versions = ((len(ids),), (PolicyVersion(version),)) if len(ids) else ((), ())
-    return Completion(token_ids_C=ids, logprobs_C=logprobs, finish_reason=finish, version_ends=ends, versions=versions)
+    return Completion(
+        token_ids_C=ids,
+        logprobs_C=logprobs,
+        finish_reason=finish,
+        version_ends=ends,
+        versions=versions,
+    )
 
 
-def context(backend: Backend, env: object = None, limits: RolloutLimits | None = None, **changes: object) -> AttemptContext:
+def context(
+    backend: Backend, env: object = None, limits: RolloutLimits | None = None, **changes: object
+) -> AttemptContext:
     used: Env = env or ToolEnv()  # type: ignore[assignment]
     made = AttemptContext(
-        task=MATH, env=used, messages=used.messages(MATH), tools=used.tools(MATH), renderer=RENDERER, backend=backend, sandbox=None,
-        deadline=Deadline(30.0), key=AttemptKey("run", 5, 2), session="key", limits=limits or RolloutLimits(),
-    )  # fmt: skip
+        task=MATH,
+        env=used,
+        messages=used.messages(MATH),
+        tools=used.tools(MATH),
+        renderer=RENDERER,
+        backend=backend,
+        sandbox=None,
+        deadline=Deadline(30.0),
+        key=AttemptKey("run", 5, 2),
+        session="key",
+        limits=limits or RolloutLimits(),
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
 def check_exact(trajectory: Trajectory, backend: Replies) -> None:
-    """Every prompt is what the sequence held then; every sampled span holds what was sampled; spans tile."""
+    """Every prompt is what the sequence held then; every sampled span holds what was sampled; spans
+    tile.
+    """
     (sequence,) = trajectory.sequences
     ids, ends = sequence.token_ids_L, sequence.span_end_S
     for prompt in backend.prompts:
         np.testing.assert_array_equal(prompt, ids[: len(prompt)])
     for prompt, completion in zip(backend.prompts, backend.said, strict=False):
-        np.testing.assert_array_equal(ids[len(prompt) : len(prompt) + len(completion.token_ids_C)], completion.token_ids_C)
+        np.testing.assert_array_equal(
+            ids[len(prompt) : len(prompt) + len(completion.token_ids_C)], completion.token_ids_C
+        )
     starts = np.concatenate([[0], ends[:-1]])
     assert (ends > starts).all()
     assert (len(ends) == 0 and len(ids) == 0) or ends[-1] == len(ids)
     is_sampled = sequence.span_kind_S == SpanKind.TRAINED
     assert (ends - starts)[is_sampled].sum() == len(sequence.logprobs_C)
     assert ((sequence.span_version_S == -1) == ~is_sampled).all()
-    spans = [ids[start:end] for start, end, kept in zip(starts, ends, is_sampled, strict=True) if kept]
+    spans = [
+        ids[start:end] for start, end, kept in zip(starts, ends, is_sampled, strict=True) if kept
+    ]
     said = [completion.token_ids_C for completion in backend.said]
     np.testing.assert_array_equal(np.concatenate([*spans, []]), np.concatenate([*said, []]))
 
 
 texts = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(SPECIALS))).map("".join)
-raw_ids = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=20).map(lambda ids: np.array(ids, dtype=np.int32))
+raw_ids = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), min_size=1, max_size=20).map(
+    lambda ids: np.array(ids, dtype=np.int32)
+)
 messages = st.builds(
     lambda content, codes: Message(
-        role="assistant", content=content, tool_calls=tuple(ToolCall("python", {"code": code}) for code in codes)
+        role="assistant",
+        content=content,
+        tool_calls=tuple(ToolCall("python", {"code": code}) for code in codes),
     ),
     texts,
     st.lists(texts, max_size=2),
@@ -151,26 +192,49 @@ replies = st.lists(st.one_of(messages.map(RENDERER.completion), raw_ids), min_si
 @given(replies, texts)
 @settings(max_examples=60, deadline=None)
 def test_ids_are_exact_whatever_is_sampled(said: Sequence[NDArray[np.int32]], output: str) -> None:
-    """The ids of each prompt start with the earlier prompt and completion, over random tool conversations."""
+    """The ids of each prompt start with the earlier prompt and completion, over random tool
+    conversations.
+    """
     backend = Replies(*(sampled(ids) for ids in said), *[ANSWER] * 5)
-    trajectory = asyncio.run(NativeAgent().run(context(backend, ToolEnv(lambda call: output), RolloutLimits(max_turns=5))))
+    trajectory = asyncio.run(
+        NativeAgent().run(
+            context(backend, ToolEnv(lambda call: output), RolloutLimits(max_turns=5))
+        )
+    )
     check_exact(trajectory, backend)
     turns = zip(backend.prompts, backend.said, backend.prompts[1:], strict=False)
     for number, (earlier, completion, later) in enumerate(turns):
-        outputs = [message for message in trajectory.messages if message.role == "tool" and message.turn == number]
+        outputs = [
+            message
+            for message in trajectory.messages
+            if message.role == "tool" and message.turn == number
+        ]
         bridge = RENDERER.bridge(completion.token_ids_C, outputs)
-        np.testing.assert_array_equal(later, np.concatenate([earlier, completion.token_ids_C, bridge]))
+        np.testing.assert_array_equal(
+            later, np.concatenate([earlier, completion.token_ids_C, bridge])
+        )
     assert len(trajectory.turns) == len(backend.said)
 
 
 async def test_a_good_attempt_leaves_everything() -> None:
     backend, env = Replies(CALL, ANSWER), ToolEnv()
-    trajectory = await NativeAgent().run(context(backend, env, sampling=SamplingParams(temperature=0.5), run_seed=3))
+    trajectory = await NativeAgent().run(
+        context(backend, env, sampling=SamplingParams(temperature=0.5), run_seed=3)
+    )
     check_exact(trajectory, backend)
     assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.DONE, FailureCode.NONE)
     assert trajectory.artefact == b"#### 24"
-    assert [message.role for message in trajectory.messages] == ["system", "user", "assistant", "tool", "assistant"]
-    assert [(turn.turn, turn.tool_calls, turn.temperature) for turn in trajectory.turns] == [(0, 1, 0.5), (1, 0, 0.5)]
+    assert [message.role for message in trajectory.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert [(turn.turn, turn.tool_calls, turn.temperature) for turn in trajectory.turns] == [
+        (0, 1, 0.5),
+        (1, 0, 0.5),
+    ]
     (sequence,) = trajectory.sequences
     assert sequence.span_kind_S.tolist() == [0, 1, 0, 1]
     assert sequence.span_turn_S.tolist() == [0, 0, 1, 1]
@@ -190,7 +254,9 @@ async def test_a_repeated_attempt_sends_the_same_seeds() -> None:
 
 
 async def test_broken_calls_are_told_to_the_policy() -> None:
-    broken = np.concatenate([[TOKENIZER.specials["<tool_call>"]], TOKENIZER.encode("{oops")]).astype(np.int32)
+    broken = np.concatenate(
+        [[TOKENIZER.specials["<tool_call>"]], TOKENIZER.encode("{oops")]
+    ).astype(np.int32)
     trajectory = await NativeAgent().run(context(Replies(sampled(broken), ANSWER)))
     assert trajectory.stop_reason is StopReason.DONE
     assert "not valid JSON" in trajectory.messages[3].content
@@ -201,10 +267,16 @@ async def test_broken_calls_are_told_to_the_policy() -> None:
     [
         (RolloutLimits(max_turns=2), [CALL, CALL], FailureCode.MAX_TURNS),
         (RolloutLimits(max_tokens=900), [CALL, CALL, CALL, CALL], FailureCode.MAX_TOKENS),
-        (RolloutLimits(), [sampled(TOKENIZER.encode("cut o"), finish=FinishReason.LENGTH)], FailureCode.MAX_TOKENS),
+        (
+            RolloutLimits(),
+            [sampled(TOKENIZER.encode("cut o"), finish=FinishReason.LENGTH)],
+            FailureCode.MAX_TOKENS,
+        ),
     ],
 )
-async def test_budgets_of_the_policy_leave_an_artefact(limits: RolloutLimits, replies: list[Reply], code: FailureCode) -> None:
+async def test_budgets_of_the_policy_leave_an_artefact(
+    limits: RolloutLimits, replies: list[Reply], code: FailureCode
+) -> None:
     backend = Replies(*replies)
     trajectory = await NativeAgent().run(context(backend, limits=limits))
     check_exact(trajectory, backend)
@@ -219,7 +291,10 @@ async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artefa
     backend = Replies(CALL, None)
     trajectory = await NativeAgent().run(context(backend, deadline=Deadline(0.1)))
     check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.DEADLINE, FailureCode.DEADLINE)
+    assert (trajectory.stop_reason, trajectory.failure.code) == (
+        StopReason.DEADLINE,
+        FailureCode.DEADLINE,
+    )
     assert trajectory.artefact == b"Let me see."
     assert len(trajectory.turns) == 1
 
@@ -228,7 +303,9 @@ async def test_a_paused_deadline_cuts_nothing() -> None:
     deadline = Deadline(0.05)
     deadline.pause()
     backend = open_backend("scripted:noop?delay_s=0.2", RENDERER, get_env)
-    assert (await NativeAgent().run(context(backend, deadline=deadline))).stop_reason is StopReason.DONE
+    assert (
+        await NativeAgent().run(context(backend, deadline=deadline))
+    ).stop_reason is StopReason.DONE
 
 
 @pytest.mark.parametrize("code", [FailureCode.BACKEND_UNAVAILABLE, FailureCode.BACKEND_PROTOCOL])
@@ -236,7 +313,11 @@ async def test_a_lost_backend_is_infrastructure_and_keeps_the_turns(code: Failur
     backend = Replies(CALL, BackendError(code, "gone"))
     trajectory = await NativeAgent().run(context(backend))
     check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artefact) == (StopReason.FAILED, code, b"")
+    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artefact) == (
+        StopReason.FAILED,
+        code,
+        b"",
+    )
     assert len(trajectory.turns) == 1
 
 
@@ -258,23 +339,45 @@ def _raises(error: Exception) -> Callable[[ToolCall], str]:
 @pytest.mark.parametrize(
     ("error", "stop", "code", "artefact"),
     [
-        (SandboxError(FailureCode.SANDBOX_BROKEN, "killed"), StopReason.SANDBOX_BROKEN, FailureCode.SANDBOX_BROKEN, b"Let me see."),
-        (SandboxError(FailureCode.SANDBOX_LOST, "gone"), StopReason.FAILED, FailureCode.SANDBOX_LOST, b""),
+        (
+            SandboxError(FailureCode.SANDBOX_BROKEN, "killed"),
+            StopReason.SANDBOX_BROKEN,
+            FailureCode.SANDBOX_BROKEN,
+            b"Let me see.",
+        ),
+        (
+            SandboxError(FailureCode.SANDBOX_LOST, "gone"),
+            StopReason.FAILED,
+            FailureCode.SANDBOX_LOST,
+            b"",
+        ),
         (KeyError("a bug of the env"), StopReason.FAILED, FailureCode.STAGE_ERROR, b""),
     ],
 )
-async def test_who_broke_the_sandbox_decides(error: Exception, stop: StopReason, code: FailureCode, artefact: bytes) -> None:
+async def test_who_broke_the_sandbox_decides(
+    error: Exception, stop: StopReason, code: FailureCode, artefact: bytes
+) -> None:
     backend = Replies(CALL)
     trajectory = await NativeAgent().run(context(backend, ToolEnv(_raises(error))))
     check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artefact) == (stop, code, artefact)
+    assert (trajectory.stop_reason, trajectory.failure.code, trajectory.artefact) == (
+        stop,
+        code,
+        artefact,
+    )
     assert len(trajectory.turns) == 1
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(SandboxError(FailureCode.SANDBOX_LOST, "x"), FailureCode.SANDBOX_LOST), (KeyError("x"), FailureCode.STAGE_ERROR)]
+    ("error", "code"),
+    [
+        (SandboxError(FailureCode.SANDBOX_LOST, "x"), FailureCode.SANDBOX_LOST),
+        (KeyError("x"), FailureCode.STAGE_ERROR),
+    ],
 )
-async def test_an_artefact_that_cannot_be_fetched_is_not_an_empty_answer(error: Exception, code: FailureCode) -> None:
+async def test_an_artefact_that_cannot_be_fetched_is_not_an_empty_answer(
+    error: Exception, code: FailureCode
+) -> None:
     env = ToolEnv()
 
     async def artefact(*_: object) -> bytes:
@@ -294,7 +397,10 @@ async def test_cancelling_keeps_the_turns_and_ends_the_task() -> None:
     task.cancel()
     trajectory = await task
     check_exact(trajectory, backend)
-    assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.CANCELLED, FailureCode.CANCELLED)
+    assert (trajectory.stop_reason, trajectory.failure.code) == (
+        StopReason.CANCELLED,
+        FailureCode.CANCELLED,
+    )
     assert len(trajectory.turns) == 1
 
 
@@ -336,7 +442,11 @@ async def test_a_weight_update_splits_the_span_where_it_happened() -> None:
 
 
 async def test_a_completion_of_several_versions_is_several_spans() -> None:
-    completion = replace(sampled(RENDERER.completion(ANSWER)), version_ends=(2, 8), versions=(PolicyVersion(3), PolicyVersion(4)))
+    completion = replace(
+        sampled(RENDERER.completion(ANSWER)),
+        version_ends=(2, 8),
+        versions=(PolicyVersion(3), PolicyVersion(4)),
+    )
     backend = Replies(completion)
     trajectory = await NativeAgent().run(context(backend))
     check_exact(trajectory, backend)
@@ -362,7 +472,10 @@ async def test_a_prompt_that_does_not_fit_is_the_tasks_fault() -> None:
         (ToolResult(output="a\n"), "a"),
         (ToolResult(output=""), "[no output]"),
         (ToolResult(output="", exit_code=2), "[exit status 2]"),
-        (ToolResult(output="a", exit_code=124, timed_out=True, truncated=True), "a\n[output truncated]\n[stopped after 5 s]"),
+        (
+            ToolResult(output="a", exit_code=124, timed_out=True, truncated=True),
+            "a\n[output truncated]\n[stopped after 5 s]",
+        ),
     ],
 )
 def test_what_the_policy_is_told(result: ToolResult, text: str) -> None:
@@ -377,9 +490,14 @@ def test_agents_are_found_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    [("gsm8k/train-2000.jsonl", {"oracle": 1.0, "noop": 0.0}), ("humaneval/HumanEval.jsonl.gz", {"oracle": 1.0, "noop": 0.0})],
+    [
+        ("gsm8k/train-2000.jsonl", {"oracle": 1.0, "noop": 0.0}),
+        ("humaneval/HumanEval.jsonl.gz", {"oracle": 1.0, "noop": 0.0}),
+    ],
 )
-async def test_oracle_and_noop_on_real_tasks_with_real_processes(tmp_path: Path, name: str, kinds: dict[str, float]) -> None:
+async def test_oracle_and_noop_on_real_tasks_with_real_processes(
+    tmp_path: Path, name: str, kinds: dict[str, float]
+) -> None:
     if not (DATA / name).exists():
         pytest.skip(f"the data file {name} is not beside this checkout")
     for kind, reward in kinds.items():
@@ -388,7 +506,14 @@ async def test_oracle_and_noop_on_real_tasks_with_real_processes(tmp_path: Path,
             env, folder = get_env(task.env), tmp_path / f"{kind}{number}"
             folder.mkdir()
             messages, tools = env.messages(task), env.tools(task)
-            attempt = context(backend, env, task=task, messages=messages, tools=tools, sandbox=LocalSandbox(folder))
+            attempt = context(
+                backend,
+                env,
+                task=task,
+                messages=messages,
+                tools=tools,
+                sandbox=LocalSandbox(folder),
+            )
             trajectory = await NativeAgent().run(attempt)
             assert trajectory.stop_reason is StopReason.DONE, trajectory.failure
             score = await env.score(task, trajectory.artefact, LocalSandbox(folder), Deadline(30.0))

@@ -1,4 +1,6 @@
-"""What every backend promises: the same body over scripted backends and the embedded one, in-process and over HTTP."""
+"""What every backend promises: the same body over scripted backends and the embedded one,
+in-process and over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from prorl.errors import BackendError
 from prorl.protocols import Backend
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer, HFTokenizer
-from prorl.types import Completion, FailureCode, FinishReason, GenerateRequest, Message, PolicyVersion, SamplingParams
+from prorl.types import (
+    Completion,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    PolicyVersion,
+    SamplingParams,
+)
 
 TOKENIZER = ByteTokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -34,15 +44,21 @@ VOCAB_SIZES = {"scripted:random": TOKENIZER.vocab_size, "embedded": HFTokenizer(
 
 @pytest.fixture(params=["in-process", "http"])
 async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
-    """Opens a scripted backend by URL, or the embedded one on the toy checkpoint, directly or behind a server."""
+    """Opens a scripted backend by URL, or the embedded one on the toy checkpoint, directly or
+    behind a server.
+    """
     async with AsyncExitStack() as stack:
 
         async def open_one(url: str) -> Backend:
             embedded = url == "embedded"
-            backend: Backend = EmbeddedBackend(TOY) if embedded else open_backend(url, RENDERER, get_env)
+            backend: Backend = (
+                EmbeddedBackend(TOY) if embedded else open_backend(url, RENDERER, get_env)
+            )
             if request.param == "http":
                 tokenizer = HFTokenizer(TOY) if embedded else TOKENIZER
-                server = await stack.enter_async_context(TokenServer(backend, tokenizer, model="toy"))
+                server = await stack.enter_async_context(
+                    TokenServer(backend, tokenizer, model="toy")
+                )
                 stack.push_async_callback(backend.close)
                 backend = VllmBackend(server.url, tokenizer.vocab_size)
             stack.push_async_callback(backend.close)
@@ -51,7 +67,9 @@ async def open_(request: pytest.FixtureRequest) -> AsyncIterator[Open]:
         yield open_one
 
 
-def _request(text: str = "hello", seed: int = 7, temperature: float = 1.0, max_tokens: int = 64) -> GenerateRequest:
+def _request(
+    text: str = "hello", seed: int = 7, temperature: float = 1.0, max_tokens: int = 64
+) -> GenerateRequest:
     return GenerateRequest(
         prompt_ids_L=RENDERER.prompt([Message(role="user", content=text)], []),
         sampling=SamplingParams(temperature=temperature, max_tokens=max_tokens),
@@ -63,16 +81,22 @@ def _request(text: str = "hello", seed: int = 7, temperature: float = 1.0, max_t
 
 
 def _same(one: Completion, other: Completion) -> bool:
-    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.array_equal(one.logprobs_C, other.logprobs_C)
+    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.array_equal(
+        one.logprobs_C, other.logprobs_C
+    )
 
 
 def _alike(one: Completion, other: Completion) -> bool:
     """The same ids; logprobs as near as other neighbours and known prefixes leave them."""
-    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.allclose(one.logprobs_C, other.logprobs_C, rtol=0, atol=1e-4)
+    return np.array_equal(one.token_ids_C, other.token_ids_C) and np.allclose(
+        one.logprobs_C, other.logprobs_C, rtol=0, atol=1e-4
+    )
 
 
 @SAMPLERS
-async def test_ids_and_logprobs_are_valid_and_repeat_with_the_seed(open_: Open, sampler: str) -> None:
+async def test_ids_and_logprobs_are_valid_and_repeat_with_the_seed(
+    open_: Open, sampler: str
+) -> None:
     backend = await open_(sampler)
     first, again, other = [await backend.generate(_request(seed=seed)) for seed in (1, 1, 2)]
     check_completion(first, VOCAB_SIZES[sampler], 64)

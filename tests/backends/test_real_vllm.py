@@ -1,6 +1,8 @@
-"""A real vLLM serves the toy: exact ids, logprobs that the trainer's forward pass repeats, new weights while it runs.
+"""A real vLLM serves the toy: exact ids, logprobs that the trainer's forward pass repeats, new
+weights while it runs.
 
-`make test-vllm` installs vLLM for CPUs beside .venv and runs these; PRORL_VLLM_PYTHON names another interpreter that has one.
+`make test-vllm` installs vLLM for CPUs beside .venv and runs these; PRORL_VLLM_PYTHON names another
+interpreter that has one.
 """
 
 from __future__ import annotations
@@ -36,17 +38,36 @@ from tests.backends.embedded.helpers import RENDERER, prompts, request
 PYTHON = os.environ.get("PRORL_VLLM_PYTHON", "")
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON, reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one"),
+    pytest.mark.skipif(
+        not PYTHON,
+        reason="PRORL_VLLM_PYTHON names no interpreter with vLLM; `make test-vllm` makes one",
+    ),
     pytest.mark.timeout(600),
 ]
 
 START_S = 180.0
 TOLERANCE = 1e-4
-ON_CPU = {"TORCH_COMPILE_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+ON_CPU = {
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+}
 FLAGS = (
-    "--dtype", "float32", "--max-model-len", "512", "--enforce-eager", "--kv-cache-memory-bytes", "128M", "--block-size", "32",
-    "--distributed-executor-backend", "uni", "--logprobs-mode", "processed_logprobs", "--enable-prompt-tokens-details",
-)  # fmt: skip
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "512",
+    "--enforce-eager",
+    "--kv-cache-memory-bytes",
+    "128M",
+    "--block-size",
+    "32",
+    "--distributed-executor-backend",
+    "uni",
+    "--logprobs-mode",
+    "processed_logprobs",
+    "--enable-prompt-tokens-details",
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +76,25 @@ def url() -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, **ON_CPU, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(TOY), "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+    environment = {
+        **os.environ,
+        **ON_CPU,
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [
+        PYTHON,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(TOY),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *FLAGS,
+    ]
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         _wait(process, f"http://127.0.0.1:{port}/health")
@@ -74,20 +112,31 @@ def _wait(process: subprocess.Popen[bytes], health: str) -> None:
                 return
         except OSError:
             time.sleep(0.5)
-    raise AssertionError(f"vLLM did not start within {START_S:g} s (exit code {process.returncode})")
+    raise AssertionError(
+        f"vLLM did not start within {START_S:g} s (exit code {process.returncode})"
+    )
 
 
 def _model(directory: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
-def _recomputed(model_dir: Path, asked: GenerateRequest, got: Completion) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+def _recomputed(
+    model_dir: Path, asked: GenerateRequest, got: Completion
+) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Logprobs of what was sampled, by transformers."""
     ids = np.concatenate([asked.prompt_ids_L, got.token_ids_C]).astype(np.int64)
     with torch.no_grad():
-        logits_LV = _model(model_dir)(input_ids=torch.from_numpy(ids)[None]).logits[0] / asked.sampling.temperature
+        logits_LV = (
+            _model(model_dir)(input_ids=torch.from_numpy(ids)[None]).logits[0]
+            / asked.sampling.temperature
+        )
     first = len(asked.prompt_ids_L) - 1
-    logprobs = logits_LV[first:-1].log_softmax(-1).gather(1, torch.from_numpy(ids)[first + 1 :, None])[:, 0]
+    logprobs = (
+        logits_LV[first:-1]
+        .log_softmax(-1)
+        .gather(1, torch.from_numpy(ids)[first + 1 :, None])[:, 0]
+    )
     return np.asarray(logprobs.numpy(), dtype=np.float32)
 
 
@@ -127,19 +176,37 @@ def test_training_against_it_repeats_every_logprob_turn_by_turn(url: str, tmp_pa
     """The whole service: tools, several turns, DAPO, weights published to vLLM after each step."""
     root, tasks = tmp_path / "root", tmp_path / "tasks.jsonl"
     made = [*generate("arith", seed=9, n=24), *generate("shop", seed=9, n=24)]
-    rows = [{"task_id": task.task_id, "env": task.env, "prompt": task.prompt, "data": task.data} for task in made]
+    rows = [
+        {"task_id": task.task_id, "env": task.env, "prompt": task.prompt, "data": task.data}
+        for task in made
+    ]
     tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
     figures: list[Mapping[str, float]] = []
     settings = [f"service.tokenizer={TOY}", "service.sandbox.kind=pyns"]
     command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root), "--policy", url]
-    with subprocess.Popen([*command, *(f"--set={one}" for one in settings)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, *(f"--set={one}" for one in settings)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("serving"), "the service did not start"
         config = TrainerConfig(
-            service=str(root), run="vllm", model=TOY, output=tmp_path / "out", steps=3, groups_per_step=4, n=8, tasks=tasks, wait_s=5.0,
-        )  # fmt: skip
+            service=str(root),
+            run="vllm",
+            model=TOY,
+            output=tmp_path / "out",
+            steps=3,
+            groups_per_step=4,
+            n=8,
+            tasks=tasks,
+            wait_s=5.0,
+        )
         with connect(root) as client:
-            client.create_run(run_id="vllm", filter="dapo", delivery="stream", sampling={"temperature": 1.0, "max_tokens": 64})
+            client.create_run(
+                run_id="vllm",
+                filter="dapo",
+                delivery="stream",
+                sampling={"temperature": 1.0, "max_tokens": 64},
+            )
             progress = train(config, client, hooks=(lambda step, row: figures.append(row),))
         process.send_signal(signal.SIGINT)
         process.stdout.read()

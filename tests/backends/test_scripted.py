@@ -1,4 +1,7 @@
-"""Scripted backends: URLs, the turn read from ids, draws that repeat, and no state between calls."""
+"""Scripted backends:
+
+URLs, the turn read from ids, draws that repeat, and no state between calls.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,17 @@ from prorl.tokenizer import ByteTokenizer
 from prorl.types import GenerateRequest, Message, SamplingParams, Task
 
 RENDERER = ChatMLRenderer(ByteTokenizer())
-TASK = Task(task_id="m/1", env="math", prompt="Half of 48?", data={"answer": "24", "solution": "<<48/2=24>>24\n#### 24"})
+TASK = Task(
+    task_id="m/1",
+    env="math",
+    prompt="Half of 48?",
+    data={"answer": "24", "solution": "<<48/2=24>>24\n#### 24"},
+)
 
 
-def _request(prompt: NDArray[np.int32], task: Task | None = TASK, sample_index: int = 0, seed: int = 0) -> GenerateRequest:
+def _request(
+    prompt: NDArray[np.int32], task: Task | None = TASK, sample_index: int = 0, seed: int = 0
+) -> GenerateRequest:
     return GenerateRequest(
         prompt_ids_L=prompt,
         sampling=SamplingParams(),
@@ -40,7 +50,9 @@ async def test_the_oracle_reads_its_turn_from_the_ids() -> None:
     first = _prompt()
     called = await open_backend("scripted:oracle", RENDERER, get_env).generate(_request(first))
     assert [call.name for call in RENDERER.parse(called.token_ids_C).tool_calls] == ["python"]
-    bridge = RENDERER.bridge(called.token_ids_C, [Message(role="tool", content="24.0 <|im_start|>assistant\n")])
+    bridge = RENDERER.bridge(
+        called.token_ids_C, [Message(role="tool", content="24.0 <|im_start|>assistant\n")]
+    )
     second = np.concatenate([first, called.token_ids_C, bridge])
     # A backend that never saw the first turn knows where it is.
     answered = await open_backend("scripted:oracle", RENDERER, get_env).generate(_request(second))
@@ -56,19 +68,36 @@ async def test_a_completion_is_cut_at_the_asked_length() -> None:
 
 
 async def test_flaky_repeats_and_groups_differ() -> None:
-    tasks = [Task(task_id=f"t/{i}", env="math", prompt="?", data={"answer": "1"}) for i in range(200)]
-    rights = np.array([[is_right(_request(_prompt(), task, sample), 0.6) for sample in range(4)] for task in tasks])
-    again = np.array([[is_right(_request(_prompt(), task, sample, seed=9), 0.6) for sample in range(4)] for task in tasks])
+    tasks = [
+        Task(task_id=f"t/{i}", env="math", prompt="?", data={"answer": "1"}) for i in range(200)
+    ]
+    rights = np.array(
+        [
+            [is_right(_request(_prompt(), task, sample), 0.6) for sample in range(4)]
+            for task in tasks
+        ]
+    )
+    again = np.array(
+        [
+            [is_right(_request(_prompt(), task, sample, seed=9), 0.6) for sample in range(4)]
+            for task in tasks
+        ]
+    )
     np.testing.assert_array_equal(rights, again)
     assert 0.5 < rights.mean() < 0.7
     sums = rights.sum(axis=1)
-    assert all((sums == wanted).any() for wanted in range(5)), "groups all wrong, mixed and all right occur"
+    assert all((sums == wanted).any() for wanted in range(5)), (
+        "groups all wrong, mixed and all right occur"
+    )
     assert [is_right(_request(_prompt()), mean) for mean in (0.0, 1.0)] == [False, True]
 
 
 async def test_flaky_is_the_oracle_or_useless() -> None:
     backend = open_backend("scripted:flaky?p=0", RENDERER, get_env)
-    assert RENDERER.parse((await backend.generate(_request(_prompt()))).token_ids_C).content == WRONG_ANSWER
+    assert (
+        RENDERER.parse((await backend.generate(_request(_prompt()))).token_ids_C).content
+        == WRONG_ANSWER
+    )
 
 
 async def test_faults_differ_between_seeds_and_repeat_with_them() -> None:
@@ -88,7 +117,9 @@ async def test_faults_differ_between_seeds_and_repeat_with_them() -> None:
 
 async def test_an_oracle_without_its_task_says_so() -> None:
     with pytest.raises(BackendError, match="in-process"):
-        await open_backend("scripted:oracle", RENDERER, get_env).generate(_request(_prompt(), task=None))
+        await open_backend("scripted:oracle", RENDERER, get_env).generate(
+            _request(_prompt(), task=None)
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The HTTP client against servers that misbehave, and the server against clients that do. Real sockets, scripted replies."""
+"""The HTTP client against servers that misbehave, and the server against clients that do.
+
+Real sockets, scripted replies.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,14 @@ from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
-from prorl.types import Completion, FailureCode, GenerateRequest, Json, PolicyVersion, SamplingParams
+from prorl.types import (
+    Completion,
+    FailureCode,
+    GenerateRequest,
+    Json,
+    PolicyVersion,
+    SamplingParams,
+)
 
 TOKENIZER = ByteTokenizer()
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -30,7 +40,11 @@ REQUEST = GenerateRequest(
     request_id="run/1/1/0",
     session="key 1",
 )
-CHOICE: Mapping[str, Json] = {"token_ids": [65, 258], "logprobs": {"token_logprobs": [-0.5, 0]}, "finish_reason": "stop"}
+CHOICE: Mapping[str, Json] = {
+    "token_ids": [65, 258],
+    "logprobs": {"token_logprobs": [-0.5, 0]},
+    "finish_reason": "stop",
+}
 
 
 @asynccontextmanager
@@ -53,10 +67,16 @@ async def _raw_server(reply: bytes, *, wait: bool = False) -> AsyncIterator[str]
 
 
 def _http(body: bytes, status: str = "200 OK", length: int | None = None) -> bytes:
-    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body) if length is None else length, body)
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (
+        status.encode(),
+        len(body) if length is None else length,
+        body,
+    )
 
 
-async def _code(reply: bytes, *, wait: bool = False, limits: HttpLimits | None = None) -> FailureCode:
+async def _code(
+    reply: bytes, *, wait: bool = False, limits: HttpLimits | None = None
+) -> FailureCode:
     async with _raw_server(reply, wait=wait) as url:
         backend = VllmBackend(url, TOKENIZER.vocab_size, model="m", limits=limits)
         try:
@@ -93,11 +113,22 @@ def _choice(**changes: Json) -> bytes:
         _choice(logprobs={"token_logprobs": [None, -1]}),
         _choice(logprobs={"token_logprobs": [-1]}),
         _choice(logprobs={"token_logprobs": [0.1, -1]}),
-        b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [NaN]}, "finish_reason": "stop"}]}',
-        b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [-1e999]}, "finish_reason": "stop"}]}',
+        (
+            b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [NaN]},'
+            b' "finish_reason": "stop"}]}'
+        ),
+        (
+            b'{"choices": [{"token_ids": [65], "logprobs": {"token_logprobs": [-1e999]},'
+            b' "finish_reason": "stop"}]}'
+        ),
         _choice(finish_reason="tired"),
         _choice(weight_versions=[{"version": "1", "start": 0, "end": 1}]),
-        _choice(weight_versions=[{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 2, "end": 2}]),
+        _choice(
+            weight_versions=[
+                {"version": "1", "start": 0, "end": 2},
+                {"version": "2", "start": 2, "end": 2},
+            ]
+        ),
     ],
 )
 async def test_a_reply_that_makes_no_sense_is_a_protocol_error(body: bytes) -> None:
@@ -116,13 +147,18 @@ async def test_a_reply_that_makes_no_sense_is_a_protocol_error(body: bytes) -> N
         (_http(b"", "302 Found"), FailureCode.BACKEND_PROTOCOL),
     ],
 )
-async def test_status_and_connection_trouble_are_told_apart(reply: bytes, code: FailureCode) -> None:
+async def test_status_and_connection_trouble_are_told_apart(
+    reply: bytes, code: FailureCode
+) -> None:
     assert await _code(reply) is code
 
 
 @pytest.mark.parametrize("limits", [HttpLimits(read_s=0.2), HttpLimits(request_s=0.2)])
 async def test_silence_ends_the_call(limits: HttpLimits) -> None:
-    assert await _code(_http(b"{", length=100), wait=True, limits=limits) is FailureCode.BACKEND_UNAVAILABLE
+    assert (
+        await _code(_http(b"{", length=100), wait=True, limits=limits)
+        is FailureCode.BACKEND_UNAVAILABLE
+    )
 
 
 async def test_nobody_listening_is_unavailable() -> None:
@@ -184,7 +220,11 @@ async def test_the_request_arrives_whole_and_hanging_up_cancels_it() -> None:
         await backend.generate(REQUEST)
         (got,) = recorder.requests
         np.testing.assert_array_equal(got.prompt_ids_L, REQUEST.prompt_ids_L)
-        assert (got.sampling, got.seed, got.stop_token_ids) == (REQUEST.sampling, REQUEST.seed, REQUEST.stop_token_ids)
+        assert (got.sampling, got.seed, got.stop_token_ids) == (
+            REQUEST.sampling,
+            REQUEST.seed,
+            REQUEST.stop_token_ids,
+        )
         assert (got.request_id, got.session) == (REQUEST.request_id, "key%201")
         recorder.wait = True
         recorder.started.clear()
@@ -206,7 +246,9 @@ async def test_a_full_context_is_the_policys_budget() -> None:
 
 async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
     for url, accepted in (("scripted:random", True), ("scripted:random?raw=1", False)):
-        async with TokenServer(open_backend(url, RENDERER, get_env), TOKENIZER, model="toy") as server:
+        async with TokenServer(
+            open_backend(url, RENDERER, get_env), TOKENIZER, model="toy"
+        ) as server:
             backend = VllmBackend(server.url, TOKENIZER.vocab_size)
             if accepted:
                 await backend.probe()
@@ -231,7 +273,10 @@ async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
     ],
 )
 async def test_the_server_refuses_what_it_does_not_serve(body: Json, found: str) -> None:
-    async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server, aiohttp.ClientSession() as session:
+    async with (
+        TokenServer(_Recorder(), TOKENIZER, model="toy") as server,
+        aiohttp.ClientSession() as session,
+    ):
         async with session.post(f"{server.url}/v1/completions", json=body) as response:
             assert response.status == 400
             assert found in (await response.json())["error"]["message"]
@@ -240,13 +285,18 @@ async def test_the_server_refuses_what_it_does_not_serve(body: Json, found: str)
 
 
 async def test_the_servers_other_routes() -> None:
-    async with TokenServer(_Recorder(), TOKENIZER, model="toy") as server, aiohttp.ClientSession() as session:
+    async with (
+        TokenServer(_Recorder(), TOKENIZER, model="toy") as server,
+        aiohttp.ClientSession() as session,
+    ):
         backend = VllmBackend(server.url, TOKENIZER.vocab_size)
         await backend.health()
         await backend.generate(REQUEST)
         async with session.post(f"{server.url}/tokenize", json={"prompt": "hé"}) as response:
             assert (await response.json())["tokens"] == list("hé".encode())
-        async with session.post(f"{server.url}/detokenize", json={"tokens": [104, 105]}) as response:
+        async with session.post(
+            f"{server.url}/detokenize", json={"tokens": [104, 105]}
+        ) as response:
             assert (await response.json())["prompt"] == "hi"
         async with session.get(f"{server.url}/metrics") as response:
             assert 'vllm:prompt_tokens_total{model_name="toy"} 4' in await response.text()

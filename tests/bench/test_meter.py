@@ -20,7 +20,9 @@ sys.stdin.readline()
 
 
 def _used_s(meter: CpuMeter) -> float:
-    with subprocess.Popen([sys.executable, "-I", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         meter.watch(process.pid)
@@ -48,7 +50,9 @@ def test_the_group_is_gone_afterwards() -> None:
 
 def test_a_tree_holds_grandchildren() -> None:
     script = "sh -c 'sleep 30 & echo $!; wait' & wait"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         grandchild = int(process.stdout.readline())
         found = tree(process.pid)

@@ -24,9 +24,13 @@ trace.mark("ready", trace.TAKEN, [AttemptKey("r", 1, 1)])
 
 def test_marks_of_another_process_are_read_on_the_same_clock(tmp_path: Path) -> None:
     before = time.monotonic()
-    subprocess.run([sys.executable, "-c", WRITER.format(folder=str(tmp_path / "trace"))], check=True)
+    subprocess.run(
+        [sys.executable, "-c", WRITER.format(folder=str(tmp_path / "trace"))], check=True
+    )
     marks = list(read(tmp_path / "trace", since_s=before))
-    assert [(m.edge, m.what, m.key) for m in marks] == [("ready", what, AttemptKey("r", 1, 1)) for what in (OFFERED, TAKEN)]
+    assert [(m.edge, m.what, m.key) for m in marks] == [
+        ("ready", what, AttemptKey("r", 1, 1)) for what in (OFFERED, TAKEN)
+    ]
     assert before < marks[0].at_s <= marks[1].at_s < time.monotonic()
     assert not list(read(tmp_path / "trace", since_s=time.monotonic()))
 

@@ -10,8 +10,15 @@ from prorl.bench.policy import SAMPLED_TOKENS, Round, _row, child
 def test_rates_are_medians_over_rounds_and_the_ratio_is_ours_over_theirs() -> None:
     ours = [Round(seconds, 0.5) for seconds in (1.0, 2.0, 4.0)]
     row = _row(8, ours, [Round(8.0, 1.0)] * 3, "")
-    assert (row.what, row.value, row.rival_value, row.ratio) == ("tokens_per_s_8", 4 * SAMPLED_TOKENS, SAMPLED_TOKENS, 4.0)
-    assert row.note == f"{16 * SAMPLED_TOKENS:,} tokens per CPU second, rival {8 * SAMPLED_TOKENS:,}"
+    assert (row.what, row.value, row.rival_value, row.ratio) == (
+        "tokens_per_s_8",
+        4 * SAMPLED_TOKENS,
+        SAMPLED_TOKENS,
+        4.0,
+    )
+    assert (
+        row.note == f"{16 * SAMPLED_TOKENS:,} tokens per CPU second, rival {8 * SAMPLED_TOKENS:,}"
+    )
 
 
 def test_a_rival_that_is_not_installed_is_a_reason() -> None:

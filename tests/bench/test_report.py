@@ -13,14 +13,32 @@ from rich.console import Console
 from prorl.bench.report import Report, Row, machine, median
 from prorl.cli.bench import benches
 
-KEYS = {"what", "value", "unit", "repeats", "cpu_s", "rival", "rival_value", "rival_command", "ratio"}
+KEYS = {
+    "what",
+    "value",
+    "unit",
+    "repeats",
+    "cpu_s",
+    "rival",
+    "rival_value",
+    "rival_command",
+    "ratio",
+}
 
 
 def _report() -> Report:
     rows = (
         median("handoff_p50_ms", [0.5, 0.4, 0.9], "ms", cpu_s=1.5),
         Row(what="start_ms", value=8.0, unit="ms", rival="bwrap", note="rival is not installed"),
-        Row(what="read_mb_s", value=90.0, unit="MB/s", rival="memcpy", rival_value=100.0, rival_command="python x.py", ratio=0.9),
+        Row(
+            what="read_mb_s",
+            value=90.0,
+            unit="MB/s",
+            rival="memcpy",
+            rival_value=100.0,
+            rival_command="python x.py",
+            ratio=0.9,
+        ),
     )
     return Report(bench="pipeline", machine=machine(), rows=rows)
 
@@ -45,8 +63,13 @@ def test_losing_rows_are_printed() -> None:
 
 def test_no_name_is_cut_at_80_columns_and_empty_columns_are_left_out() -> None:
     out = io.StringIO()
-    rows = [median(f"handoff_p50_ms.{edge}", [0.512, 0.398, 8.93], "ms", note="bar: at most 1, " * 8) for edge in ("lease", "scored")]
-    Console(file=out, width=80).print(Report(bench="pipeline", machine=machine(), rows=tuple(rows)).table())
+    rows = [
+        median(f"handoff_p50_ms.{edge}", [0.512, 0.398, 8.93], "ms", note="bar: at most 1, " * 8)
+        for edge in ("lease", "scored")
+    ]
+    Console(file=out, width=80).print(
+        Report(bench="pipeline", machine=machine(), rows=tuple(rows)).table()
+    )
     text = out.getvalue()
     assert text.count("handoff_p50_ms.lease") == text.count("handoff_p50_ms.scored") == 2
     assert "0.398..8.93" in text

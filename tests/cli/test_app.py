@@ -10,7 +10,20 @@ from prorl.cli.output import clean
 
 def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     names = [name for name in build() if not name.startswith("-")]
-    assert {"run", "demo", "serve", "status", "ls", "show", "sql", "verify", "replay", "schema", "doctor", "bench"} <= set(names)
+    assert {
+        "run",
+        "demo",
+        "serve",
+        "status",
+        "ls",
+        "show",
+        "sql",
+        "verify",
+        "replay",
+        "schema",
+        "doctor",
+        "bench",
+    } <= set(names)
     for name in names:
         assert dispatch([name, "--help"]) == 0
         assert f"prorl {name}" in capsys.readouterr().out
@@ -32,7 +45,11 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(str(tmp_path))
     assert dispatch(argv) == 2
@@ -43,7 +60,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert not captured.out
 
 
-@pytest.mark.parametrize("text", ["\x1b]0;title\x07", "a\rb", "\u202eright", "\x9b31m", "\u2066", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["\x1b]0;title\x07", "a\rb", "\u202eright", "\x9b31m", "\u2066", "\x00"]
+)
 def test_what_could_move_a_terminal_is_spelled_out(text: str) -> None:
     assert clean(text).isprintable()
     assert "\\" in clean(text)

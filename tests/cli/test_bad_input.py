@@ -1,4 +1,6 @@
-"""Bad input to the real program: one line that says what was given, what was expected and how to mend it; nothing left behind."""
+"""Bad input to the real program: one line that says what was given, what was expected and how to
+mend it; nothing left behind.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,19 @@ def prorl(tmp_path: Path) -> Prorl:
     """Run the program in an empty folder."""
 
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PRORL_")}
+        environ = {
+            name: value for name, value in os.environ.items() if not name.startswith("PRORL_")
+        }
         command = [sys.executable, "-m", "prorl.cli", *argv]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, timeout=60, check=False)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environ,
+            timeout=60,
+            check=False,
+        )
 
     return run
 
@@ -46,7 +58,9 @@ def _check(done: subprocess.CompletedProcess[str], folder: Path, *said: str, cod
     assert not done.stdout
     assert not (folder / "prorl-runs").exists()
     assert not box_dir(folder / "prorl-runs").exists()
-    assert not list(Path("/tmp").glob(box_dir(folder / "prorl-runs").name.removesuffix("box") + "*"))
+    assert not list(
+        Path("/tmp").glob(box_dir(folder / "prorl-runs").name.removesuffix("box") + "*")
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +71,10 @@ def _check(done: subprocess.CompletedProcess[str], folder: Path, *said: str, cod
         ({"task_id": "2", "prompt": "x"}, "line 2"),
         (GOOD, "task_id '1' is also on line 1"),
         ({**GOOD, "task_id": "2", "env": "nop"}, "unknown env 'nop'; expected one of"),
-        ({"task_id": "2", "env": "math", "prompt": "x", "data": {}}, "data.answer is None; expected the reference answer"),
+        (
+            {"task_id": "2", "env": "math", "prompt": "x", "data": {}},
+            "data.answer is None; expected the reference answer",
+        ),
     ],
 )
 def test_a_malformed_task_row(prorl: Prorl, tmp_path: Path, row: object, said: str) -> None:
@@ -65,7 +82,9 @@ def test_a_malformed_task_row(prorl: Prorl, tmp_path: Path, row: object, said: s
 
 
 def test_an_unreadable_task_file(prorl: Prorl, tmp_path: Path) -> None:
-    _check(prorl("run", "--tasks", "none.jsonl"), tmp_path, "no file none.jsonl; expected a task file")
+    _check(
+        prorl("run", "--tasks", "none.jsonl"), tmp_path, "no file none.jsonl; expected a task file"
+    )
     _check(prorl("run", "--tasks", str(tmp_path)), tmp_path, "is a directory")
     (tmp_path / "broken.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     _check(prorl("run", "--tasks", "broken.jsonl.gz"), tmp_path, "not a whole gzip file")
@@ -73,26 +92,45 @@ def test_an_unreadable_task_file(prorl: Prorl, tmp_path: Path) -> None:
 
 def test_an_unknown_config_key(prorl: Prorl, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("service: {init: {slot: 3}}\n")
-    _check(prorl("run", "-c", "c.yaml", "--tasks", _tasks(tmp_path, GOOD)), tmp_path, "init.slot", "did you mean `slots`?")
+    _check(
+        prorl("run", "-c", "c.yaml", "--tasks", _tasks(tmp_path, GOOD)),
+        tmp_path,
+        "init.slot",
+        "did you mean `slots`?",
+    )
 
 
 def test_a_missing_backend(prorl: Prorl, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--policy", f"http://127.0.0.1:{port}")
-    _check(done, tmp_path, f"no model server answers at http://127.0.0.1:{port}", "Connection refused", "start it")
+    _check(
+        done,
+        tmp_path,
+        f"no model server answers at http://127.0.0.1:{port}",
+        "Connection refused",
+        "start it",
+    )
 
 
 def test_a_port_in_use(prorl: Prorl, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--set", f"service.http_port={port}")
-    _check(done, tmp_path, f"http_port {port} on 127.0.0.1: Address already in use; expected a free port")
+    _check(
+        done,
+        tmp_path,
+        f"http_port {port} on 127.0.0.1: Address already in use; expected a free port",
+    )
 
 
 def test_a_root_that_cannot_be_written(prorl: Prorl, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    _check(prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--root", "file/root"), tmp_path, "Not a directory; expected a folder")
+    _check(
+        prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--root", "file/root"),
+        tmp_path,
+        "Not a directory; expected a folder",
+    )
 
 
 def test_a_sandbox_kind_that_does_not_exist(prorl: Prorl, tmp_path: Path) -> None:
@@ -100,7 +138,9 @@ def test_a_sandbox_kind_that_does_not_exist(prorl: Prorl, tmp_path: Path) -> Non
     _check(done, tmp_path, "`sandbox.kind` = 'docker'", "expected")
 
 
-@pytest.mark.parametrize("argv", [["show", "new"], ["sql", "new", "select 1"], ["verify", "new"], ["replay", "new"]])
+@pytest.mark.parametrize(
+    "argv", [["show", "new"], ["sql", "new", "select 1"], ["verify", "new"], ["replay", "new"]]
+)
 def test_a_run_directory_of_a_newer_schema(prorl: Prorl, tmp_path: Path, argv: list[str]) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "manifest.json").write_text(json.dumps({"schema_version": 99}))

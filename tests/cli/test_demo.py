@@ -1,4 +1,6 @@
-"""The demo's recipe, what it shows while it runs, and pass@k; the demo itself runs in tests/integration/test_learning.py."""
+"""The demo's recipe, what it shows while it runs, and pass@k; the demo itself runs in
+tests/integration/test_learning.py.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def test_held_out_tasks_are_the_same_for_every_seed_and_training_tasks_are_not()
 
 
 def test_no_more_is_open_than_the_next_step_takes() -> None:
-    synchronous, ahead = train_run(Recipe(groups_per_step=6), "r"), train_run(Recipe(groups_per_step=6, steps_ahead=1), "r")
+    synchronous, ahead = (
+        train_run(Recipe(groups_per_step=6), "r"),
+        train_run(Recipe(groups_per_step=6, steps_ahead=1), "r"),
+    )
     assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)
 
 
@@ -44,10 +49,14 @@ def view(rewards: int, mean: float, tokens: int, version: int) -> Json:
     stages = {stage.value: dict(gauges) for stage in Stage}
     stages["run"]["tokens"] = tokens
     return {
-        "version": version, "groups": {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2}, "stages": stages,
-        "counts": {state.value: 0 for state in RolloutState} | {"completed": rewards}, "reward_mean": mean, "num_rewards": rewards,
+        "version": version,
+        "groups": {state.value: 0 for state in GroupState} | {"acked": 3, "dropped": 2},
+        "stages": stages,
+        "counts": {state.value: 0 for state in RolloutState} | {"completed": rewards},
+        "reward_mean": mean,
+        "num_rewards": rewards,
         "state": "open",
-    }  # fmt: skip
+    }
 
 
 def test_the_shown_reward_is_that_of_the_last_rollouts() -> None:
@@ -76,7 +85,10 @@ def test_the_interval_holds_the_estimate_and_pass_at_k_grows(tasks: list[tuple[i
     found = estimate(tasks)
     assert list(found) == [1, 2, 4]
     assert found[1].value == pytest.approx(statistics.mean(right / n for n, right in tasks))
-    assert all(0 <= one.low <= one.value + 1e-9 and one.value <= one.high + 1e-9 <= 1 + 1e-9 for one in found.values())
+    assert all(
+        0 <= one.low <= one.value + 1e-9 and one.value <= one.high + 1e-9 <= 1 + 1e-9
+        for one in found.values()
+    )
     assert found[1].value <= found[2].value + 1e-9
     assert found[2].value <= found[4].value + 1e-9
 
@@ -98,7 +110,9 @@ def test_wilson_against_published_figures() -> None:
         (["eval", "--tasks", "arith:heldout?n=0", "--policy", "toy"], "positive"),
     ],
 )
-def test_mistakes_are_one_line(argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert dispatch([*argv, "--root", str(tmp_path / "root")]) == 2
     err = capsys.readouterr().err
     assert said in err

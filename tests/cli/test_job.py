@@ -16,7 +16,12 @@ from prorl.types import Json
 
 def _tasks(folder: Path, *envs: str) -> str:
     path = folder / "My tasks.v2.jsonl"
-    path.write_bytes(b"\n".join(orjson.dumps({"task_id": str(i), "env": env, "prompt": "x"}) for i, env in enumerate(envs)))
+    path.write_bytes(
+        b"\n".join(
+            orjson.dumps({"task_id": str(i), "env": env, "prompt": "x"})
+            for i, env in enumerate(envs)
+        )
+    )
     return str(path)
 
 
@@ -36,22 +41,44 @@ def test_a_run_is_named_after_tasks_and_policy_and_never_twice(tmp_path: Path) -
 
 
 def test_planning_makes_nothing(tmp_path: Path) -> None:
-    plan = Plan.make(None, {"tasks": _tasks(tmp_path, "noop", "noop"), "n": 3}, [], root=tmp_path / "root")
+    plan = Plan.make(
+        None, {"tasks": _tasks(tmp_path, "noop", "noop"), "n": 3}, [], root=tmp_path / "root"
+    )
     assert (len(plan.tasks), plan.num_rollouts) == (2, 6)
     assert not (tmp_path / "root").exists()
     with pytest.raises(TaskError, match="unknown env 'nop'"):
         Plan.make(None, {"tasks": _tasks(tmp_path, "noop", "nop")}, [], root=tmp_path / "root")
     with pytest.raises(ConfigError, match="unknown agent 'nativ'"):
-        Plan.make(None, {"tasks": _tasks(tmp_path, "noop"), "run": {"agent": "nativ"}}, [], root=tmp_path / "root")
+        Plan.make(
+            None,
+            {"tasks": _tasks(tmp_path, "noop"), "run": {"agent": "nativ"}},
+            [],
+            root=tmp_path / "root",
+        )
 
 
 def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: Path) -> None:
     _started(
-        tmp_path, "r", tasks=_tasks(tmp_path, "noop"), policy="noop", n=2, run={"seed": 7, "filter": "dapo"}, service={"init": {"slots": 3}}
+        tmp_path,
+        "r",
+        tasks=_tasks(tmp_path, "noop"),
+        policy="noop",
+        n=2,
+        run={"seed": 7, "filter": "dapo"},
+        service={"init": {"slots": 3}},
     )
     plan = Plan.make(None, {"name": "r"}, ["service.run.slots=5"], root=tmp_path, resume=True)
-    assert (plan.run.run_id, plan.run.seed, plan.run.filter, plan.num_rollouts) == ("r", 7, "dapo", 2)
-    assert (plan.service.init.slots, plan.service.run.slots, plan.service.backends) == (3, 5, ("scripted:noop",))
+    assert (plan.run.run_id, plan.run.seed, plan.run.filter, plan.num_rollouts) == (
+        "r",
+        7,
+        "dapo",
+        2,
+    )
+    assert (plan.service.init.slots, plan.service.run.slots, plan.service.backends) == (
+        3,
+        5,
+        ("scripted:noop",),
+    )
     latest = Plan.make(None, {}, [], root=tmp_path, resume=True)
     assert latest.run.run_id == "r"
 
@@ -66,6 +93,13 @@ def test_a_run_that_exists_is_not_started_again_by_accident(tmp_path: Path) -> N
 
 def test_a_filter_is_a_name_sql_or_a_file_of_it(tmp_path: Path) -> None:
     (tmp_path / "f.sql").write_text("select 1")
-    assert [filter_text(text) for text in ("dapo", "select 2 as x", str(tmp_path / "f.sql"))] == ["dapo", "select 2 as x", "select 1"]
-    with pytest.raises(ConfigError, match="No such file or directory; expected none, dapo, or a readable file of SQL"):
+    assert [filter_text(text) for text in ("dapo", "select 2 as x", str(tmp_path / "f.sql"))] == [
+        "dapo",
+        "select 2 as x",
+        "select 1",
+    ]
+    with pytest.raises(
+        ConfigError,
+        match="No such file or directory; expected none, dapo, or a readable file of SQL",
+    ):
         filter_text("dapoo")

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.settings import Job, assignment, backend, job_settings, run_settings, service_settings
+from prorl.cli.settings import (
+    Job,
+    assignment,
+    backend,
+    job_settings,
+    run_settings,
+    service_settings,
+)
 from prorl.errors import ConfigError
 
 
@@ -22,7 +29,9 @@ def test_flag_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.M
     assert service.backends == ("scripted:noop",)
 
 
-def test_the_token_and_the_socket_folder_never_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_and_the_socket_folder_never_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRORL_TOKEN", "secret")
     monkeypatch.setenv("PRORL_SOCKET_DIR", "/elsewhere")
     assert job_settings(None, {}, []).service == {}
@@ -51,7 +60,9 @@ def test_a_wrong_config_file_is_one_clear_line(tmp_path: Path, text: str, said: 
 def test_unknown_keys_of_the_sections_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown key `init.slot`; .*did you mean `slots`\?"):
         service_settings({"init": {"slot": 3}}, tmp_path)
-    with pytest.raises(ConfigError, match=r"unknown key `sampling.temprature`; .*did you mean `temperature`\?"):
+    with pytest.raises(
+        ConfigError, match=r"unknown key `sampling.temprature`; .*did you mean `temperature`\?"
+    ):
         run_settings({"sampling": {"temprature": 1}}, "r")
     with pytest.raises(ConfigError, match="run name 'logs'; expected none of"):
         run_settings({}, "logs")
@@ -70,12 +81,17 @@ def test_set_takes_a_path_and_a_yaml_value() -> None:
 def test_a_policy_is_a_known_name_or_an_address() -> None:
     assert backend("flaky?p=0.3") == "scripted:flaky?p=0.3"
     assert backend("http://host:1") == "http://host:1"
-    with pytest.raises(ConfigError, match=r"policy 'orcle'; expected one of oracle, .*did you mean `oracle`"):
+    with pytest.raises(
+        ConfigError, match=r"policy 'orcle'; expected one of oracle, .*did you mean `oracle`"
+    ):
         backend("orcle")
 
 
 def test_groups_of_four_by_default_only_where_rollouts_differ() -> None:
-    assert [Job(policy=policy).num_samples for policy in ("oracle", "flaky", "flaky?p=0.4", "http://h:1")] == [1, 4, 4, 1]
+    assert [
+        Job(policy=policy).num_samples
+        for policy in ("oracle", "flaky", "flaky?p=0.4", "http://h:1")
+    ] == [1, 4, 4, 1]
     assert Job(policy="flaky", n=2).num_samples == 2
 
 
@@ -89,7 +105,9 @@ def test_every_shipped_config_is_short_and_opens_with_its_command(path: Path) ->
     assert lines[0].startswith("# prorl ")
 
 
-@pytest.mark.parametrize("path", [path for path in CONFIGS if path.name != "demo.yaml"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in CONFIGS if path.name != "demo.yaml"], ids=lambda path: path.name
+)
 def test_every_shipped_config_of_a_run_is_valid(path: Path) -> None:
     job = job_settings(path, {}, [])
     service_settings(job.service, None, job.policy)

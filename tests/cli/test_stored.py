@@ -17,7 +17,12 @@ from prorl.cli.show import lines
 from prorl.types import Json
 
 ROWS = [
-    {"task_id": "good", "env": "math", "prompt": "What is 2 + 2?", "data": {"answer": "4", "solution": "<<2+2=4>>\n#### 4"}},
+    {
+        "task_id": "good",
+        "env": "math",
+        "prompt": "What is 2 + 2?",
+        "data": {"answer": "4", "solution": "<<2+2=4>>\n#### 4"},
+    },
     {"task_id": "evil\x1b[2J", "env": "noop", "prompt": "\x1b]0;owned\x07 \u202etxt"},
 ]
 
@@ -30,7 +35,12 @@ def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
     folder = tmp_path_factory.mktemp("stored")
     tasks = folder / "tasks.jsonl"
     tasks.write_text("\n".join(json.dumps(row) for row in ROWS))
-    flags = {"tasks": str(tasks), "policy": "oracle", "name": "r", "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}}}
+    flags = {
+        "tasks": str(tasks),
+        "policy": "oracle",
+        "name": "r",
+        "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
+    }
     plan = Plan.make(None, flags, [], root=folder / "root")
     assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
     return folder / "root"
@@ -51,7 +61,12 @@ def cli(root: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
 def test_ls_names_the_runs(cli: Cli) -> None:
     assert cli("ls").splitlines()[1].split("\t")[:4] == ["r", "2", "1", "0"]
     (line,) = json.loads(cli("ls", "--json"))
-    assert (line["run"], line["rollouts"], line["reward"], line["not_completed"]) == ("r", 2, 1.0, 0)
+    assert (line["run"], line["rollouts"], line["reward"], line["not_completed"]) == (
+        "r",
+        2,
+        1.0,
+        0,
+    )
 
 
 def test_show_sums_the_run_up_from_its_files(cli: Cli) -> None:
@@ -113,7 +128,9 @@ def test_a_service_that_is_not_there_is_one_clear_line(cli: Cli) -> None:
     assert cli("status", code=2) == ""
 
 
-def test_a_name_that_is_nearly_right_is_suggested(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_nearly_right_is_suggested(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert dispatch(["show", "rr", "--root", str(root)]) == 2
     assert "did you mean `r`?" in capsys.readouterr().err
 
@@ -121,11 +138,19 @@ def test_a_name_that_is_nearly_right_is_suggested(root: Path, capsys: pytest.Cap
 def test_a_transcript_shows_an_error_of_the_policys_call() -> None:
     call = json.dumps([{"name": "bash", "arguments": {}, "error": "no JSON"}])
     rollout: dict[str, Json] = {
-        "rollout_id": 1, "task_id": "t", "sample_index": 0, "attempt": 1, "status": "failed", "stop_reason": "",
-        "reward": None, "reward_parts": [],
-        "failure_class": "infra", "failure_code": "worker_lost", "failure_message": "gone",
+        "rollout_id": 1,
+        "task_id": "t",
+        "sample_index": 0,
+        "attempt": 1,
+        "status": "failed",
+        "stop_reason": "",
+        "reward": None,
+        "reward_parts": [],
+        "failure_class": "infra",
+        "failure_code": "worker_lost",
+        "failure_message": "gone",
         **{f"{name}_s": 0.0 for name in ("queue", "init", "run", "llm", "tool", "eval")},
-    }  # fmt: skip
+    }
     message = {"role": "assistant", "content": "", "tool_calls": call, "name": "", "turn": 0}
     text = "\n".join(lines({"rollout": rollout, "messages": [message], "turns": []}))
     assert "-> bash()  ! no JSON" in text

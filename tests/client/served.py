@@ -14,7 +14,9 @@ from pathlib import Path
 def served(run_dir: Path) -> Iterator[str]:
     """Location of the endpoint; the process ends with the block."""
     command = [sys.executable, "-m", "prorl.bench.stream_server", str(run_dir)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -19,9 +19,18 @@ def batch_of(num_groups: int, shape: Shape, seed: int = 0) -> PackedBatch:
     return PackedBatch(delivered([group(i, shape, seed) for i in range(num_groups)]), "demo")
 
 
-def reference(batch: PackedBatch, of_group: Callable[[list[float]], Callable[[float], float]]) -> list[float]:
+def reference(
+    batch: PackedBatch, of_group: Callable[[list[float]], Callable[[float], float]]
+) -> list[float]:
     rewards: dict[int, dict[int, float]] = defaultdict(dict)
-    rows = list(zip(batch.group_ids.tolist(), batch.rollout_ids.tolist(), batch.rewards.tolist(), strict=True))
+    rows = list(
+        zip(
+            batch.group_ids.tolist(),
+            batch.rollout_ids.tolist(),
+            batch.rewards.tolist(),
+            strict=True,
+        )
+    )
     for group_id, rollout_id, reward in rows:
         rewards[group_id][rollout_id] = reward
     return [of_group(list(rewards[group_id].values()))(reward) for group_id, _, reward in rows]

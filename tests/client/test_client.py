@@ -30,7 +30,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        config = ServiceConfig(root=root, http_port=port, socket_dir=Path(sockets), token=TOKEN, backends=("scripted:oracle",))
+        config = ServiceConfig(
+            root=root,
+            http_port=port,
+            socket_dir=Path(sockets),
+            token=TOKEN,
+            backends=("scripted:oracle",),
+        )
         (root / "service.json").write_text(config.model_dump_json())
         command = [sys.executable, "-m", "prorl.service", "--config", str(root / "service.json")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -52,7 +58,10 @@ def client(root: Path) -> Iterator[Client]:
 
 
 def tasks(num: int) -> list[Task]:
-    return [Task(task_id=f"t{i}", env="math", prompt=f"What is {i} + 1?", data={"answer": str(i + 1)}) for i in range(num)]
+    return [
+        Task(task_id=f"t{i}", env="math", prompt=f"What is {i} + 1?", data={"answer": str(i + 1)})
+        for i in range(num)
+    ]
 
 
 def test_a_run_from_creation_to_cancel(client: Client) -> None:
@@ -61,7 +70,9 @@ def test_a_run_from_creation_to_cancel(client: Client) -> None:
     assert client.create_run(run_id="life", seed=3)["run_id"] == "life"
     with pytest.raises(ConflictError):
         client.create_run(run_id="life", seed=4)
-    accepted = client.submit("life", tasks(3), n=2, sampling=SamplingParams(temperature=0.7), extra={"set": "train"})
+    accepted = client.submit(
+        "life", tasks(3), n=2, sampling=SamplingParams(temperature=0.7), extra={"set": "train"}
+    )
     assert [group["n"] for group in accepted] == [2, 2, 2]
     assert client.run("life")["groups"]["open"] == 3
     assert any(run["run_id"] == "life" for run in client.status()["runs"])
@@ -85,12 +96,16 @@ def test_a_key_names_a_submission(client: Client) -> None:
     with pytest.raises(ConflictError):
         client.submit("keys", tasks(4), n=3, key="epoch-0")
     client.submit("keys", tasks(4), n=2)
-    assert client.run("keys")["groups"]["open"] == 10, "without a key each call is a submission of its own"
+    assert client.run("keys")["groups"]["open"] == 10, (
+        "without a key each call is a submission of its own"
+    )
 
 
 @contextlib.contextmanager
 def losing_answers(url: str, num_lost: int) -> Iterator[str]:
-    """A proxy that passes each request on and drops the first answers after the service has sent them."""
+    """A proxy that passes each request on and drops the first answers after the service has sent
+    them.
+    """
     port = int(url.rpartition(":")[2])
     left = [num_lost]
 
@@ -123,7 +138,9 @@ def test_a_lost_answer_duplicates_nothing(client: Client, url: str) -> None:
     client.create_run(run_id="lost")
     with losing_answers(url, 2) as proxy, connect(proxy, TOKEN) as unlucky:
         accepted = unlucky.submit("lost", tasks(3), n=2)
-    assert not any(group["created"] for group in accepted), "the service had them when the answer was lost"
+    assert not any(group["created"] for group in accepted), (
+        "the service had them when the answer was lost"
+    )
     assert client.run("lost")["groups"]["open"] == 3
 
 
@@ -148,7 +165,9 @@ def test_mistakes_are_told_in_one_line(client: Client, url: str, tmp_path: Path)
 
 
 def test_a_batch_that_could_never_fill_is_refused(client: Client) -> None:
-    client.create_run(run_id="bounded", delivery="stream", max_unacked_groups=8, backends=["scripted:noop"])
+    client.create_run(
+        run_id="bounded", delivery="stream", max_unacked_groups=8, backends=["scripted:noop"]
+    )
     with pytest.raises(UserError, match="larger max_unacked_groups"):
         client.stream("bounded", groups_per_batch=9)
     client.stream("bounded", groups_per_batch=8)

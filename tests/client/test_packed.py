@@ -1,4 +1,6 @@
-"""Packed batches: the same memory from Arrow to torch, rebased slices, masks that agree with the dense view."""
+"""Packed batches: the same memory from Arrow to torch, rebased slices, masks that agree with the
+dense view.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SHAPE = Shape(n=3, num_tokens=40, rewritten_share=0.4)
 
 
 def make(num_groups: int, shape: Shape = SHAPE, first_seq: int = 0) -> PackedBatch:
-    return PackedBatch(delivered([group(first_seq + i, shape) for i in range(num_groups)], first_seq), "demo")
+    return PackedBatch(
+        delivered([group(first_seq + i, shape) for i in range(num_groups)], first_seq), "demo"
+    )
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -31,7 +35,11 @@ def test_tensors_are_arrows_own_memory(cut: bool) -> None:
     start = column.offsets[0].as_py() * 4
     tensors = batch.torch()
     assert tensors.token_ids.data_ptr() == column.values.buffers()[1].address + start
-    assert tensors.logprobs.data_ptr() == batch.logprobs.ctypes.data == batch.arrow.column("logprobs").flatten().to_numpy().ctypes.data
+    assert (
+        tensors.logprobs.data_ptr()
+        == batch.logprobs.ctypes.data
+        == batch.arrow.column("logprobs").flatten().to_numpy().ctypes.data
+    )
     assert tensors.rewards.data_ptr() == batch.rewards.ctypes.data
     if not cut:
         assert tensors.cu_seqlens.data_ptr() == column.offsets.buffers()[1].address
@@ -45,12 +53,23 @@ def test_memory_lives_as_long_as_the_tensor() -> None:
 
 
 @given(num_groups=st.integers(1, 5), start=st.integers(0, 4), width=st.integers(1, 5))
-def test_a_cut_batch_equals_a_batch_of_those_groups(num_groups: int, start: int, width: int) -> None:
+def test_a_cut_batch_equals_a_batch_of_those_groups(
+    num_groups: int, start: int, width: int
+) -> None:
     start %= num_groups
     cut = make(num_groups).groups(start, start + width)
     alone = make(min(width, num_groups - start), first_seq=start)
     assert cut.cursor == alone.cursor
-    for name in ("token_ids", "cu_seqlens", "logprobs", "logprob_offsets", "span_end", "span_offsets", "rewards", "group_ids"):
+    for name in (
+        "token_ids",
+        "cu_seqlens",
+        "logprobs",
+        "logprob_offsets",
+        "span_end",
+        "span_offsets",
+        "rewards",
+        "group_ids",
+    ):
         np.testing.assert_array_equal(getattr(cut, name), getattr(alone, name))
     np.testing.assert_array_equal(cut.loss_mask(), alone.loss_mask())
     np.testing.assert_array_equal(cut.sampled_index(), alone.sampled_index())
@@ -59,11 +78,19 @@ def test_a_cut_batch_equals_a_batch_of_those_groups(num_groups: int, start: int,
 def test_masks_agree_with_the_dense_view() -> None:
     batch = make(5).groups(1, 4)
     dense = batch.dense()
-    np.testing.assert_array_equal(batch.loss_mask(), dense.column("loss_mask").flatten().to_numpy().astype(bool))
+    np.testing.assert_array_equal(
+        batch.loss_mask(), dense.column("loss_mask").flatten().to_numpy().astype(bool)
+    )
     index = batch.sampled_index()
-    np.testing.assert_array_equal(batch.logprobs, dense.column("logprobs").flatten().to_numpy()[index])
-    np.testing.assert_array_equal(batch.per_sampled(batch.span_turn), dense.column("turns").flatten().to_numpy()[index])
-    np.testing.assert_array_equal(batch.per_sampled(batch.span_version), dense.column("versions").flatten().to_numpy()[index])
+    np.testing.assert_array_equal(
+        batch.logprobs, dense.column("logprobs").flatten().to_numpy()[index]
+    )
+    np.testing.assert_array_equal(
+        batch.per_sampled(batch.span_turn), dense.column("turns").flatten().to_numpy()[index]
+    )
+    np.testing.assert_array_equal(
+        batch.per_sampled(batch.span_version), dense.column("versions").flatten().to_numpy()[index]
+    )
 
 
 def test_groups_and_cursor_follow_delivery() -> None:
@@ -74,10 +101,14 @@ def test_groups_and_cursor_follow_delivery() -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 4), max_size=6), num_groups=st.integers(1, 5))
-def test_regrouping_does_not_depend_on_the_streams_boundaries(sizes: list[int], num_groups: int) -> None:
+def test_regrouping_does_not_depend_on_the_streams_boundaries(
+    sizes: list[int], num_groups: int
+) -> None:
     total = sum(sizes)
     starts = np.cumsum([0, *sizes])
-    pieces = [make(size, first_seq=int(start)) for start, size in zip(starts, sizes, strict=False) if size]
+    pieces = [
+        make(size, first_seq=int(start)) for start, size in zip(starts, sizes, strict=False) if size
+    ]
     steps = list(regroup(pieces, num_groups))
     assert [step.num_groups for step in steps[:-1]] == [num_groups] * (len(steps) - 1)
     assert sum(step.num_groups for step in steps) == total
@@ -93,9 +124,15 @@ def test_regrouping_inside_one_batch_copies_nothing() -> None:
 
 
 def test_concat_keeps_advantages() -> None:
-    parts = [make(1).with_advantages(np.ones(make(1).num_sequences, np.float32)), make(1, first_seq=1)]
+    parts = [
+        make(1).with_advantages(np.ones(make(1).num_sequences, np.float32)),
+        make(1, first_seq=1),
+    ]
     assert PackedBatch.concat(parts).advantages is None
-    full = [part.with_advantages(np.full(part.num_sequences, i, np.float32)) for i, part in enumerate(parts)]
+    full = [
+        part.with_advantages(np.full(part.num_sequences, i, np.float32))
+        for i, part in enumerate(parts)
+    ]
     joined = PackedBatch.concat(full).advantages
     assert joined is not None
     assert joined.tolist() == [0.0] * parts[0].num_sequences + [1.0] * parts[1].num_sequences

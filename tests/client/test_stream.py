@@ -1,4 +1,6 @@
-"""Streams from a real replay endpoint: by mapped file and by DoGet, from any cursor, with bounds and commits."""
+"""Streams from a real replay endpoint: by mapped file and by DoGet, from any cursor, with bounds
+and commits.
+"""
 
 from __future__ import annotations
 
@@ -48,17 +50,31 @@ def test_equal_rows_in_equal_order_on_every_path(location: str, host: str | None
     fetched = source.fetch(Ticket(run="demo", cursor="demo@0"))
     batches = list(fetched.batches)
     again = source.fetch(Ticket(run="demo", cursor="demo@0", max_groups=2))
-    assert (again.num_groups, again.cursor, again.end, again.mapped) == (2, "demo@2", False, host is None)
+    assert (again.num_groups, again.cursor, again.end, again.mapped) == (
+        2,
+        "demo@2",
+        False,
+        host is None,
+    )
     nothing = source.fetch(Ticket(run="demo", cursor=fetched.cursor))
-    assert (nothing.num_groups, nothing.cursor, nothing.end, list(nothing.batches)) == (0, fetched.cursor, True, [])
+    assert (nothing.num_groups, nothing.cursor, nothing.end, list(nothing.batches)) == (
+        0,
+        fetched.cursor,
+        True,
+        [],
+    )
     source.close()
-    assert fetched.mapped is (host is None), "a file is mapped where the kernel is the same and nowhere else"
+    assert fetched.mapped is (host is None), (
+        "a file is mapped where the kernel is the same and nowhere else"
+    )
     assert (fetched.cursor, fetched.end) == (f"demo@{NUM_GROUPS}", True)
     found = [digest for batch in batches for digest in row_hashes(batch)]
     assert found == row_hashes(delivered(groups()))
     for batch in batches:
         seqs = batch.column("delivery_seq").to_numpy()
-        assert np.count_nonzero(np.diff(seqs)) + 1 == len(np.unique(seqs)), "a batch holds whole groups"
+        assert np.count_nonzero(np.diff(seqs)) + 1 == len(np.unique(seqs)), (
+            "a batch holds whole groups"
+        )
 
 
 def test_mapped_tensors_are_the_files_own_pages(location: str) -> None:
@@ -66,8 +82,15 @@ def test_mapped_tensors_are_the_files_own_pages(location: str) -> None:
     fetched = source.fetch(Ticket(run="demo", cursor="demo@0", max_groups=1))
     source.close()
     address = PackedBatch(next(fetched.batches), "demo").torch().token_ids.data_ptr()
-    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".arrows")]
-    assert any(int(low, 16) <= address < int(high, 16) for low, high in (parts[0].split("-") for parts in mapped))
+    mapped = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(".arrows")
+    ]
+    assert any(
+        int(low, 16) <= address < int(high, 16)
+        for low, high in (parts[0].split("-") for parts in mapped)
+    )
 
 
 def test_a_stream_goes_on_from_a_cursor(client: Client) -> None:

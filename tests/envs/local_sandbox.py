@@ -1,4 +1,6 @@
-"""A small honest `Sandbox` for tests of envs and agents: real processes in a folder, no isolation, no persistent shells."""
+"""A small honest `Sandbox` for tests of envs and agents: real processes in a folder, no isolation,
+no persistent shells.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,13 @@ class LocalSandbox:
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
         began = time.monotonic()
         process = await asyncio.create_subprocess_exec(
-            *argv, cwd=self.folder, start_new_session=True,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+            *argv,
+            cwd=self.folder,
+            start_new_session=True,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
         timed_out, output = False, b""
         try:
             async with asyncio.timeout(timeout_s):
@@ -47,7 +53,12 @@ class LocalSandbox:
         code = process.returncode or 0
         exit_code = 124 if timed_out else code if code >= 0 else 128 - code
         text = output.decode("utf-8", "replace")
-        return ToolResult(output=text, exit_code=exit_code, duration_s=time.monotonic() - began, timed_out=timed_out)
+        return ToolResult(
+            output=text,
+            exit_code=exit_code,
+            duration_s=time.monotonic() - began,
+            timed_out=timed_out,
+        )
 
     def _kill_group(self, pid: int) -> None:
         import os

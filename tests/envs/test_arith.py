@@ -24,7 +24,12 @@ async def test_only_run_needs_a_sandbox() -> None:
 
 
 async def test_the_reference_is_worth_one_and_anything_else_nothing() -> None:
-    for final, reward in ((TASK.data["answer"], 1.0), (f" {TASK.data['answer']}\n", 1.0), ("0" + TASK.data["answer"], 0.0), ("", 0.0)):
+    for final, reward in (
+        (TASK.data["answer"], 1.0),
+        (f" {TASK.data['answer']}\n", 1.0),
+        ("0" + TASK.data["answer"], 0.0),
+        ("", 0.0),
+    ):
         score = await ENV.score(TASK, await ENV.artefact(TASK, final, None), None, Deadline(1.0))
         assert score.reward == reward
         assert bool(score.log) == (reward == 0)
@@ -36,16 +41,38 @@ async def test_an_artefact_that_is_no_text_scores_nothing() -> None:
 
 async def test_python_runs_in_the_sandbox_and_answers_in_few_characters(tmp_path: Path) -> None:
     sandbox = LocalSandbox(tmp_path)
-    for code, output in (("print('x'); print(6*7)", "42"), ("1/0", "error: ZeroDivisionError"), ("(1", "error: SyntaxError"), ("0", "")):
+    for code, output in (
+        ("print('x'); print(6*7)", "42"),
+        ("1/0", "error: ZeroDivisionError"),
+        ("(1", "error: SyntaxError"),
+        ("0", ""),
+    ):
         result = await ENV.call(TASK, sandbox, ToolCall("python", {"code": code}), 10.0)
         assert (result.output, result.exit_code) == (output, 0)
-    assert len((await ENV.call(TASK, sandbox, ToolCall("python", {"code": "print('y' * 999)"}), 10.0)).output) == 40
-    slow = await ENV.call(TASK, sandbox, ToolCall("python", {"code": "import time; time.sleep(9)"}), 0.3)
+    assert (
+        len(
+            (
+                await ENV.call(
+                    TASK, sandbox, ToolCall("python", {"code": "print('y' * 999)"}), 10.0
+                )
+            ).output
+        )
+        == 40
+    )
+    slow = await ENV.call(
+        TASK, sandbox, ToolCall("python", {"code": "import time; time.sleep(9)"}), 0.3
+    )
     assert (slow.timed_out, slow.output) == (True, "error: timeout")
 
 
 @pytest.mark.parametrize(
-    "call", [ToolCall("bash", {"command": "ls"}), ToolCall("python", {}), ToolCall("python", {"code": 3}), ToolCall("", {}, "no JSON")]
+    "call",
+    [
+        ToolCall("bash", {"command": "ls"}),
+        ToolCall("python", {}),
+        ToolCall("python", {"code": 3}),
+        ToolCall("", {}, "no JSON"),
+    ],
 )
 async def test_a_call_that_does_not_fit_is_a_short_result(tmp_path: Path, call: ToolCall) -> None:
     sandbox = LocalSandbox(tmp_path)

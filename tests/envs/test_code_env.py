@@ -18,7 +18,9 @@ from tests.envs.local_sandbox import LocalSandbox
 
 DATA = Path(__file__).parents[2] / "../shared/data/humaneval/HumanEval.jsonl.gz"
 ENV = CodeEnv()
-PROMPT = 'import math\n\n\ndef helper(x):\n    return x + 1\n\n\ndef double(x):\n    """Twice x."""\n'
+PROMPT = (
+    'import math\n\n\ndef helper(x):\n    return x + 1\n\n\ndef double(x):\n    """Twice x."""\n'
+)
 TEST = """
 SECRET = "tests stay here"
 def check(candidate):
@@ -29,7 +31,12 @@ def check(candidate):
 
 
 def _task(**data: Json) -> Task:
-    fields = {"prompt": PROMPT, "entry_point": "double", "test": TEST, "canonical_solution": "    return x * 2\n"} | data
+    fields = {
+        "prompt": PROMPT,
+        "entry_point": "double",
+        "test": TEST,
+        "canonical_solution": "    return x * 2\n",
+    } | data
     return Task(task_id="t/0", env="code", prompt=PROMPT, data=fields)
 
 
@@ -55,7 +62,11 @@ async def _score(folder: Path, program: str, **data: Json) -> Score:
 )
 async def test_bodies_and_whole_programs_pass(tmp_path: Path, program: str) -> None:
     with_helper = "helper(x)" not in program
-    score = await _score(tmp_path, program, test=TEST if with_helper else "def check(candidate):\n    assert candidate(2) == 4\n")
+    score = await _score(
+        tmp_path,
+        program,
+        test=TEST if with_helper else "def check(candidate):\n    assert candidate(2) == 4\n",
+    )
     assert score.reward == 1, score.log
 
 
@@ -143,19 +154,31 @@ class _ForgedSandbox(LocalSandbox):
         ("NONCE start\n", 137, 0),
     ],
 )
-async def test_a_pass_needs_the_exit_status_and_the_nonce_last(tmp_path: Path, output: str, exit_code: int, reward: float) -> None:
+async def test_a_pass_needs_the_exit_status_and_the_nonce_last(
+    tmp_path: Path, output: str, exit_code: int, reward: float
+) -> None:
     sandbox = _ForgedSandbox(tmp_path, output, exit_code)
     score = await ENV.score(_task(), b"pass", sandbox, Deadline(60.0))
     assert score.reward == reward
 
 
-@pytest.mark.parametrize(("output", "exit_code"), [("", 0), ("pass", 0), ("python3: No such file", 127), ("NONCE start\nNONCE error", 2)])
-async def test_a_judge_that_did_not_judge_is_the_graders_failure(tmp_path: Path, output: str, exit_code: int) -> None:
+@pytest.mark.parametrize(
+    ("output", "exit_code"),
+    [("", 0), ("pass", 0), ("python3: No such file", 127), ("NONCE start\nNONCE error", 2)],
+)
+async def test_a_judge_that_did_not_judge_is_the_graders_failure(
+    tmp_path: Path, output: str, exit_code: int
+) -> None:
     with pytest.raises(GraderError):
-        await ENV.score(_task(), b"pass", _ForgedSandbox(tmp_path, output, exit_code), Deadline(60.0))
+        await ENV.score(
+            _task(), b"pass", _ForgedSandbox(tmp_path, output, exit_code), Deadline(60.0)
+        )
 
 
-@pytest.mark.parametrize("test", ["def check(candidate):\n    candidate(print)\n", "def check(candidate): pass\nboom()\n"])
+@pytest.mark.parametrize(
+    "test",
+    ["def check(candidate):\n    candidate(print)\n", "def check(candidate): pass\nboom()\n"],
+)
 async def test_tests_that_cannot_run_are_the_graders_failure(tmp_path: Path, test: str) -> None:
     with pytest.raises(GraderError, match="could not run"):
         await _score(tmp_path, "    return x\n", test=test)
@@ -204,7 +227,14 @@ async def test_nothing_of_the_tests_enters_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [{"test": ""}, {"entry_point": 3}, {"entry_point": "a b"}, {"test": "def check(:"}, {"test": "x = 1"}, {"prompt": None}],
+    [
+        {"test": ""},
+        {"entry_point": 3},
+        {"entry_point": "a b"},
+        {"test": "def check(:"},
+        {"test": "x = 1"},
+        {"prompt": None},
+    ],
 )
 def test_bad_tasks_are_refused(data: dict[str, Json]) -> None:
     with pytest.raises(TaskError, match="t/0"):

@@ -93,7 +93,9 @@ async def test_the_oracle_solves_what_it_is_given(tmp_path: Path) -> None:
     task = _task("24", solution="48/2 = <<48/2=24>>24 and << 05*1=5>>\n#### 24")
     reference = ENV.reference(task)
     assert reference.calls[0].arguments["code"] == "print(48/2)"
-    assert (await ENV.call(task, LocalSandbox(tmp_path), reference.calls[0], 10.0)).output == "24.0\n"
+    assert (
+        await ENV.call(task, LocalSandbox(tmp_path), reference.calls[0], 10.0)
+    ).output == "24.0\n"
     assert (await ENV.score(task, reference.answer.encode(), None, Deadline(10.0))).reward == 1
     assert ENV.reference(_task(7)).calls[0].arguments["code"] == "print('7')"
 

@@ -1,4 +1,6 @@
-"""Math and code through a real sandbox: the oracle is right, the useless answer is not, and the judge's secrets stay its own."""
+"""Math and code through a real sandbox: the oracle is right, the useless answer is not, and the
+judge's secrets stay its own.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ TASK = Task(
     task_id="t/0",
     env="code",
     prompt="def double(x):\n",
-    data={"prompt": "def double(x):\n", "entry_point": "double", "test": "def check(candidate):\n    assert candidate(2) == 4\n"},
+    data={
+        "prompt": "def double(x):\n",
+        "entry_point": "double",
+        "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+    },
 )
 
 
@@ -45,16 +51,25 @@ async def _run(task: Task, kind: str) -> tuple[Trajectory, float]:
     async with prorl.sandbox.open("pyns", spec=env.sandbox(task, Stage.RUN)) as sandbox:
         trajectory = await NativeAgent().run(
             AttemptContext(
-                task=task, env=env, messages=env.messages(task), tools=env.tools(task), renderer=RENDERER,
-                backend=open_backend(f"scripted:{kind}", RENDERER, get_env), sandbox=sandbox,
-                deadline=Deadline(60.0), key=AttemptKey("run", 1, 1), session="key",
+                task=task,
+                env=env,
+                messages=env.messages(task),
+                tools=env.tools(task),
+                renderer=RENDERER,
+                backend=open_backend(f"scripted:{kind}", RENDERER, get_env),
+                sandbox=sandbox,
+                deadline=Deadline(60.0),
+                key=AttemptKey("run", 1, 1),
+                session="key",
             )
-        )  # fmt: skip
+        )
     spec = env.sandbox(task, Stage.EVAL)
     if spec is None:
         return trajectory, (await env.score(task, trajectory.artefact, None, Deadline(60.0))).reward
     async with prorl.sandbox.open("pyns", spec=spec) as fresh:
-        return trajectory, (await env.score(task, trajectory.artefact, fresh, Deadline(60.0))).reward
+        return trajectory, (
+            await env.score(task, trajectory.artefact, fresh, Deadline(60.0))
+        ).reward
 
 
 @pytest.mark.parametrize(("kind", "reward"), [("oracle", 1.0), ("noop", 0.0)])
@@ -89,11 +104,15 @@ async def test_the_judge_cannot_be_read_by_the_program(eval_sandbox: Sandbox) ->
 
 
 async def test_a_right_program_passes_in_the_same_place(eval_sandbox: Sandbox) -> None:
-    score = await CODE.score(TASK, b"def double(x):\n    return 2 * x\n", eval_sandbox, Deadline(30.0))
+    score = await CODE.score(
+        TASK, b"def double(x):\n    return 2 * x\n", eval_sandbox, Deadline(30.0)
+    )
     assert score.reward == 1, score.log
 
 
-@pytest.mark.parametrize("setup", [f"ln -s /etc/passwd {SOLUTION_FILE}", f"head -c 300000 /dev/zero > {SOLUTION_FILE}"])
+@pytest.mark.parametrize(
+    "setup", [f"ln -s /etc/passwd {SOLUTION_FILE}", f"head -c 300000 /dev/zero > {SOLUTION_FILE}"]
+)
 async def test_an_artefact_that_is_no_small_file_is_the_policys_doing(setup: str) -> None:
     async with prorl.sandbox.open("pyns", spec=CODE.sandbox(TASK, Stage.RUN)) as sandbox:
         await sandbox.call("bash", {"command": setup}, 10.0)

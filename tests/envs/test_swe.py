@@ -1,4 +1,6 @@
-"""The swe env through real sandboxes: solutions pass, what only looks like one does not, and faults lie with whom they belong."""
+"""The swe env through real sandboxes: solutions pass, what only looks like one does not, and faults
+lie with whom they belong.
+"""
 
 from __future__ import annotations
 
@@ -69,29 +71,52 @@ async def _score(host: UnixSandboxHost, task: Task, artefact: bytes, eval_s: flo
 
 
 async def _bash(host: UnixSandboxHost, command: str, task: Task = CALC) -> Score:
-    return await _score(host, task, await _change(host, task, ToolCall("bash", {"command": command})))
+    return await _score(
+        host, task, await _change(host, task, ToolCall("bash", {"command": command}))
+    )
 
 
 # ---- what counts
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-async def test_the_reference_resolves_it_and_nothing_does_not(host: UnixSandboxHost, task: Task) -> None:
+async def test_the_reference_resolves_it_and_nothing_does_not(
+    host: UnixSandboxHost, task: Task
+) -> None:
     get_env("swe").check(task)
     solved = await _score(host, task, await _change(host, task, *ENV.reference(task).calls))
     assert solved.reward == 1, solved.log
-    assert {part.name: part.value for part in solved.parts} == {"resolved": 1.0, "fail_to_pass": 1.0, "pass_to_pass": 1.0}
+    assert {part.name: part.value for part in solved.parts} == {
+        "resolved": 1.0,
+        "fail_to_pass": 1.0,
+        "pass_to_pass": 1.0,
+    }
     assert await _change(host, task) == b""
     assert (await _score(host, task, b"")).reward == 0
 
 
-async def test_edits_new_files_deletions_and_commits_of_the_agent_all_count(host: UnixSandboxHost) -> None:
-    edit = ToolCall("files", {"command": "str_replace", "path": "calc/parse.py", "old_str": "int(text.strip())", "new_str": "to_int(text)"})
+async def test_edits_new_files_deletions_and_commits_of_the_agent_all_count(
+    host: UnixSandboxHost,
+) -> None:
+    edit = ToolCall(
+        "files",
+        {
+            "command": "str_replace",
+            "path": "calc/parse.py",
+            "old_str": "int(text.strip())",
+            "new_str": "to_int(text)",
+        },
+    )
     first = "from calc.digits import to_int\n"
-    insert = ToolCall("files", {"command": "insert", "path": "calc/parse.py", "insert_line": 1, "new_str": first})
+    insert = ToolCall(
+        "files", {"command": "insert", "path": "calc/parse.py", "insert_line": 1, "new_str": first}
+    )
     body = "def to_int(text):\n    return int(text.strip().replace(',', ''))\n"
     create = ToolCall("files", {"command": "create", "path": "calc/digits.py", "file_text": body})
-    commit = ToolCall("bash", {"command": "git add -A && git commit -qm 'mine' && rm README.md && printf 'a\\0b' > blob"})
+    commit = ToolCall(
+        "bash",
+        {"command": "git add -A && git commit -qm 'mine' && rm README.md && printf 'a\\0b' > blob"},
+    )
     artefact = await _change(host, CALC, edit, insert, create, commit)
     assert b"GIT binary patch" in artefact
     assert b"deleted file" in artefact
@@ -103,8 +128,15 @@ async def test_half_a_solution_is_none_and_its_share_is_kept(host: UnixSandboxHo
     half = f"sed -i 's/        return self._entries.get(key, default)/{read}\\n&/' lru.py"
     score = await _bash(host, half, LRU)
     assert score.reward == 0
-    assert {part.name: part.value for part in score.parts} == {"resolved": 0.0, "fail_to_pass": 0.5, "pass_to_pass": 1.0}
-    broken = await _bash(host, f"{FIX}; sed -i 's/def parse/def parse(text): return 1234567\\ndef unused/' calc/parse.py")
+    assert {part.name: part.value for part in score.parts} == {
+        "resolved": 0.0,
+        "fail_to_pass": 0.5,
+        "pass_to_pass": 1.0,
+    }
+    broken = await _bash(
+        host,
+        f"{FIX}; sed -i 's/def parse/def parse(text): return 1234567\\ndef unused/' calc/parse.py",
+    )
     assert (broken.reward, broken.parts[2].value) == (0, 0.0)
 
 
@@ -112,13 +144,18 @@ async def test_half_a_solution_is_none_and_its_share_is_kept(host: UnixSandboxHo
 
 
 SAY_OK = 'print("test_thousands (tests.test_parse.ParseTest) ... ok")'
-PASS_ALL = "import unittest\\nunittest.TestCase.run = lambda self, result: result.addSuccess(self)\\n"
+PASS_ALL = (
+    "import unittest\\nunittest.TestCase.run = lambda self, result: result.addSuccess(self)\\n"
+)
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "printf 'import unittest\\nclass ParseTest(unittest.TestCase):\\n def test_thousands(self): pass\\n' > tests/test_parse.py",
+        (
+            "printf 'import unittest\\nclass ParseTest(unittest.TestCase):\\n def"
+            " test_thousands(self): pass\\n' > tests/test_parse.py"
+        ),
         "rm -r tests; mkdir tests; touch tests/__init__.py",
         "rm -r tests; ln -s /tmp tests",
         "git rm -q tests/test_parse.py",
@@ -127,11 +164,26 @@ PASS_ALL = "import unittest\\nunittest.TestCase.run = lambda self, result: resul
         f"mkdir unittest; printf '{SAY_OK}' > unittest/__main__.py; touch unittest/__init__.py",
         "printf 'import os; os._exit(0)\\n' >> calc/parse.py",
         "printf 'import sys; sys.exit(0)\\n' >> calc/__init__.py",
-        "printf 'print(\"ok\")\\n' >> calc/parse.py; sed -i 's/    return int/    print(\"ok\\\\nok\"); return int/' calc/parse.py",
-        "printf 'import os, signal; os.kill(1, signal.SIGKILL); os.kill(os.getppid(), signal.SIGKILL)\\n' >> calc/__init__.py",
-        'printf \'import subprocess; subprocess.run(["rm", "-rf", ".git"])\\n\' >> calc/__init__.py',
-        'printf \'import os, subprocess; subprocess.run(["rm", "-rf", ".git"]); os.symlink("/tmp", ".git")\\n\' >> calc/__init__.py',
-        "git update-ref refs/prorl/base HEAD; git commit -q --allow-empty -m x; git update-ref refs/prorl/base HEAD",
+        (
+            "printf 'print(\"ok\")\\n' >> calc/parse.py; sed -i 's/    return int/   "
+            ' print("ok\\\\nok"); return int/\' calc/parse.py'
+        ),
+        (
+            "printf 'import os, signal; os.kill(1, signal.SIGKILL); os.kill(os.getppid(),"
+            " signal.SIGKILL)\\n' >> calc/__init__.py"
+        ),
+        (
+            'printf \'import subprocess; subprocess.run(["rm", "-rf", ".git"])\\n\' >>'
+            " calc/__init__.py"
+        ),
+        (
+            'printf \'import os, subprocess; subprocess.run(["rm", "-rf", ".git"]);'
+            ' os.symlink("/tmp", ".git")\\n\' >> calc/__init__.py'
+        ),
+        (
+            "git update-ref refs/prorl/base HEAD; git commit -q --allow-empty -m x; git update-ref"
+            " refs/prorl/base HEAD"
+        ),
         "rm -rf .git",
         "rm -rf .git; ln -s /proc .git",
     ],
@@ -141,13 +193,20 @@ async def test_what_only_looks_solved_scores_0(host: UnixSandboxHost, command: s
     assert score.reward == 0, score.log
 
 
-@pytest.mark.parametrize("command", ["printf 'garbage' > tests/test_parse.py", "rm -r tests", "printf 'x = 1/0' > conftest.py"])
-async def test_a_solution_counts_whatever_the_agent_did_to_the_tests(host: UnixSandboxHost, command: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["printf 'garbage' > tests/test_parse.py", "rm -r tests", "printf 'x = 1/0' > conftest.py"],
+)
+async def test_a_solution_counts_whatever_the_agent_did_to_the_tests(
+    host: UnixSandboxHost, command: str
+) -> None:
     score = await _bash(host, f"{FIX}; {command}")
     assert score.reward == 1, score.log
 
 
-async def test_a_file_that_would_be_in_the_tests_way_is_the_policys_doing(host: UnixSandboxHost) -> None:
+async def test_a_file_that_would_be_in_the_tests_way_is_the_policys_doing(
+    host: UnixSandboxHost,
+) -> None:
     moved = str(LRU.data["test_patch"]).replace("test_lru.py", "checks/test_lru.py")
     score = await _bash(host, "printf 'x' > checks", _task(LRU, test_patch=moved))
     assert score.reward == 0
@@ -160,12 +219,22 @@ async def test_nothing_is_left_outside_the_workspace(host: UnixSandboxHost) -> N
         for call in ENV.reference(CALC).calls:
             await ENV.call(CALC, sandbox, call, 10.0)
         await ENV.artefact(CALC, "done", sandbox)
-        assert (await sandbox.exec(["bash", "-c", "find /tmp -maxdepth 1 -type f -newer calc/build.py -uid $(id -u)"], 10.0)).output == ""
+        assert (
+            await sandbox.exec(
+                ["bash", "-c", "find /tmp -maxdepth 1 -type f -newer calc/build.py -uid $(id -u)"],
+                10.0,
+            )
+        ).output == ""
 
 
-async def test_nothing_hidden_enters_run_and_no_history_shows_the_fix(host: UnixSandboxHost) -> None:
+async def test_nothing_hidden_enters_run_and_no_history_shows_the_fix(
+    host: UnixSandboxHost,
+) -> None:
     async with _prepared(host, CALC, Stage.RUN) as sandbox:
-        found = await sandbox.exec(["bash", "-c", "grep -r thousands . ; git log --all --format=%s; git status --short"], 10.0)
+        found = await sandbox.exec(
+            ["bash", "-c", "grep -r thousands . ; git log --all --format=%s; git status --short"],
+            10.0,
+        )
     assert found.output == "base\n"
     assert "test_thousands" not in "".join(message.content for message in ENV.messages(CALC))
 
@@ -175,7 +244,9 @@ async def test_nothing_hidden_enters_run_and_no_history_shows_the_fix(host: Unix
 
 async def test_tests_that_hang_score_0_unless_evals_time_was_short(host: UnixSandboxHost) -> None:
     task = _task(timeout_s=1.0)
-    hang = await _change(host, task, ToolCall("bash", {"command": "printf 'while True: pass\\n' >> calc/parse.py"}))
+    hang = await _change(
+        host, task, ToolCall("bash", {"command": "printf 'while True: pass\\n' >> calc/parse.py"})
+    )
     score = await _score(host, task, hang)
     assert score.reward == 0
     assert "did not end in time" in score.log
@@ -195,13 +266,21 @@ async def test_a_test_patch_that_does_not_apply_is_the_tasks_fault(host: UnixSan
     [
         (
             {"setup": "echo no compiler; false; echo after"},
-            "setup ended with exit status 1: no compiler$|setup ended with exit status 1: no compiler;",
+            (
+                "setup ended with exit status 1: no compiler$|setup ended with exit status 1: no"
+                " compiler;"
+            ),
         ),
         ({"setup": "sleep 20", "setup_s": 0.3}, r"setup did not end in 0\.3 s"),
-        ({"files": {}, "archive": "/nowhere/repo.tar"}, "cannot read /nowhere/repo.tar on this node"),
+        (
+            {"files": {}, "archive": "/nowhere/repo.tar"},
+            "cannot read /nowhere/repo.tar on this node",
+        ),
     ],
 )
-async def test_a_workspace_that_cannot_be_prepared_is_the_tasks_fault(host: UnixSandboxHost, data: dict[str, Json], says: str) -> None:
+async def test_a_workspace_that_cannot_be_prepared_is_the_tasks_fault(
+    host: UnixSandboxHost, data: dict[str, Json], says: str
+) -> None:
     with pytest.raises(TaskError, match=says):
         async with _prepared(host, _task(**data), Stage.RUN):
             pass
@@ -265,11 +344,26 @@ async def test_an_archive_is_unpacked_without_its_history(
     assert ENV.preparation(task)
     async with _prepared(host, task, Stage.RUN) as sandbox:
         found = await sandbox.exec(
-            ["bash", "-c", "git log --all --format=%s; ls -A; git cat-file --batch-all-objects --batch-check | wc -l"], 10.0
+            [
+                "bash",
+                "-c",
+                (
+                    "git log --all --format=%s; ls -A; git cat-file --batch-all-objects"
+                    " --batch-check | wc -l"
+                ),
+            ],
+            10.0,
         )
         await sandbox.exec(["bash", "-c", FIX], 10.0)
         artefact = await ENV.artefact(task, "done", sandbox)
-    assert found.output.split()[:6] == ["base", ".git", "README.md", "calc", "tests", found.output.split()[5]]
+    assert found.output.split()[:6] == [
+        "base",
+        ".git",
+        "README.md",
+        "calc",
+        "tests",
+        found.output.split()[5],
+    ]
     assert (await _score(host, task, artefact)).reward == 1
 
 
@@ -277,7 +371,13 @@ async def test_what_is_prepared_is_named_by_all_that_it_is_made_from(tmp_path: P
     assert ENV.preparation(LRU) == ""
     archive = tmp_path / "a.tar"
     archive.write_bytes(b"one")
-    tasks = [CALC, _task(setup="true"), _task(files={"a": "b"}), _task(archive=str(archive)), _task(base_commit="abc")]
+    tasks = [
+        CALC,
+        _task(setup="true"),
+        _task(files={"a": "b"}),
+        _task(archive=str(archive)),
+        _task(base_commit="abc"),
+    ]
     texts = {ENV.preparation(task) for task in tasks}
     archive.write_bytes(b"three")
     texts.add(ENV.preparation(tasks[3]))

@@ -1,4 +1,6 @@
-"""What a sandboxd and its sandboxes consist of on this machine, counted from outside, whoever else works here."""
+"""What a sandboxd and its sandboxes consist of on this machine, counted from outside, whoever else
+works here.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ class Left:
 
 
 class Watched:
-    """One sandboxd's things: `name` of its socket folder, its root, `mark` in the command line of what its agents run."""
+    """One sandboxd's things:
+
+    `name` of its socket folder, its root, `mark` in the command line of what its agents run.
+    """
 
     def __init__(self, name: str, root: Path, mark: str) -> None:
         self.name, self.root, self.mark = name, root, mark
@@ -51,8 +56,12 @@ class Watched:
 
     def living(self) -> set[int]:
         """Processes of before, of the agents, and in the control groups."""
-        known = {pid for pid, ticks in self._known.items() if ticks >= 0 and start_ticks(pid) == ticks}
-        grouped = {int(word) for group in self.groups() for word in _text(group / "cgroup.procs").split()}
+        known = {
+            pid for pid, ticks in self._known.items() if ticks >= 0 and start_ticks(pid) == ticks
+        }
+        grouped = {
+            int(word) for group in self.groups() for word in _text(group / "cgroup.procs").split()
+        }
         return known | marked(self.mark) | {pid for pid in grouped if start_ticks(pid) >= 0}
 
     def agents(self) -> set[int]:
@@ -64,23 +73,36 @@ class Watched:
         return [group for top in GROUPS for group in top.glob(f"prorl-{self.name}/*/")]
 
     def left(self, *, daemon: bool) -> Left:
-        """What there is of its sandboxes; with `daemon`, also of what sandboxd itself has while it lives."""
+        """What there is of its sandboxes; with `daemon`, also of what sandboxd itself has while it
+        lives.
+        """
         sockets = _names(Path(f"/tmp/prorl-{os.getuid()}") / self.name)
-        known_to_kernel = sum(f"/{self.name}/" in line for line in _text(Path("/proc/net/unix")).splitlines())
-        own = int(daemon) * (len(sockets & {"owner"}) + sum(len(list(top.glob(f"prorl-{self.name}"))) for top in GROUPS))
+        known_to_kernel = sum(
+            f"/{self.name}/" in line for line in _text(Path("/proc/net/unix")).splitlines()
+        )
+        own = int(daemon) * (
+            len(sockets & {"owner"})
+            + sum(len(list(top.glob(f"prorl-{self.name}"))) for top in GROUPS)
+        )
         return Left(
             processes=len(self.living()),
-            mounts=sum(str(self.root) in line for line in _text(Path("/proc/self/mountinfo")).splitlines()),
+            mounts=sum(
+                str(self.root) in line for line in _text(Path("/proc/self/mountinfo")).splitlines()
+            ),
             sockets=len(sockets - {"owner"}) + known_to_kernel,
             folders=sum(len(_names(self.root / folder)) for folder in ("live", "work", "trash")),
             groups=len(self.groups()) + own,
         )
 
-    async def until_none(self, *, daemon: bool = False, processes_only: bool = False) -> tuple[Left, float]:
+    async def until_none(
+        self, *, daemon: bool = False, processes_only: bool = False
+    ) -> tuple[Left, float]:
         """Wait until nothing is left; what is, after a while, and the seconds that it took."""
         begin = time.monotonic()
         while True:
-            left = Left(processes=len(self.living())) if processes_only else self.left(daemon=daemon)
+            left = (
+                Left(processes=len(self.living())) if processes_only else self.left(daemon=daemon)
+            )
             if left.total == 0 or time.monotonic() - begin > GONE_S:
                 return left, time.monotonic() - begin
             await asyncio.sleep(0.01)
@@ -103,9 +125,13 @@ def below(pid: int) -> set[int]:
 
 
 def tool_server(launcher: int) -> int:
-    """The process that serves a sandbox's socket: the launcher's first child, or what foreign launchers below it have started."""
+    """The process that serves a sandbox's socket: the launcher's first child, or what foreign
+    launchers below it have started.
+    """
     pid = children(launcher)[0]
-    programs = [member for member in below(pid) if "server.pyz" in _text(Path(f"/proc/{member}/cmdline"))]
+    programs = [
+        member for member in below(pid) if "server.pyz" in _text(Path(f"/proc/{member}/cmdline"))
+    ]
     return next((member for member in programs if not set(programs) & set(children(member))), pid)
 
 
@@ -113,7 +139,12 @@ def marked(mark: str) -> set[int]:
     """Processes with this text in their command line."""
     found = set()
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and mark in _text(Path(f"/proc/{name}/cmdline")) and start_ticks(int(name)) >= 0:
+        if (
+            name.isdigit()
+            and int(name) != os.getpid()
+            and mark in _text(Path(f"/proc/{name}/cmdline"))
+            and start_ticks(int(name)) >= 0
+        ):
             found.add(int(name))
     return found
 

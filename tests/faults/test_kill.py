@@ -1,7 +1,8 @@
-"""SIGKILL of each kind of process, ten times each, while it holds work: nothing lost, nothing twice, nothing left behind.
+"""SIGKILL of each kind of process, ten times each, while it holds work: nothing lost, nothing
+twice, nothing left behind.
 
-Work is submitted as long as there are kills to come, so that every kill meets a busy process. Judged by SQL over the stored run and
-by `verify`, not by counters.
+Work is submitted as long as there are kills to come, so that every kill meets a busy process.
+Judged by SQL over the stored run and by `verify`, not by counters.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def _tasks() -> Iterator[Task]:
     """Sums with a Python tool in a sandbox, without end."""
     number = 0
     while True:
-        data = {"answer": str(number + 7), "solution": f"<<{number}+7={number + 7}>>\n#### {number + 7}"}
+        data = {
+            "answer": str(number + 7),
+            "solution": f"<<{number}+7={number + 7}>>\n#### {number + 7}",
+        }
         yield Task(task_id=f"sum/{number}", env="math", prompt=f"What is {number} + 7?", data=data)
         number += 1
 
@@ -47,7 +51,14 @@ def _tasks() -> Iterator[Task]:
 def _config(root: Path, sandbox_kind: str) -> ServiceConfig:
     pool = {"slots": 6}
     return ServiceConfig.model_validate(
-        {"root": root, "backends": (POLICY,), "sandbox": {"kind": sandbox_kind}, "init": pool, "run": pool, "eval": pool}
+        {
+            "root": root,
+            "backends": (POLICY,),
+            "sandbox": {"kind": sandbox_kind},
+            "init": pool,
+            "run": pool,
+            "eval": pool,
+        }
     )
 
 
@@ -90,7 +101,11 @@ async def _kill_again_and_again(running: Supervisor, client: Client, name: str) 
         os.kill(child.pid, signal.SIGKILL)
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
-            return child.lives > lives and child.alive and int((await _view(client))["commits"]) > commits
+            return (
+                child.lives > lives
+                and child.alive
+                and int((await _view(client))["commits"]) > commits
+            )
 
         await _until(back, f"{name} is back and something was committed")
 
@@ -101,7 +116,11 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
     while True:
         last = kills.done()
         batch = [next(tasks) for _ in range(WAVE)]
-        await in_thread(lambda batch=batch, wave=wave, last=last: client.submit("r", batch, 1, key=f"w{wave}", last=last))
+        await in_thread(
+            lambda batch=batch, wave=wave, last=last: client.submit(
+                "r", batch, 1, key=f"w{wave}", last=last
+            )
+        )
         wave += 1
         if last:
             return wave * WAVE
@@ -114,7 +133,9 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
 
 
 @pytest.mark.parametrize("name", ["gateway", "sandboxd", "init-0", "run-0", "eval-0", "store"])
-async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str, sandbox_kind: str) -> None:
+async def test_killed_ten_times_while_it_holds_work(
+    tmp_path: Path, name: str, sandbox_kind: str
+) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
     async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
@@ -129,7 +150,9 @@ async def test_killed_ten_times_while_it_holds_work(tmp_path: Path, name: str, s
         assert running.restarts == KILLS
     check_nothing_left(root, before)
     stored = check_complete(root / "r", expected)
-    assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [{"status": "completed", "n": expected}]
+    assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [
+        {"status": "completed", "n": expected}
+    ]
     assert rows(stored, "select count(*) as n from rollouts where reward = 1") == [{"n": expected}]
 
 
@@ -145,7 +168,16 @@ def _start(root: Path, tasks: Path, sandbox_kind: str, *more: str) -> subprocess
         "run.limits.max_worker_losses=40",
     ]
     fresh = ["--tasks", str(tasks), "--policy", POLICY, "--name", "r", *sets]
-    argv = [sys.executable, "-m", "prorl.cli", "run", "--root", str(root), "--quiet", *(more or fresh)]
+    argv = [
+        sys.executable,
+        "-m",
+        "prorl.cli",
+        "run",
+        "--root",
+        str(root),
+        "--quiet",
+        *(more or fresh),
+    ]
     return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -153,15 +185,25 @@ async def _commits(root: Path) -> int:
     return len(list((root / "r" / "commits").glob("*.json")))
 
 
-async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path, sandbox_kind: str) -> None:
+async def test_the_supervisor_killed_ten_times_and_resumed(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
     before = set(descendants(os.getpid()))
     root, path = tmp_path / "root", tmp_path / "tasks.jsonl"
     tasks = _tasks()
     count = 300
-    lines = [{"task_id": t.task_id, "env": t.env, "prompt": t.prompt, "data": dict(t.data)} for t in (next(tasks) for _ in range(count))]
+    lines = [
+        {"task_id": t.task_id, "env": t.env, "prompt": t.prompt, "data": dict(t.data)}
+        for t in (next(tasks) for _ in range(count))
+    ]
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
     for life in range(KILLS):
-        process = _start(root, path, sandbox_kind, *(["--resume", "r"] if life and (root / "r" / "job.json").exists() else []))
+        process = _start(
+            root,
+            path,
+            sandbox_kind,
+            *(["--resume", "r"] if life and (root / "r" / "job.json").exists() else []),
+        )
         seen = await _commits(root)
 
         async def progressed(seen: int = seen) -> bool:
@@ -175,7 +217,10 @@ async def test_the_supervisor_killed_ten_times_and_resumed(tmp_path: Path, sandb
         process.communicate()
 
         async def gone(ticks: dict[int, int | None] = ticks) -> bool:
-            return all(start_ticks(pid) in (None, -1) or start_ticks(pid) != started for pid, started in ticks.items())
+            return all(
+                start_ticks(pid) in (None, -1) or start_ticks(pid) != started
+                for pid, started in ticks.items()
+            )
 
         await _until(gone, "the children die with the supervisor")
     process = _start(root, path, sandbox_kind, "--resume", "r")

@@ -1,8 +1,10 @@
-"""SIGKILL storms: each process of the chain is killed over and over while sandboxes do work, and nothing may be left after any kill.
+"""SIGKILL storms: each process of the chain is killed over and over while sandboxes do work, and
+nothing may be left after any kill.
 
-PRORL_KILLS is the number of kills of each process for pyns; the other kinds get a fifth (`make test-kills` runs 100 and 20). Every
-round says what the agent, the kernel and the disk still have: processes, mounts, sockets, folders, control groups. The kill falls
-at a random moment of a busy sandbox; in every other round another sandbox is just being started.
+PRORL_KILLS is the number of kills of each process for pyns; the other kinds get a fifth (`make
+test-kills` runs 100 and 20). Every round says what the agent, the kernel and the disk still have:
+processes, mounts, sockets, folders, control groups. The kill falls at a random moment of a busy
+sandbox; in every other round another sandbox is just being started.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ _serial = itertools.count()
 KILLS = int(os.environ.get("PRORL_KILLS", "3"))
 SPEC = SandboxSpec()
 WORK = (
-    "mkdir -p made; setsid nohup sleep 300.{mark} >/dev/null 2>&1 & (setsid bash -c 'while :; do sleep 0.2{mark}; done' &) ; "
-    "echo busy; i=0; while :; do i=$((i+1)); echo $i > made/$((i%50)); (sleep 0.0{mark} &); sleep 0.01{mark}; done"
+    "mkdir -p made; setsid nohup sleep 300.{mark} >/dev/null 2>&1 & (setsid bash -c 'while :; do"
+    " sleep 0.2{mark}; done' &) ; echo busy; i=0; while :; do i=$((i+1)); echo $i > made/$((i%50));"
+    " (sleep 0.0{mark} &); sleep 0.01{mark}; done"
 )
 """Two daemons and a shell that forks and writes without end."""
 
@@ -70,7 +73,10 @@ class Storm:
 
     def tell(self) -> None:
         """One line on the terminal."""
-        line = f"storm {self._what}: {self.kills} kills, left: {self._left}; all gone after {max(self._waits):.2f} s at most"
+        line = (
+            f"storm {self._what}: {self.kills} kills, left: {self._left}; all gone after"
+            f" {max(self._waits):.2f} s at most"
+        )
         capture = self._request.config.pluginmanager.get_plugin("capturemanager")
         assert capture is not None
         with capture.global_and_fixture_disabled():
@@ -78,7 +84,9 @@ class Storm:
 
 
 @asynccontextmanager
-async def storm(request: pytest.FixtureRequest, kind_name: str, victim: str) -> AsyncIterator[Storm]:
+async def storm(
+    request: pytest.FixtureRequest, kind_name: str, victim: str
+) -> AsyncIterator[Storm]:
     """Tells its figures whatever happens."""
     figures = Storm(request, kind_name, victim)
     try:
@@ -167,7 +175,12 @@ async def test_sandboxd(request: pytest.FixtureRequest, kind: str, folder: Path)
 
 
 @pytest.mark.parametrize("victim", ["launcher", "tool server"])
-async def test_one_sandbox(request: pytest.FixtureRequest, kind: str, folder: Path, victim: str) -> None:  # noqa: F811
+async def test_one_sandbox(
+    request: pytest.FixtureRequest,
+    kind: str,  # noqa: F811
+    folder: Path,  # noqa: F811
+    victim: str,
+) -> None:
     """Under one sandboxd, whose own things must stay flat; the neighbour goes on."""
     daemon = await start_daemon(kind, folder)
     async with storm(request, kind, victim) as figures:
@@ -176,7 +189,9 @@ async def test_one_sandbox(request: pytest.FixtureRequest, kind: str, folder: Pa
             async with two_at_work(daemon.host, mark) as refs:
                 watched = watch(daemon, refs[0], mark)
                 await is_busy(watched, 4)
-                entries = {entry["id"]: entry["pid"] for entry in (await daemon.host.status())["sandboxes"]}
+                entries = {
+                    entry["id"]: entry["pid"] for entry in (await daemon.host.status())["sandboxes"]
+                }
                 launcher = entries[refs[0].sandbox_id]
                 target = launcher if victim == "launcher" else tool_server(launcher)
                 watched.remember(launcher)
@@ -210,27 +225,54 @@ def tasks(wave: int) -> list[Task]:
         "test": "def check(candidate):\n    assert candidate() == 9\n",
         "canonical_solution": "    import time\n    time.sleep(0.3)\n    return 9\n",
     }
-    return [Task(task_id=f"nine/{wave}/{number}", env="code", prompt=prompt, data=data) for number in range(6)]
+    return [
+        Task(task_id=f"nine/{wave}/{number}", env="code", prompt=prompt, data=data)
+        for number in range(6)
+    ]
 
 
 @pytest.mark.parametrize("victim", ["run-0", "eval-0"])
-async def test_stages(request: pytest.FixtureRequest, kind: str, tmp_path: Path, victim: str) -> None:  # noqa: F811
+async def test_stages(
+    request: pytest.FixtureRequest,
+    kind: str,  # noqa: F811
+    tmp_path: Path,
+    victim: str,
+) -> None:
     """RUN or EVAL dies while it holds rollouts: after the wave no sandbox of any attempt is left."""
     root = tmp_path / "root"
     pool = {"slots": 4}
     config = ServiceConfig.model_validate(
-        {"root": root, "backends": ("scripted:oracle?delay_s=0.1",), "sandbox": {"kind": kind}, "init": pool, "run": pool, "eval": pool}
+        {
+            "root": root,
+            "backends": ("scripted:oracle?delay_s=0.1",),
+            "sandbox": {"kind": kind},
+            "init": pool,
+            "run": pool,
+            "eval": pool,
+        }
     )
-    async with storm(request, kind, victim) as figures, signals() as stop, service(config, stop) as running:
+    async with (
+        storm(request, kind, victim) as figures,
+        signals() as stop,
+        service(config, stop) as running,
+    ):
         assert isinstance(running, Supervisor)
         client = client_of(running)
-        await in_thread(lambda: client.create_run(run_id="r", limits={"max_attempts": 99, "max_worker_losses": 99}))
+        await in_thread(
+            lambda: client.create_run(
+                run_id="r", limits={"max_attempts": 99, "max_worker_losses": 99}
+            )
+        )
         host = UnixSandboxHost(str(running.config.sandbox_socket))
         ref = await host.start("other/1/1", "run", SPEC)
-        watched = Watched(Path(ref.socket_path).parent.name, box_dir(root.resolve()), "no such mark")
+        watched = Watched(
+            Path(ref.socket_path).parent.name, box_dir(root.resolve()), "no such mark"
+        )
         await host.stop(ref)
         for number in range(kills_of(kind)):
-            await in_thread(lambda number=number: client.submit("r", tasks(number), 1, key=f"w{number}"))
+            await in_thread(
+                lambda number=number: client.submit("r", tasks(number), 1, key=f"w{number}")
+            )
             child = running.children[victim]
             await holds_work(host, victim, figures.random)
             for entry in (await host.status())["sandboxes"]:
@@ -244,7 +286,10 @@ async def test_stages(request: pytest.FixtureRequest, kind: str, tmp_path: Path,
 
 
 async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) -> None:
-    """Until the stage has an attempt in hand: RUN reserves EVAL's sandbox when it begins, and stops its own when it ends."""
+    """Until the stage has an attempt in hand:
+
+    RUN reserves EVAL's sandbox when it begins, and stops its own when it ends.
+    """
     wanted = {"run", "eval"} if victim == "run-0" else {"eval"}
 
     async def busy() -> bool:
@@ -258,10 +303,17 @@ async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) 
 
 
 async def all_done(client: Client, running: Supervisor) -> bool:
-    """Whether no rollout is open. The supervisor is told of commits: without any, deaths in a row would be a crash loop."""
+    """Whether no rollout is open.
+
+    The supervisor is told of commits: without any, deaths in a row would be a crash loop.
+    """
     view: dict[str, Json] = await in_thread(client.run, "r")
     running.note_commits(int(view["commits"]))
-    return not any(value for name, value in view["counts"].items() if name in ("queued", "leased", "running", "reserved"))
+    return not any(
+        value
+        for name, value in view["counts"].items()
+        if name in ("queued", "leased", "running", "reserved")
+    )
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:

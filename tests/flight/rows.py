@@ -25,12 +25,21 @@ def key(n: int, attempt: int = 1) -> AttemptKey:
     return AttemptKey("run", n, attempt)
 
 
-def lease(n: int, env: str = "noop", limits: RolloutLimits | None = None, attempt: int = 1, **data: object) -> Lease:
+def lease(
+    n: int, env: str = "noop", limits: RolloutLimits | None = None, attempt: int = 1, **data: object
+) -> Lease:
     task = Task(task_id=f"t/{n}", env=env, prompt="What is 1+1?", data=data)
     return Lease(
-        key=key(n, attempt), group_id=n, sample_index=0, rollout_key=f"run/{n}/0", task=task, agent="native",
-        sampling=SamplingParams(), limits=limits or RolloutLimits(), backend="scripted:noop",
-    )  # fmt: skip
+        key=key(n, attempt),
+        group_id=n,
+        sample_index=0,
+        rollout_key=f"run/{n}/0",
+        task=task,
+        agent="native",
+        sampling=SamplingParams(),
+        limits=limits or RolloutLimits(),
+        backend="scripted:noop",
+    )
 
 
 def leased(*numbers: int) -> pa.RecordBatch:
@@ -54,9 +63,15 @@ def trajectory(num_tokens: int = 8) -> Trajectory:
         span_temperature_S=np.array([0, 1], np.float32),
     )
     return Trajectory(
-        sequences=(sequence,), turns=(), messages=(), artefact=b"2", stop_reason=StopReason.DONE,
-        failure=Failure(code=FailureCode.NONE), llm_s=0.1, tool_s=0.0,
-    )  # fmt: skip
+        sequences=(sequence,),
+        turns=(),
+        messages=(),
+        artefact=b"2",
+        stop_reason=StopReason.DONE,
+        failure=Failure(code=FailureCode.NONE),
+        llm_s=0.1,
+        tool_s=0.0,
+    )
 
 
 def ran(n: int, num_tokens: int = 8) -> pa.RecordBatch:

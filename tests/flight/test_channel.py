@@ -65,7 +65,9 @@ async def test_the_listener_notices_a_killed_dialler_at_once(tmp_path: Path) -> 
         lost.set()
 
     async with FlightNetwork(token="secret") as network:
-        location = await network.listen(f"grpc+unix://{tmp_path}/s", {"p": (accept, NUMBERS, NUMBERS)})
+        location = await network.listen(
+            f"grpc+unix://{tmp_path}/s", {"p": (accept, NUMBERS, NUMBERS)}
+        )
         async with peer("dial", location) as process:
             await asyncio.wait_for(connected.wait(), 10)
             process.kill()
@@ -78,8 +80,14 @@ async def test_a_wrong_or_missing_token_is_refused_on_every_method(tmp_path: Pat
     async def get(ticket: bytes) -> pa.Table:
         return pa.table({"n": [1]})
 
-    async with FlightNetwork(token="secret") as network, FlightNetwork(token="guess") as other, FlightNetwork() as bare:
-        location = await network.listen(f"grpc+unix://{tmp_path}/s", {"p": (echo, NUMBERS, NUMBERS)}, FlightReads(get=get))
+    async with (
+        FlightNetwork(token="secret") as network,
+        FlightNetwork(token="guess") as other,
+        FlightNetwork() as bare,
+    ):
+        location = await network.listen(
+            f"grpc+unix://{tmp_path}/s", {"p": (echo, NUMBERS, NUMBERS)}, FlightReads(get=get)
+        )
         for stranger in (other, bare):
             with pytest.raises(ConfigError, match="refused the bearer token"):
                 await stranger.dial(location, "p", {}, NUMBERS, NUMBERS)
@@ -90,7 +98,9 @@ async def test_a_wrong_or_missing_token_is_refused_on_every_method(tmp_path: Pat
 async def test_no_thread_socket_or_file_is_left(tmp_path: Path) -> None:
     before = num_sockets()
     async with FlightNetwork() as network:
-        location = await network.listen(f"grpc+unix://{tmp_path}/s", {"p": (echo, NUMBERS, NUMBERS)})
+        location = await network.listen(
+            f"grpc+unix://{tmp_path}/s", {"p": (echo, NUMBERS, NUMBERS)}
+        )
         for _ in range(5):
             channel = await network.dial(location, "p", {}, NUMBERS, NUMBERS)
             channel.send(batch(1))
@@ -134,12 +144,16 @@ async def test_locations_that_cannot_be_served(tmp_path: Path) -> None:
             await second.listen(location, {})
 
 
-async def test_a_bug_in_a_handler_leaves_an_id_and_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_a_handler_leaves_an_id_and_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def broken(channel: Channel) -> None:
         raise KeyError("private detail")
 
     async with FlightNetwork() as network:
-        location = await network.listen(f"grpc+unix://{tmp_path}/s", {"p": (broken, NUMBERS, NUMBERS)})
+        location = await network.listen(
+            f"grpc+unix://{tmp_path}/s", {"p": (broken, NUMBERS, NUMBERS)}
+        )
         with pytest.raises(UnavailableError, match=r"internal error [0-9a-f]{8}") as refused:
             await network.dial(location, "p", {}, NUMBERS, NUMBERS)
     assert "private detail" not in str(refused.value)
@@ -154,13 +168,17 @@ async def test_reads_run_on_the_loop_and_keep_their_errors(tmp_path: Path) -> No
         return pa.Table.from_batches([batch(1, 2), batch(3)])
 
     async def describe(command: bytes) -> fl.FlightInfo:
-        return fl.FlightInfo(NUMBERS, fl.FlightDescriptor.for_command(command), [fl.FlightEndpoint(b"t", [])], 3, -1)
+        return fl.FlightInfo(
+            NUMBERS, fl.FlightDescriptor.for_command(command), [fl.FlightEndpoint(b"t", [])], 3, -1
+        )
 
     async def shout(body: bytes) -> bytes:
         return body.upper()
 
     async with FlightNetwork(token="secret") as network:
-        location = await network.listen("grpc://127.0.0.1:0", {}, FlightReads(get=get, info=describe, actions={"shout": shout}))
+        location = await network.listen(
+            "grpc://127.0.0.1:0", {}, FlightReads(get=get, info=describe, actions={"shout": shout})
+        )
         client, options = open_client(location), call_options("secret", 5)
 
         def read() -> tuple[pa.Table, int, bytes]:
@@ -197,17 +215,26 @@ async def test_a_waiting_read_is_cancelled_when_its_client_goes(tmp_path: Path) 
     async with FlightNetwork() as network:
         location = await network.listen(f"grpc+unix://{tmp_path}/s", {}, FlightReads(get=get))
         with open_client(location) as client, pytest.raises(fl.FlightTimedOutError):
-            await asyncio.to_thread(lambda: client.do_get(fl.Ticket(b""), call_options("", 0.3)).read_all())
+            await asyncio.to_thread(
+                lambda: client.do_get(fl.Ticket(b""), call_options("", 0.3)).read_all()
+            )
         await asyncio.wait_for(started.wait(), 1)
         await asyncio.wait_for(cancelled.wait(), 2)
 
 
-async def test_an_idle_stream_survives_the_pings_of_keepalive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the server's idle messages gRPC ends the stream with "too many pings" after three of them."""
+async def test_an_idle_stream_survives_the_pings_of_keepalive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the server's idle messages gRPC ends the stream with "too many pings" after three of
+    them.
+    """
     monkeypatch.setattr("prorl.flight.channel.IDLE_S", 0.2)
     async with FlightNetwork() as network:
         location = await network.listen("grpc://127.0.0.1:0", {"p": (echo, NUMBERS, NUMBERS)})
-        monkeypatch.setattr("prorl.flight.wire.KEEPALIVE", (("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)))
+        monkeypatch.setattr(
+            "prorl.flight.wire.KEEPALIVE",
+            (("grpc.keepalive_time_ms", 1000), ("grpc.http2.max_pings_without_data", 0)),
+        )
         channel = await network.dial(location, "p", {}, NUMBERS, NUMBERS)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(channel.receive(), 4.8)

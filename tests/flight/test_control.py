@@ -38,7 +38,11 @@ class Gateway:
 
     def reply(self, channel: Channel, row: ControlRow) -> None:
         if row.kind is Kind.HELLO:
-            payload = {"worker": row.payload["worker"], "endpoints": {"init": ["here"]}, "refused": row.payload["held"][:1]}
+            payload = {
+                "worker": row.payload["worker"],
+                "endpoints": {"init": ["here"]},
+                "refused": row.payload["held"][:1],
+            }
             channel.send(to_batch([ControlRow(kind=Kind.WELCOME, re=row.seq, payload=payload)]))
         elif row.kind in (Kind.RESERVE, Kind.CURSOR):
             answer = self.answer(row)
@@ -59,12 +63,21 @@ class Gateway:
 
 @asynccontextmanager
 async def joined(
-    net: Net, gateway: Gateway, commands: list[ControlRow], held: Callable[[], list[AttemptKey]] = list
+    net: Net,
+    gateway: Gateway,
+    commands: list[ControlRow],
+    held: Callable[[], list[AttemptKey]] = list,
 ) -> AsyncIterator[ControlClient]:
-    location = await net.network.listen(net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)})
+    location = await net.network.listen(
+        net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)}
+    )
     identity = Identity(role="run", worker="run-0", location="there", slots=4)
-    on = dict.fromkeys((Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append)
-    client = ControlClient(net.network, location, identity, held=held, stats=lambda: {"busy": 1}, on=on)
+    on = dict.fromkeys(
+        (Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append
+    )
+    client = ControlClient(
+        net.network, location, identity, held=held, stats=lambda: {"busy": 1}, on=on
+    )
     client.start()
     try:
         await asyncio.wait_for(client.welcomed.wait(), 30)
@@ -84,8 +97,11 @@ async def test_hello_says_who_and_what_is_held(net: Net) -> None:
         assert (hello.kind, hello.seq) == (Kind.HELLO, 1)
         assert hello.payload["held"] == [["run", 3, 1], ["run", 4, 2]]
         assert {name: hello.payload[name] for name in ("role", "worker", "location", "slots")} == {
-            "role": "run", "worker": "run-0", "location": "there", "slots": 4,
-        }  # fmt: skip
+            "role": "run",
+            "worker": "run-0",
+            "location": "there",
+            "slots": 4,
+        }
         assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
         assert commands[0].payload["refused"] == [["run", 3, 1]]
         assert commands[1].payload == {"init": ["here"]}
@@ -104,11 +120,18 @@ async def test_events_arrive_in_order_with_dense_seqs(net: Net) -> None:
 async def test_requests_get_their_replies_and_errors(net: Net) -> None:
     def answer(row: ControlRow) -> ControlRow:
         if row.kind is Kind.CURSOR:
-            return ControlRow(kind=Kind.REPLY, re=row.seq, code="conflict", payload={"message": "cursor 9 is ahead"})
+            return ControlRow(
+                kind=Kind.REPLY,
+                re=row.seq,
+                code="conflict",
+                payload={"message": "cursor 9 is ahead"},
+            )
         return echo(row)
 
     async with joined(net, Gateway(answer), []) as client:
-        answers = await asyncio.gather(*(client.request(Kind.RESERVE, payload={"n": n}) for n in range(10)))
+        answers = await asyncio.gather(
+            *(client.request(Kind.RESERVE, payload={"n": n}) for n in range(10))
+        )
         assert answers == [{"echo": {"n": n}} for n in range(10)]
         with pytest.raises(ConflictError, match="cursor 9 is ahead"):
             await client.request(Kind.CURSOR, run_id="r", payload={})
@@ -117,7 +140,10 @@ async def test_requests_get_their_replies_and_errors(net: Net) -> None:
 async def test_commands_reach_their_handlers(net: Net) -> None:
     gateway, commands = Gateway(echo), list[ControlRow]()
     async with joined(net, gateway, commands):
-        gateway.command(ControlRow(kind=Kind.CANCEL, run_id="run", rollout_id=5, attempt=1), ControlRow(kind=Kind.DRAIN))
+        gateway.command(
+            ControlRow(kind=Kind.CANCEL, run_id="run", rollout_id=5, attempt=1),
+            ControlRow(kind=Kind.DRAIN),
+        )
         await until(lambda: len(commands) == 4)
     assert commands[2].key == key(5)
     assert commands[3].kind is Kind.DRAIN
@@ -127,12 +153,16 @@ async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net:
     silent = True
     gateway = Gateway(lambda row: None if silent else echo(row))
     async with joined(net, gateway, []) as client:
-        asking = [asyncio.ensure_future(client.request(Kind.RESERVE, payload={"n": n})) for n in range(3)]
+        asking = [
+            asyncio.ensure_future(client.request(Kind.RESERVE, payload={"n": n})) for n in range(3)
+        ]
         await until(lambda: gateway.kinds().count(Kind.RESERVE) == 3)
         silent = False
         gateway.heard.clear()
         await gateway.hang_up()
-        assert [answer["echo"]["n"] for answer in await asyncio.wait_for(asyncio.gather(*asking), 30)] == [0, 1, 2]
+        assert [
+            answer["echo"]["n"] for answer in await asyncio.wait_for(asyncio.gather(*asking), 30)
+        ] == [0, 1, 2]
         assert gateway.num_sessions == 2
         assert gateway.kinds()[:4] == [Kind.HELLO, Kind.RESERVE, Kind.RESERVE, Kind.RESERVE]
         assert [row.seq for row in gateway.heard[:4]] == [1, 2, 3, 4]

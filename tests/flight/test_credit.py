@@ -1,4 +1,6 @@
-"""Properties of the two books: credit is conserved, a row has one consumer at a time, nothing is lost or given twice."""
+"""Properties of the two books: credit is conserved, a row has one consumer at a time, nothing is
+lost or given twice.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ class Wire:
         return link, got
 
 
-events = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(1, 400)), max_size=120)
+events = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 7), st.integers(1, 400)), max_size=120
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -130,10 +134,17 @@ def check_books(wire: Wire, slots: int, most_upstreams: int) -> None:
         in_flight = sum(grant.rows for grant in wire.down[link]) + len(wire.up[link])
         assert wire.grants._upstreams[link].granted == account.rows + in_flight
         assert account.rows >= 0 or most_upstreams > 1
-    promised = wire.grants.in_hand + sum(upstream.granted for upstream in wire.grants._upstreams.values())
+    promised = wire.grants.in_hand + sum(
+        upstream.granted for upstream in wire.grants._upstreams.values()
+    )
     if most_upstreams == 1:
         assert promised <= slots or wire.grants._orphans > 0
-    held = [name for ledger in wire.ledgers for account in ledger._consumers.values() for name in account.holds]
+    held = [
+        name
+        for ledger in wire.ledgers
+        for account in ledger._consumers.values()
+        for name in account.holds
+    ]
     assert len(held) == len(set(held))
 
 
@@ -167,7 +178,9 @@ def test_the_byte_window_comes_back_whole(sizes: list[int]) -> None:
 
 @settings(max_examples=100)
 @given(st.integers(1, 20), st.integers(0, 20), st.lists(st.integers(0, 19), max_size=20))
-def test_after_a_loss_unacked_rows_go_again_in_order_to_one_consumer(num_rows: int, num_acked: int, dropped: list[int]) -> None:
+def test_after_a_loss_unacked_rows_go_again_in_order_to_one_consumer(
+    num_rows: int, num_acked: int, dropped: list[int]
+) -> None:
     ledger = Ledger(redelivered=True)
     for consumer in (1, 2):
         ledger.join(consumer)

@@ -132,8 +132,12 @@ async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery
     await second.close()
 
 
-async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_the_way(net: Net) -> None:
-    """The stream breaks, not the consumer: what it holds comes again and is acked over the stream that is there."""
+async def test_a_redelivered_row_in_hand_is_not_given_twice_and_its_ack_finds_the_way(
+    net: Net,
+) -> None:
+    """The stream breaks, not the consumer: what it holds comes again and is acked over the stream
+    that is there.
+    """
     acked: list[AttemptKey] = []
     first, second = Outlet("ran"), Outlet("ran", on_acked=acked.extend)
     one, two = await serve(net, first, "one"), await serve(net, second, "two")
@@ -159,7 +163,11 @@ async def test_a_supplier_makes_rows_when_there_is_credit(net: Net) -> None:
         credits.append(free_rows)
         outlet.send(leased(*(next(numbers) for _ in range(free_rows))))
 
-    outlet = Outlet("lease", on_credit=supply, on_sent=lambda names, hello: sent.append((names, hello["worker"])))
+    outlet = Outlet(
+        "lease",
+        on_credit=supply,
+        on_sent=lambda names, hello: sent.append((names, hello["worker"])),
+    )
     inlet = inlet_of(net, "lease", await serve(net, outlet), slots=3)
     assert [row.key for row in await take(inlet, 3)] == [key(0), key(1), key(2)]
     inlet.done(key(0))
@@ -216,7 +224,9 @@ async def test_take_ends_when_the_inlet_closes(net: Net) -> None:
     assert await asyncio.wait_for(taking, 30) == []
 
 
-async def test_a_bug_while_serving_an_upstream_is_raised_by_take(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_while_serving_an_upstream_is_raised_by_take(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: object) -> list[AttemptKey]:
         raise ZeroDivisionError("a bug of ours")
 

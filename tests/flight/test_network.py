@@ -12,7 +12,10 @@ from prorl.protocols import Channel
 from prorl.schema import CONTROL, EDGE_BACK, LEASED, SCHEMA_VERSION
 from tests.flight.conftest import Net
 
-NUMBERS = pa.schema([pa.field("n", pa.int64(), nullable=False)], metadata={b"prorl.schema_version": str(SCHEMA_VERSION).encode()})
+NUMBERS = pa.schema(
+    [pa.field("n", pa.int64(), nullable=False)],
+    metadata={b"prorl.schema_version": str(SCHEMA_VERSION).encode()},
+)
 
 
 def batch(*values: int) -> pa.RecordBatch:
@@ -69,13 +72,17 @@ async def test_the_handler_sees_the_hello(net: Net) -> None:
         await channel.receive()
 
     location = await net.network.listen(net.name("a"), {"p": (accept, NUMBERS, NUMBERS)})
-    channel = await net.network.dial(location, "p", {"worker": "run-0", "slots": 3}, NUMBERS, NUMBERS)
+    channel = await net.network.dial(
+        location, "p", {"worker": "run-0", "slots": 3}, NUMBERS, NUMBERS
+    )
     assert await seen == {"worker": "run-0", "slots": 3, "schema_version": SCHEMA_VERSION}
     await channel.close()
 
 
 async def test_another_version_is_refused_with_clear_words(net: Net) -> None:
-    with pytest.raises(SchemaError, match=f"schema version {SCHEMA_VERSION + 1}; expected version {SCHEMA_VERSION}"):
+    with pytest.raises(
+        SchemaError, match=f"schema version {SCHEMA_VERSION + 1}; expected version {SCHEMA_VERSION}"
+    ):
         await connect(net, {"worker": "w", "schema_version": SCHEMA_VERSION + 1})
 
 
@@ -87,7 +94,9 @@ async def test_the_dialler_compares_the_listeners_version_too(net: Net) -> None:
 
 
 @pytest.mark.parametrize(("sends", "receives"), [(EDGE_BACK, CONTROL), (CONTROL, LEASED)])
-async def test_other_columns_are_refused_by_name(net: Net, sends: pa.Schema, receives: pa.Schema) -> None:
+async def test_other_columns_are_refused_by_name(
+    net: Net, sends: pa.Schema, receives: pa.Schema
+) -> None:
     location = await net.network.listen(net.name("a"), {"echo": (echo, EDGE_BACK, LEASED)})
     with pytest.raises(SchemaError, match="differs in"):
         await net.network.dial(location, "echo", {}, sends, receives)
@@ -98,7 +107,9 @@ async def test_a_handler_that_raises_refuses_with_its_error(net: Net) -> None:
         raise ConflictError("worker run-0 is taken", "another name", "choose one")
 
     location = await net.network.listen(net.name("a"), {"p": (refuse, NUMBERS, NUMBERS)})
-    with pytest.raises(ConflictError, match="worker run-0 is taken; expected another name; choose one"):
+    with pytest.raises(
+        ConflictError, match="worker run-0 is taken; expected another name; choose one"
+    ):
         await net.network.dial(location, "p", {}, NUMBERS, NUMBERS)
 
 
@@ -168,7 +179,9 @@ async def test_closing_the_network_ends_streams_and_handlers(net: Net) -> None:
 
 async def test_many_streams_at_once(net: Net) -> None:
     location = await net.network.listen(net.name("a"), {"echo": (echo, NUMBERS, NUMBERS)})
-    channels = await asyncio.gather(*(net.network.dial(location, "echo", {}, NUMBERS, NUMBERS) for _ in range(16)))
+    channels = await asyncio.gather(
+        *(net.network.dial(location, "echo", {}, NUMBERS, NUMBERS) for _ in range(16))
+    )
     for n, channel in enumerate(channels):
         channel.send(batch(n))
     assert [await values(channel, 1) for channel in channels] == [[n] for n in range(16)]

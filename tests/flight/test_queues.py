@@ -20,7 +20,12 @@ def batch(*values: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(values, pa.int64())})
 
 
-@given(st.lists(st.sampled_from([100, JOIN_BYTES, JOIN_BYTES + 1, MAX_BATCH_BYTES, 5 * MAX_BATCH_BYTES]), max_size=40))
+@given(
+    st.lists(
+        st.sampled_from([100, JOIN_BYTES, JOIN_BYTES + 1, MAX_BATCH_BYTES, 5 * MAX_BATCH_BYTES]),
+        max_size=40,
+    )
+)
 def test_joining_keeps_order_and_stays_below_the_limit(sizes: list[int]) -> None:
     joined = join([Sized(batch(n), size) for n, size in enumerate(sizes)])
     found = [part.column("n").to_pylist() for part in joined]

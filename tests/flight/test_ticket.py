@@ -25,9 +25,14 @@ tickets = names.flatmap(
     )
 )
 plans = st.builds(
-    Plan, cursor=names, num_groups=st.integers(0, 9), end=st.booleans(), boot_id=names, path=names,
+    Plan,
+    cursor=names,
+    num_groups=st.integers(0, 9),
+    end=st.booleans(),
+    boot_id=names,
+    path=names,
     batches=st.lists(st.tuples(seqs, seqs), max_size=4).map(tuple),
-)  # fmt: skip
+)
 
 
 @given(tickets)

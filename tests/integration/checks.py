@@ -20,10 +20,14 @@ from rollouts
 
 
 def check_complete(directory: Path, expected: int) -> StoredRun:
-    """Every rollout asked for is stored in exactly one terminal state, and the directory keeps its own word."""
+    """Every rollout asked for is stored in exactly one terminal state, and the directory keeps its
+    own word.
+    """
     assert verify(directory) == []
     stored = StoredRun(directory)
-    assert rows(stored, ONCE) == [{"rows": expected, "rollouts": expected, "keys": expected, "undecided": 0}]
+    assert rows(stored, ONCE) == [
+        {"rows": expected, "rollouts": expected, "keys": expected, "undecided": 0}
+    ]
     return stored
 
 
@@ -35,11 +39,20 @@ def rows(stored: StoredRun, sql: str) -> list[dict[str, Json]]:
 def check_nothing_left(root: Path, before: set[int], *, killed: bool = False) -> None:
     """No process of ours, no socket folder, no sandbox folder, no published address.
 
-    Also no temporary file, unless the store was `killed` at the end: the next one on the root sweeps them.
+    Also no temporary file, unless the store was `killed` at the end: the next one on the root
+    sweeps them.
     """
     assert set(descendants(os.getpid())) <= before
     prefix = box_dir(root).name.removesuffix("box")
-    left = [path for parent in {tempfile.gettempdir(), "/tmp"} for path in Path(parent).glob(f"{prefix}*")]
+    left = [
+        path
+        for parent in {tempfile.gettempdir(), "/tmp"}
+        for path in Path(parent).glob(f"{prefix}*")
+    ]
     assert not left
     assert not (root / "service.json").exists()
-    assert killed or not [path for path in root.rglob("*") if path.name.startswith((".tmp-", ".service.json", ".token"))]
+    assert killed or not [
+        path
+        for path in root.rglob("*")
+        if path.name.startswith((".tmp-", ".service.json", ".token"))
+    ]

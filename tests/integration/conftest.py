@@ -34,6 +34,12 @@ def make_plan(tmp_path: Path, sandbox_kind: str) -> Callable[..., Plan]:
         tasks = tmp_path / "tasks.jsonl"
         tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
         sets = (f"service.sandbox.kind={sandbox_kind}", *sets)
-        return Plan.make(None, {"tasks": str(tasks), **flags}, sets, root=tmp_path / "root", resume=bool(flags.pop("resume", False)))
+        return Plan.make(
+            None,
+            {"tasks": str(tasks), **flags},
+            sets,
+            root=tmp_path / "root",
+            resume=bool(flags.pop("resume", False)),
+        )
 
     return make

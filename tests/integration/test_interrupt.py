@@ -1,4 +1,6 @@
-"""Ctrl-C to the real program: it finishes cleanly, keeps what was done, says how to go on; a second one leaves at once."""
+"""Ctrl-C to the real program: it finishes cleanly, keeps what was done, says how to go on; a second
+one leaves at once.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def _prorl(*argv: str) -> Iterator[subprocess.Popen[str]]:
 
 def _tasks(folder: Path) -> str:
     path = folder / "tasks.jsonl"
-    path.write_bytes(b"\n".join(orjson.dumps({"task_id": str(i), "env": "noop", "prompt": "do nothing"}) for i in range(COUNT)))
+    path.write_bytes(
+        b"\n".join(
+            orjson.dumps({"task_id": str(i), "env": "noop", "prompt": "do nothing"})
+            for i in range(COUNT)
+        )
+    )
     return str(path)
 
 
@@ -47,10 +54,20 @@ def _wait_for_a_commit(root: Path) -> None:
         time.sleep(0.05)
 
 
-def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path, sandbox_kind: str) -> None:
+def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    slow = ("--policy", "oracle?delay_s=0.5", "--set", "service.run.slots=2", "--name", "r", *_kind(sandbox_kind))
+    slow = (
+        "--policy",
+        "oracle?delay_s=0.5",
+        "--set",
+        "service.run.slots=2",
+        "--name",
+        "r",
+        *_kind(sandbox_kind),
+    )
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
         _wait_for_a_commit(root)
         process.send_signal(signal.SIGINT)
@@ -59,7 +76,9 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path
     assert f"`prorl run --resume r --root {root}` continues" in said
     assert "Traceback" not in said
     check_nothing_left(root, before)
-    with _prorl("run", "--resume", "r", "--root", str(root), "--set", "service.run.slots=16", "--json") as process:
+    with _prorl(
+        "run", "--resume", "r", "--root", str(root), "--set", "service.run.slots=16", "--json"
+    ) as process:
         out, said = process.communicate(timeout=90)
         assert process.returncode == 0, said
     summary = orjson.loads(out)
@@ -69,10 +88,20 @@ def test_the_first_ctrl_c_keeps_what_was_done_and_the_run_goes_on(tmp_path: Path
     assert rows(stored, "select count(*) as n from rollouts where failure_code <> ''") == [{"n": 0}]
 
 
-def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(tmp_path: Path, topology: str, sandbox_kind: str) -> None:
+def test_the_second_ctrl_c_leaves_at_once_and_nothing_behind(
+    tmp_path: Path, topology: str, sandbox_kind: str
+) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
-    slow = ("--policy", "oracle?delay_s=30", "--topology", topology, "--name", "r", *_kind(sandbox_kind))
+    slow = (
+        "--policy",
+        "oracle?delay_s=30",
+        "--topology",
+        topology,
+        "--name",
+        "r",
+        *_kind(sandbox_kind),
+    )
     with _prorl("run", "--tasks", _tasks(tmp_path), "--root", str(root), *slow) as process:
         while not (root / "r" / "job.json").exists():
             time.sleep(0.05)

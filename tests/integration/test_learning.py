@@ -1,4 +1,6 @@
-"""The learning loop on the real service: a served checkpoint, evaluation, a demo from before to after, interrupted and resumed."""
+"""The learning loop on the real service: a served checkpoint, evaluation, a demo from before to
+after, interrupted and resumed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.integration.checks import check_complete, check_nothing_left, rows
 RECIPE = {"steps": 3, "groups_per_step": 2, "n": 4, "heldout": 4, "greedy": 2, "minutes": 20}
 
 
-async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily_too(tmp_path: Path, topology: str) -> None:
+async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily_too(
+    tmp_path: Path, topology: str
+) -> None:
     before = set(descendants(os.getpid()))
     flags = {"tasks": "arith:heldout?n=4,shop:heldout?n=3", "policy": "toy", "n": 2, "greedy": True}
     plan = Plan.make(None, flags, [f"service.topology={topology}"], root=tmp_path / "root")
@@ -34,8 +38,11 @@ async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily
     stored = check_complete(plan.directory, 3 * 7)
     found = {(one.data_source, one.mode): one for one in evaluation(plan.directory)}
     assert {key: (one.tasks, one.n) for key, one in found.items()} == {
-        ("arith", "sampled"): (4, 2), ("arith", "greedy"): (4, 1), ("shop", "sampled"): (3, 2), ("shop", "greedy"): (3, 1),
-    }  # fmt: skip
+        ("arith", "sampled"): (4, 2),
+        ("arith", "greedy"): (4, 1),
+        ("shop", "sampled"): (3, 2),
+        ("shop", "greedy"): (3, 1),
+    }
     temperatures = rows(stored, "select distinct temperature from turns order by 1")
     assert [row["temperature"] for row in temperatures] == [0.0, 1.0]
     assert rows(stored, "select distinct max_version as v from rollouts") == [{"v": 0}]
@@ -66,11 +73,17 @@ def check_trained(root: Path, found: Json, steps: int) -> None:
     assert len({row["group_id"] for row in delivered}) == len(delivered)
     spans = rows(stored, "select span_kind as kinds, span_version as versions from sequences")
     for row in spans:
-        versions = [version for kind, version in zip(row["kinds"], row["versions"], strict=True) if kind]
-        assert all(first <= then for first, then in pairwise(versions)), "a rollout never goes back to older weights"
+        versions = [
+            version for kind, version in zip(row["kinds"], row["versions"], strict=True) if kind
+        ]
+        assert all(first <= then for first, then in pairwise(versions)), (
+            "a rollout never goes back to older weights"
+        )
         assert 0 <= versions[0] <= versions[-1] <= steps
     after = StoredRun(root / f"{found['run']}-after")
-    assert rows(after, "select distinct min_version as v from rollouts") == [{"v": 1}], "evaluated with what was published for it"
+    assert rows(after, "select distinct min_version as v from rollouts") == [{"v": 1}], (
+        "evaluated with what was published for it"
+    )
     assert (root / found["run"] / "reward.png").stat().st_size > 1000
 
 
@@ -87,7 +100,9 @@ def test_a_demo_from_before_to_after(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_newest_weights_again(tmp_path: Path) -> None:
+async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_newest_weights_again(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
     root = tmp_path / "root"
     running = demo(root, "--config", recipe(tmp_path, steps=5))
@@ -98,7 +113,11 @@ async def test_an_interrupted_demo_goes_on_and_a_killed_model_server_gets_the_ne
     running.communicate()
     running = demo(root, "--resume")
     await reached(running, root, 3)
-    (server,) = [pid for pid in descendants(running.pid) if b"prorl.backends.embedded" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (server,) = [
+        pid
+        for pid in descendants(running.pid)
+        if b"prorl.backends.embedded" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     os.kill(server, signal.SIGKILL)
     out, err = await asyncio.to_thread(running.communicate, timeout=400)
     assert running.returncode == 0, err.decode()

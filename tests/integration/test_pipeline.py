@@ -1,4 +1,6 @@
-"""Real tasks from submit to Parquet, in both topologies: counts, groups, ids, and nothing left behind."""
+"""Real tasks from submit to Parquet, in both topologies: counts, groups, ids, and nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ async def _run(plan: Plan) -> dict[str, Json]:
     return summarise(plan.directory)
 
 
-async def test_the_oracle_solves_every_task_with_real_tools(make_plan: Make, demo_rows: list[dict[str, Json]], topology: str) -> None:
-    plan = make_plan(demo_rows[:3] + demo_rows[-3:], f"service.topology={topology}", policy="oracle")
+async def test_the_oracle_solves_every_task_with_real_tools(
+    make_plan: Make, demo_rows: list[dict[str, Json]], topology: str
+) -> None:
+    plan = make_plan(
+        demo_rows[:3] + demo_rows[-3:], f"service.topology={topology}", policy="oracle"
+    )
     summary = await _run(plan)
     assert (summary["rewarded"], summary["mean_reward"]) == (6, 1.0)
     assert summary["states"] == {"completed": 6}
@@ -35,16 +41,25 @@ async def test_the_oracle_solves_every_task_with_real_tools(make_plan: Make, dem
     assert summary["sampled_tokens"] > 0
 
 
-async def test_a_useless_policy_earns_nothing(make_plan: Make, demo_rows: list[dict[str, Json]]) -> None:
+async def test_a_useless_policy_earns_nothing(
+    make_plan: Make, demo_rows: list[dict[str, Json]]
+) -> None:
     summary = await _run(make_plan(demo_rows[:2] + demo_rows[-2:], INLINE, policy="noop"))
     assert (summary["rewarded"], summary["valid"]) == (0, 4)
 
 
-async def test_groups_that_differ_are_kept_and_the_others_dropped(make_plan: Make, demo_rows: list[dict[str, Json]], topology: str) -> None:
-    plan = make_plan(demo_rows[-8:], f"service.topology={topology}", policy="flaky", run={"filter": "dapo"})
+async def test_groups_that_differ_are_kept_and_the_others_dropped(
+    make_plan: Make, demo_rows: list[dict[str, Json]], topology: str
+) -> None:
+    plan = make_plan(
+        demo_rows[-8:], f"service.topology={topology}", policy="flaky", run={"filter": "dapo"}
+    )
     await _run(plan)
     stored = check_complete(plan.directory, 32)
-    differ = rows(stored, "select group_id from rollouts group by 1 having count(distinct reward) > 1 order by 1")
+    differ = rows(
+        stored,
+        "select group_id from rollouts group by 1 having count(distinct reward) > 1 order by 1",
+    )
     kept = rows(stored, "select group_id from groups where event = 'decided' and kept order by 1")
     assert kept == differ
     assert 0 < len(kept) < 8
@@ -54,15 +69,22 @@ async def test_a_failure_of_the_backend_is_tried_again_and_never_scored(
     make_plan: Make, demo_rows: list[dict[str, Json]], topology: str
 ) -> None:
     policy = "faulty?error=0.3&nan=0.2"
-    plan = make_plan(demo_rows[-8:], f"service.topology={topology}", "run.limits.max_attempts=20", policy=policy)
+    plan = make_plan(
+        demo_rows[-8:], f"service.topology={topology}", "run.limits.max_attempts=20", policy=policy
+    )
     summary = await _run(plan)
     assert summary["max_attempt"] > 1
     stored = check_complete(plan.directory, 8)
-    assert rows(stored, "select count(*) as n from rollouts where failure_class = 'infra' and reward is not null") == [{"n": 0}]
+    assert rows(
+        stored,
+        "select count(*) as n from rollouts where failure_class = 'infra' and reward is not null",
+    ) == [{"n": 0}]
     assert summary["rewarded"] == summary["states"]["completed"]
 
 
-async def test_a_finished_run_can_be_resumed_and_adds_nothing(make_plan: Make, demo_rows: list[dict[str, Json]]) -> None:
+async def test_a_finished_run_can_be_resumed_and_adds_nothing(
+    make_plan: Make, demo_rows: list[dict[str, Json]]
+) -> None:
     plan = make_plan(demo_rows[-2:], INLINE, policy="oracle", name="again")
     first = await _run(plan)
     again = Plan.make(None, {"name": "again"}, [], root=plan.service.root, resume=True)
@@ -70,7 +92,9 @@ async def test_a_finished_run_can_be_resumed_and_adds_nothing(make_plan: Make, d
     assert (first["rollouts"], first["bytes"]) == (second["rollouts"], second["bytes"])
 
 
-async def test_the_run_directory_is_complete_in_itself(make_plan: Make, demo_rows: list[dict[str, Json]], tmp_path: Path) -> None:
+async def test_the_run_directory_is_complete_in_itself(
+    make_plan: Make, demo_rows: list[dict[str, Json]], tmp_path: Path
+) -> None:
     plan = make_plan(demo_rows[-2:], INLINE, policy="oracle")
     await _run(plan)
     copy = tmp_path / "copy"

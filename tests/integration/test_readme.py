@@ -15,16 +15,29 @@ README = Path(__file__).parents[2] / "README.md"
 URL, TASKS = "http://127.0.0.1:7700", "train.jsonl"
 
 
-async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_your_trainer_in_ten_lines(
+    tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch", reason="the example hands out torch tensors (extra `torch`)")
     found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert found
     code = found[1]
     assert URL in code
     assert TASKS in code
-    rows = [{"question": f"What is {i} + {i}?", "answer": f"It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}"} for i in range(1, 9)]
+    rows = [
+        {
+            "question": f"What is {i} + {i}?",
+            "answer": f"It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}",
+        }
+        for i in range(1, 9)
+    ]
     (tmp_path / TASKS).write_text("\n".join(json.dumps(row) for row in rows))
-    values = {"root": tmp_path / "root", "topology": "inline", "backends": ("scripted:flaky",), "sandbox": {"kind": sandbox_kind}}
+    values = {
+        "root": tmp_path / "root",
+        "topology": "inline",
+        "backends": ("scripted:flaky",),
+        "sandbox": {"kind": sandbox_kind},
+    }
     async with service(ServiceConfig.model_validate(values), Stop()) as running:
         monkeypatch.setenv("PRORL_TOKEN", running.config.token)
         saved: list[str] = []

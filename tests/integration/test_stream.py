@@ -1,4 +1,5 @@
-"""A trainer on the live run and on the replay of its copied directory: equal values, equal order, cursors that resume in both.
+"""A trainer on the live run and on the replay of its copied directory: equal values, equal order,
+cursors that resume in both.
 
 Also a trainer that stops reading: the pipeline pauses, and goes on when the trainer does.
 """
@@ -30,15 +31,24 @@ GROUPS, N = 12, 2
 @pytest.fixture
 def config(tmp_path: Path, topology: str, sandbox_kind: str) -> ServiceConfig:
     """A service whose policy says random things."""
-    values = {"root": tmp_path / "root", "topology": topology, "sandbox": {"kind": sandbox_kind}, "backends": ("scripted:random",)}
+    values = {
+        "root": tmp_path / "root",
+        "topology": topology,
+        "sandbox": {"kind": sandbox_kind},
+        "backends": ("scripted:random",),
+    }
     return ServiceConfig.model_validate(values)
 
 
 def _tasks(count: int = GROUPS) -> list[Task]:
-    return [Task(task_id=str(i), env="noop", prompt=f"say something about {i}") for i in range(count)]
+    return [
+        Task(task_id=str(i), env="noop", prompt=f"say something about {i}") for i in range(count)
+    ]
 
 
-def _read(client: Client, cursor: str | None = None, groups: int | None = None) -> tuple[list[str], list[str]]:
+def _read(
+    client: Client, cursor: str | None = None, groups: int | None = None
+) -> tuple[list[str], list[str]]:
     """Hashes of the rows in order, and the cursor after each batch; commits nothing."""
     hashes, cursors = [], []
     for batch in islice(client.stream("r", cursor=cursor, groups_per_batch=1), groups):
@@ -61,7 +71,9 @@ def _replay(directory: Path) -> Iterator[Client]:
             assert process.wait(30) == 0
 
 
-async def test_replay_of_a_copy_equals_the_live_stream(tmp_path: Path, config: ServiceConfig) -> None:
+async def test_replay_of_a_copy_equals_the_live_stream(
+    tmp_path: Path, config: ServiceConfig
+) -> None:
     async with service(config, Stop()) as running:
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r", delivery="stream"))
@@ -81,10 +93,16 @@ async def test_replay_of_a_copy_equals_the_live_stream(tmp_path: Path, config: S
         assert (await in_thread(_read, replayed, middle))[0] == resumed
 
 
-async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(config: ServiceConfig) -> None:
+async def test_a_trainer_that_stops_reading_pauses_the_pipeline_and_it_goes_on(
+    config: ServiceConfig,
+) -> None:
     async with service(config, Stop()) as running:
         client = client_of(running)
-        await in_thread(lambda: client.create_run(run_id="r", delivery="stream", max_open_groups=4, max_unacked_groups=4))
+        await in_thread(
+            lambda: client.create_run(
+                run_id="r", delivery="stream", max_open_groups=4, max_unacked_groups=4
+            )
+        )
         await in_thread(lambda: client.submit("r", _tasks(), N, key="k", last=True))
         await _settled(client, completed=4 * N)
         await asyncio.sleep(1.0)

@@ -1,4 +1,6 @@
-"""SWE tasks through the real service: the reference resolves them, nothing does not, and siblings share one setup."""
+"""SWE tasks through the real service: the reference resolves them, nothing does not, and siblings
+share one setup.
+"""
 
 from __future__ import annotations
 
@@ -26,36 +28,79 @@ async def test_the_reference_resolves_every_task(make_plan: Make, topology: str)
     plan = make_plan(_rows(), f"service.topology={topology}", policy="oracle")
     assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
     stored = check_complete(plan.directory, 2)
-    assert rows(stored, "select count(*) as n, sum(reward) as reward from rollouts where status = 'completed'") == [{"n": 2, "reward": 2.0}]
+    assert rows(
+        stored,
+        "select count(*) as n, sum(reward) as reward from rollouts where status = 'completed'",
+    ) == [{"n": 2, "reward": 2.0}]
 
 
-async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_one_attempt(make_plan: Make) -> None:
+async def test_a_policy_that_changes_nothing_earns_nothing_and_a_bad_task_costs_one_attempt(
+    make_plan: Make,
+) -> None:
     calc, lru = _rows()
     bad = {**lru, "instance_id": "bad-setup", "setup": "echo no compiler >&2; exit 3"}
-    late = {**lru, "instance_id": "bad-tests", "test_patch": str(lru["test_patch"]).replace("test_lru.py", "lru.py")}
+    late = {
+        **lru,
+        "instance_id": "bad-tests",
+        "test_patch": str(lru["test_patch"]).replace("test_lru.py", "lru.py"),
+    }
     plan = make_plan([calc, bad, late], "service.topology=inline", policy="oracle")
     await run_plan(plan, show=Show.NOTHING, json=True)
     stored = check_complete(plan.directory, 3)
-    assert rows(stored, "select task_id, status, failure_code, attempt, reward from rollouts order by 1") == [
-        {"task_id": "bad-setup", "status": "failed", "failure_code": "bad_task", "attempt": 1, "reward": None},
-        {"task_id": "bad-tests", "status": "failed", "failure_code": "bad_task", "attempt": 1, "reward": None},
-        {"task_id": "calc-1", "status": "completed", "failure_code": "", "attempt": 1, "reward": 1.0},
+    assert rows(
+        stored, "select task_id, status, failure_code, attempt, reward from rollouts order by 1"
+    ) == [
+        {
+            "task_id": "bad-setup",
+            "status": "failed",
+            "failure_code": "bad_task",
+            "attempt": 1,
+            "reward": None,
+        },
+        {
+            "task_id": "bad-tests",
+            "status": "failed",
+            "failure_code": "bad_task",
+            "attempt": 1,
+            "reward": None,
+        },
+        {
+            "task_id": "calc-1",
+            "status": "completed",
+            "failure_code": "",
+            "attempt": 1,
+            "reward": 1.0,
+        },
     ]
     nothing = make_plan([calc, lru], "service.topology=inline", policy="noop")
     await run_plan(nothing, show=Show.NOTHING, json=True)
-    assert rows(check_complete(nothing.directory, 2), "select sum(reward) as reward from rollouts") == [{"reward": 0.0}]
+    assert rows(
+        check_complete(nothing.directory, 2), "select sum(reward) as reward from rollouts"
+    ) == [{"reward": 0.0}]
 
 
-@pytest.mark.parametrize(("topology", "snapshot_bytes", "num_setups"), [("processes", 1 << 30, 1), ("inline", 0, 8)])
-async def test_siblings_share_one_setup(make_plan: Make, topology: str, snapshot_bytes: int, num_setups: int) -> None:
-    """The setup makes an id that the tests print in EVAL: as many ids as setups whose workspace was scored."""
+@pytest.mark.parametrize(
+    ("topology", "snapshot_bytes", "num_setups"), [("processes", 1 << 30, 1), ("inline", 0, 8)]
+)
+async def test_siblings_share_one_setup(
+    make_plan: Make, topology: str, snapshot_bytes: int, num_setups: int
+) -> None:
+    """The setup makes an id that the tests print in EVAL: as many ids as setups whose workspace was
+    scored.
+    """
     calc = _rows()[0]
-    task = {**calc, "setup": f"sleep 0.5; {calc['setup']}", "test_command": f"cat calc/build.py; {calc['test_command']}"}
+    task = {
+        **calc,
+        "setup": f"sleep 0.5; {calc['setup']}",
+        "test_command": f"cat calc/build.py; {calc['test_command']}",
+    }
     sets = (f"service.topology={topology}", f"service.sandbox.snapshot_bytes={snapshot_bytes}")
     plan = make_plan([task], *sets, policy="oracle", n=8)
     assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
     stored = check_complete(plan.directory, 8)
-    logs = [row["content"] for row in rows(stored, "select content from messages where role = 'grader'")]
+    logs = [
+        row["content"] for row in rows(stored, "select content from messages where role = 'grader'")
+    ]
     assert len(logs) == 8
     assert len({re.findall(r"BUILD = '([0-9a-f-]+)'", log)[0] for log in logs}) == num_setups
     assert rows(stored, "select sum(reward) as reward from rollouts") == [{"reward": 8.0}]

@@ -1,4 +1,6 @@
-"""A user's env and tool, both by entry point, through a real service: the call runs inside, and its answer reaches policy and grader."""
+"""A user's env and tool, both by entry point, through a real service: the call runs inside, and its
+answer reaches policy and grader.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.user_package import installed
 
 PACKAGE = {
     "trips/__init__.py": "",
-    "trips/weather.py": """
+    "trips/weather.py": (
+        """
         import os
 
         class Weather:
@@ -30,8 +33,10 @@ PACKAGE = {
                 with open("seen.txt", "w") as file:
                     file.write(f"{os.environ['USER']} saw {self.seen}")
                 return f"4 degrees in {city}"
-    """,
-    "trips/env.py": """
+    """
+    ),
+    "trips/env.py": (
+        """
         from prorl.envs.noop import NoopEnv
         from prorl.envs.tools import Solution, run_call
         from prorl.envs.user_tools import user_spec
@@ -60,20 +65,29 @@ PACKAGE = {
 
             def reference(self, task):
                 return Solution(tuple(ToolCall("weather", {"city": city}) for city in ("Oslo", "Rome")), "I went.")
-    """,
+    """
+    ),
 }
-POINTS = {"prorl.tools": {"weather": "trips.weather:Weather"}, "prorl.envs": {"trip": "trips.env:TripEnv"}}
+POINTS = {
+    "prorl.tools": {"weather": "trips.weather:Weather"},
+    "prorl.envs": {"trip": "trips.env:TripEnv"},
+}
 
 
 async def test_a_users_env_and_tool_work_through_the_service(
     make_plan: Callable[..., Plan], topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with installed(tmp_path / "site", "trips", PACKAGE, POINTS, monkeypatch):
-        tasks = [{"task_id": f"t/{number}", "env": "trip", "prompt": "How warm is it?"} for number in range(2)]
+        tasks = [
+            {"task_id": f"t/{number}", "env": "trip", "prompt": "How warm is it?"}
+            for number in range(2)
+        ]
         plan = make_plan(tasks, f"service.topology={topology}", policy="oracle", n=2)
         assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
         stored = check_complete(plan.directory, 4)
-        assert rows(stored, "select sum(reward) as reward, sum(num_tool_calls) as calls from rollouts") == [{"reward": 4.0, "calls": 8}]
+        assert rows(
+            stored, "select sum(reward) as reward, sum(num_tool_calls) as calls from rollouts"
+        ) == [{"reward": 4.0, "calls": 8}]
         told = rows(stored, "select distinct content from messages where role = 'tool' order by 1")
         assert [row["content"] for row in told] == ["4 degrees in Oslo", "4 degrees in Rome"]
         with pytest.raises(TaskError, match="unknown tool 'wether'"):

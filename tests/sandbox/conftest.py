@@ -1,4 +1,6 @@
-"""A sandboxd in a process of its own, as the service runs it, for each kind that works on this machine."""
+"""A sandboxd in a process of its own, as the service runs it, for each kind that works on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -32,26 +34,51 @@ def _reason(kind: str) -> str:
 
 
 def why_not(kind: str) -> str:
-    """Why a kind cannot be tested here, empty when it can; a failure where PRORL_REQUIRE names the kind (CI must not skip quietly)."""
+    """Why a kind cannot be tested here, empty when it can; a failure where PRORL_REQUIRE names the
+    kind (CI must not skip quietly).
+    """
     reason = _reason(kind)
     if reason and kind in os.environ.get("PRORL_REQUIRE", "").split(","):
-        pytest.fail(f"PRORL_REQUIRE asks for a kind that does not work here: {reason}", pytrace=False)
+        pytest.fail(
+            f"PRORL_REQUIRE asks for a kind that does not work here: {reason}", pytrace=False
+        )
     return reason
 
 
 class Sandboxd:
     """A running daemon: its process, socket, root, and a client."""
 
-    def __init__(self, process: asyncio.subprocess.Process, root: Path, host: UnixSandboxHost) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, root: Path, host: UnixSandboxHost
+    ) -> None:
         self.process, self.root, self.host = process, root, host
 
 
-async def start_daemon(kind: str, folder: Path, *options: str, prefix: Sequence[str] = ()) -> Sandboxd:
+async def start_daemon(
+    kind: str, folder: Path, *options: str, prefix: Sequence[str] = ()
+) -> Sandboxd:
     """Spawn sandboxd and wait for its `ready`; `prefix` stands before Python's command line."""
     socket_path = str(folder / "sd")
-    argv = ["-m", "prorl.sandbox.daemon", "--socket", socket_path, "--root", str(folder / "root"), "--kind", kind]
+    argv = [
+        "-m",
+        "prorl.sandbox.daemon",
+        "--socket",
+        socket_path,
+        "--root",
+        str(folder / "root"),
+        "--kind",
+        kind,
+    ]
     process = await asyncio.create_subprocess_exec(
-        *prefix, sys.executable, *argv, "--parent-pid", str(os.getpid()), "--warm", "0", *options, stdout=asyncio.subprocess.PIPE
+        *prefix,
+        sys.executable,
+        *argv,
+        "--parent-pid",
+        str(os.getpid()),
+        "--warm",
+        "0",
+        *options,
+        stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
@@ -123,6 +150,15 @@ def sif(base: Path) -> Path:
     if why_not("apptainer"):
         pytest.skip(why_not("apptainer"))
     path = base.parent / "image.sif"
-    environment = {"PATH": os.environ["PATH"], "HOME": str(base.parent), "APPTAINER_CONFIGDIR": str(base.parent / "state")}
-    subprocess.run([program(), "-s", "build", str(path), str(base)], check=True, env=environment, capture_output=True)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(base.parent),
+        "APPTAINER_CONFIGDIR": str(base.parent / "state"),
+    }
+    subprocess.run(
+        [program(), "-s", "build", str(path), str(base)],
+        check=True,
+        env=environment,
+        capture_output=True,
+    )
     return path

@@ -1,4 +1,6 @@
-"""A root file system of a few megabytes, made from this machine's own programs: what tests build images from."""
+"""A root file system of a few megabytes, made from this machine's own programs: what tests build
+images from.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,25 @@ PROGRAMS = ("bash", "cat", "chown", "cut", "getopt", "id", "ls", "rm", "sed", "s
 
 
 def make_image(folder: Path) -> Path:
-    """bash and a few programs with their libraries, and a file that only the image has. No Python."""
+    """bash and a few programs with their libraries, and a file that only the image has.
+
+    No Python.
+    """
     image = folder / "image"
-    for name in ("usr/bin", "usr/lib", "usr/lib64", "etc", "tmp", "var/tmp", "proc", "sys", "dev", "root", "opt", "home"):
+    for name in (
+        "usr/bin",
+        "usr/lib",
+        "usr/lib64",
+        "etc",
+        "tmp",
+        "var/tmp",
+        "proc",
+        "sys",
+        "dev",
+        "root",
+        "opt",
+        "home",
+    ):
         (image / name).mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
         (image / name).symlink_to(f"usr/{name}")
@@ -30,7 +48,11 @@ def make_image(folder: Path) -> Path:
     for name in PROGRAMS:
         path = shutil.which(name)
         assert path is not None
-        libraries = [word for word in subprocess.check_output(["ldd", path], text=True).split() if word.startswith("/")]
+        libraries = [
+            word
+            for word in subprocess.check_output(["ldd", path], text=True).split()
+            if word.startswith("/")
+        ]
         for source in (os.path.realpath(path), *libraries):
             target = image / ("usr" + source.removeprefix("/usr"))
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,16 +63,20 @@ def make_image(folder: Path) -> Path:
 
 
 def as_ordinary_user() -> list[str]:
-    """What to put before a Python command line to run it as nobody; empty when we are an ordinary user ourselves."""
+    """What to put before a Python command line to run it as nobody; empty when we are an ordinary
+    user ourselves.
+    """
     if os.getuid() != 0:
         return []
     code = Path(__file__).resolve()
     if any(not folder.stat().st_mode & 0o001 for folder in code.parents):
         pytest.skip(f"{code.parents[2]} is closed to other users, so none can be tried")
     program = (
-        "import os, pwd, sys; from prorl.sandbox import linux; from prorl.sandbox.kinds.common import drop_to\n"
-        "from prorl.sandbox.kinds.hidden import show_interpreter\n"
-        "linux.unshare(linux.CLONE_NEWNS); linux.mount(None, '/', None, linux.MS_REC | linux.MS_PRIVATE); show_interpreter()\n"
-        "drop_to(pwd.getpwnam('nobody').pw_uid); os.execv(sys.argv[1], sys.argv[1:])"
+        "import os, pwd, sys; from prorl.sandbox import linux; from prorl.sandbox.kinds.common"
+        " import drop_to\nfrom prorl.sandbox.kinds.hidden import"
+        " show_interpreter\nlinux.unshare(linux.CLONE_NEWNS); linux.mount(None, '/', None,"
+        " linux.MS_REC | linux.MS_PRIVATE);"
+        " show_interpreter()\ndrop_to(pwd.getpwnam('nobody').pw_uid); os.execv(sys.argv[1],"
+        " sys.argv[1:])"
     )
     return [sys.executable, "-c", program]

@@ -1,4 +1,6 @@
-"""Control groups of either version: which are chosen, and that their limits hold where they can be made."""
+"""Control groups of either version: which are chosen, and that their limits hold where they can be
+made.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from prorl.sandbox import cgroups
 from prorl.sandbox.cgroups import LEAF, Cgroups, delegated_base
 
 HOG = "import time; x = bytearray(b'x') * (200 << 20); time.sleep(30)"
-FORKS = "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(30)\nexcept OSError: time.sleep(30)"
+FORKS = (
+    "import os, time\ntry:\n  while True:\n    if os.fork() == 0: time.sleep(30)\nexcept OSError:"
+    " time.sleep(30)"
+)
 SPIN = "while True: pass"
 
 
@@ -35,8 +40,12 @@ def need(groups: Cgroups, controller: str) -> None:
 
 def run_in(folders: tuple[str, ...], code: str) -> subprocess.Popen[bytes]:
     """A Python program inside the groups."""
-    join = "import sys\nfor folder in sys.argv[1:]: open(folder + '/cgroup.procs', 'w').write('0')\n"
-    return subprocess.Popen([sys.executable, "-I", "-S", "-c", join + code, *folders], stderr=subprocess.DEVNULL)
+    join = (
+        "import sys\nfor folder in sys.argv[1:]: open(folder + '/cgroup.procs', 'w').write('0')\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", join + code, *folders], stderr=subprocess.DEVNULL
+    )
 
 
 def soon(condition: object, value: object) -> None:
@@ -70,7 +79,9 @@ async def test_number_of_processes(groups: Cgroups) -> None:
     need(groups, "pids")
     folders = groups.make("a", 300 << 20, 20)
     bomb = run_in(folders, FORKS)
-    procs = next(Path(folder) / "pids.current" for folder in folders if Path(folder, "pids.current").exists())
+    procs = next(
+        Path(folder) / "pids.current" for folder in folders if Path(folder, "pids.current").exists()
+    )
     soon(lambda: int(procs.read_text()), 20 + cgroups.EXTRA_PROCESSES)
     await cgroups.remove(folders)
     bomb.wait(5)
@@ -132,7 +143,9 @@ def make_group(folder: Path, controllers: str = "memory pids", kind: str = "doma
         ("/user", "/user2/job", None),
     ],
 )
-def test_our_own_group_is_found_where_it_is_mounted(tmp_path: Path, root: str, own: str, found: str | None) -> None:
+def test_our_own_group_is_found_where_it_is_mounted(
+    tmp_path: Path, root: str, own: str, found: str | None
+) -> None:
     make_group(tmp_path)  # has a type, as the top of a container's view has
     for name in ("user/job", "job", "user2/job", "2/job"):
         make_group(tmp_path / name)
@@ -162,6 +175,8 @@ def test_root_takes_the_top_group_of_the_machine(tmp_path: Path) -> None:
         ("pids.max", "oom_kill 1", False),
     ],
 )
-def test_the_kernels_word_for_out_of_memory(tmp_path: Path, file: str, text: str, out: bool) -> None:
+def test_the_kernels_word_for_out_of_memory(
+    tmp_path: Path, file: str, text: str, out: bool
+) -> None:
     (tmp_path / file).write_text(text)
     assert Cgroups.out_of_memory((str(tmp_path),)) is out

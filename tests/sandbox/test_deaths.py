@@ -1,4 +1,5 @@
-"""SIGKILL of each process of the chain while it holds sandboxes: nothing is left, and the right one is blamed.
+"""SIGKILL of each process of the chain while it holds sandboxes: nothing is left, and the right one
+is blamed.
 
 Once each; a hundred times is `tests/faults/test_storms.py`.
 """
@@ -53,7 +54,10 @@ async def busy(daemon: Sandboxd, sandbox: ConnectedSandbox) -> None:
 
 
 async def kill_while_busy(daemon: Sandboxd, victim: int) -> tuple[set[int], FailureCode]:
-    """Two busy sandboxes; SIGKILL one process; the processes that were below sandboxd, and what the clients were told."""
+    """Two busy sandboxes;
+
+    SIGKILL one process; the processes that were below sandboxd, and what the clients were told.
+    """
     host = daemon.host
     refs = [await host.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
     async with host.connect(refs[0]) as first, host.connect(refs[1]) as second:
@@ -61,8 +65,17 @@ async def kill_while_busy(daemon: Sandboxd, victim: int) -> tuple[set[int], Fail
         await asyncio.sleep(0.4)
         pids = below(daemon.process.pid)
         assert len(pids) >= 7
-        launcher = next(entry["pid"] for entry in (await host.status())["sandboxes"] if entry["id"] == refs[0].sandbox_id)
-        chain = {0: daemon.process.pid, 1: (await host.status())["zygote_pid"], 2: launcher, 3: min(below(launcher))}
+        launcher = next(
+            entry["pid"]
+            for entry in (await host.status())["sandboxes"]
+            if entry["id"] == refs[0].sandbox_id
+        )
+        chain = {
+            0: daemon.process.pid,
+            1: (await host.status())["zygote_pid"],
+            2: launcher,
+            3: min(below(launcher)),
+        }
         mine = below(launcher) if victim >= 2 else pids
         os.kill(chain[victim], signal.SIGKILL)
         with pytest.raises(SandboxError) as caught:
@@ -124,7 +137,9 @@ async def test_one_sandbox(kind: str, folder: Path, victim: int) -> None:
         await asyncio.sleep(0.01)
     (left,) = (await daemon.host.status())["sandboxes"]
     assert left["owner"] == "run/2/1"
-    async with daemon.host.connect(SandboxRef("", left["id"], _socket_of(folder, left["id"]))) as neighbour:
+    async with daemon.host.connect(
+        SandboxRef("", left["id"], _socket_of(folder, left["id"]))
+    ) as neighbour:
         assert (await neighbour.call("bash", {"command": "echo on"}, 20.0)).output == "on\n"
     await end(daemon)
 
@@ -138,7 +153,9 @@ def _socket_of(folder: Path, sandbox_id: str) -> str:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="an ordinary user runs all the others like this one")
 async def test_as_an_ordinary_user(kind: str, folder: Path) -> None:
-    """Without root nobody can end what is left by its uid: each process must follow the one above it."""
+    """Without root nobody can end what is left by its uid: each process must follow the one above
+    it.
+    """
     folder.chmod(0o777)
     daemon = await start_daemon(kind, folder, prefix=as_ordinary_user())
     pids, code = await kill_while_busy(daemon, 2)
@@ -150,20 +167,32 @@ async def test_as_an_ordinary_user(kind: str, folder: Path) -> None:
     await daemon.process.wait()
     await daemon.host.close()
     assert await until_gone(pids) == set()
-    await end(await start_daemon(kind, folder, prefix=as_ordinary_user()))  # takes away what is left on disk
+    # takes away what is left on disk
+    await end(await start_daemon(kind, folder, prefix=as_ordinary_user()))
 
 
 async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
     """The supervisor dies: sandboxd and everything below follow."""
     code = (
-        "import subprocess, sys, os, time\n"
-        "p = subprocess.Popen([sys.executable, '-m', 'prorl.sandbox.daemon', *sys.argv[1:], '--parent-pid', str(os.getpid())])\n"
-        "time.sleep(300)"
+        "import subprocess, sys, os, time\np = subprocess.Popen([sys.executable, '-m',"
+        " 'prorl.sandbox.daemon', *sys.argv[1:], '--parent-pid',"
+        " str(os.getpid())])\ntime.sleep(300)"
     )
     import sys
 
-    argv = ["--socket", str(folder / "sd"), "--root", str(folder / "root"), "--kind", kind, "--warm", "0"]
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, *argv, stdout=asyncio.subprocess.PIPE)
+    argv = [
+        "--socket",
+        str(folder / "sd"),
+        "--root",
+        str(folder / "root"),
+        "--kind",
+        kind,
+        "--warm",
+        "0",
+    ]
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, *argv, stdout=asyncio.subprocess.PIPE
+    )
     assert parent.stdout is not None
     assert await parent.stdout.readline() == b"ready\n"
     from prorl.sandbox.host import UnixSandboxHost

@@ -36,7 +36,11 @@ async def test_start_call_stop(sandboxd: Sandboxd) -> None:
 
 async def test_a_request_that_sandboxd_cannot_carry_out_is_answered(sandboxd: Sandboxd) -> None:
     """Whatever went wrong inside: who asks must never wait for its time-out."""
-    for ask in ({"op": "start", "owner": "run/1/1"}, {"op": "juggle"}, {"op": "reserve", "owner": "a", "purpose": "run", "spec": 3}):
+    for ask in (
+        {"op": "start", "owner": "run/1/1"},
+        {"op": "juggle"},
+        {"op": "reserve", "owner": "a", "purpose": "run", "spec": 3},
+    ):
         with pytest.raises(SandboxError, match="sandboxd: ") as refused:
             await sandboxd.host._ask(ask, 5.0)
         assert refused.value.code is FailureCode.SANDBOX_START
@@ -45,7 +49,9 @@ async def test_a_request_that_sandboxd_cannot_carry_out_is_answered(sandboxd: Sa
 async def test_python3_is_on_the_path_and_whole(sandboxd: Sandboxd) -> None:
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     async with sandboxd.host.connect(ref) as sandbox:
-        done = await sandbox.exec(["python3", "-c", "import json, decimal, sqlite3, ssl; print('all here')"], 20.0)
+        done = await sandbox.exec(
+            ["python3", "-c", "import json, decimal, sqlite3, ssl; print('all here')"], 20.0
+        )
     assert (done.exit_code, done.output) == (0, "all here\n")
 
 
@@ -55,8 +61,12 @@ async def test_files_cross_both_ways(sandboxd: Sandboxd) -> None:
     async with sandboxd.host.connect(ref) as sandbox:
         await sandbox.put("a/b/c.bin", content, 0o755)
         assert await sandbox.get("a/b/c.bin", 4 << 20) == content
-        assert (await sandbox.exec(["stat", "-c", "%a %s", "a/b/c.bin"], 5.0)).output == f"755 {len(content)}\n"
-        assert (await sandbox.exec(["sha256sum", "-"], 5.0, stdin=b"abc")).output.startswith("ba7816bf")
+        assert (
+            await sandbox.exec(["stat", "-c", "%a %s", "a/b/c.bin"], 5.0)
+        ).output == f"755 {len(content)}\n"
+        assert (await sandbox.exec(["sha256sum", "-"], 5.0, stdin=b"abc")).output.startswith(
+            "ba7816bf"
+        )
         with pytest.raises(FileNotFoundError):
             await sandbox.get("nothing")
         with pytest.raises(SandboxError):
@@ -76,7 +86,9 @@ async def test_paths_stay_below_the_workspace(sandboxd: Sandboxd, path: str) -> 
 async def test_links_of_the_agent_are_not_followed(sandboxd: Sandboxd) -> None:
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     async with sandboxd.host.connect(ref) as sandbox:
-        await sandbox.call("bash", {"command": "ln -s /etc/passwd p; ln -s / root; mkfifo pipe; mkdir d"}, 5.0)
+        await sandbox.call(
+            "bash", {"command": "ln -s /etc/passwd p; ln -s / root; mkfifo pipe; mkdir d"}, 5.0
+        )
         for path in ("p", "root/etc/passwd", "pipe", "d"):
             with pytest.raises(SandboxError):
                 await sandbox.get(path)
@@ -89,7 +101,13 @@ async def test_links_of_the_agent_are_not_followed(sandboxd: Sandboxd) -> None:
 async def test_bad_calls_are_results_that_the_policy_can_read(sandboxd: Sandboxd) -> None:
     ref = await sandboxd.host.start("run/1/1", "run", SPEC)
     async with sandboxd.host.connect(ref) as sandbox:
-        for tool, arguments in (("nothing", {}), ("bash", {}), ("bash", {"command": 3}), ("python", {}), ("files", {})):
+        for tool, arguments in (
+            ("nothing", {}),
+            ("bash", {}),
+            ("bash", {"command": 3}),
+            ("python", {}),
+            ("files", {}),
+        ):
             done = await sandbox.call(tool, arguments, 5.0)
             assert done.exit_code in (1, 2)
             assert done.output
@@ -153,7 +171,9 @@ async def test_a_cancelled_call_ends_its_command(sandboxd: Sandboxd) -> None:
     host = sandboxd.host
     ref = await host.start("run/1/1", "run", SPEC)
     async with host.connect(ref) as sandbox:
-        call = asyncio.create_task(sandbox.call("bash", {"command": "touch begun; sleep 60; touch ended"}, 90.0))
+        call = asyncio.create_task(
+            sandbox.call("bash", {"command": "touch begun; sleep 60; touch ended"}, 90.0)
+        )
         await asyncio.sleep(0.2)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -176,7 +196,9 @@ async def test_a_snapshot_prepares_a_sibling(sandboxd: Sandboxd, tmp_path: Path)
     second = await host.start("run/2/1", "run", SPEC)
     async with host.connect(second) as sandbox:
         await sandbox.restore(path)
-        assert (await sandbox.exec(["bash", "-c", "cat a/link/f; ./run"], 10.0)).output == "hi\nran\n"
+        assert (
+            await sandbox.exec(["bash", "-c", "cat a/link/f; ./run"], 10.0)
+        ).output == "hi\nran\n"
         assert (await sandbox.exec(["sha256sum", "big"], 10.0)).output == digest
         (tmp_path / "junk").write_bytes(b"no archive")
         with pytest.raises(SandboxError):

@@ -1,4 +1,6 @@
-"""A tool server that the agent has replaced: whatever it answers, the host gets one clear error in time and no memory is lost."""
+"""A tool server that the agent has replaced: whatever it answers, the host gets one clear error in
+time and no memory is lost.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,10 @@ async def test_lies(data: bytes) -> None:
 async def test_silence_ends_at_the_deadline() -> None:
     async with asyncio.timeout(20):
         assert await ask(b"", then_close=False) is FailureCode.SANDBOX_BROKEN
-        assert await ask(struct.pack(">II", 1000, 0) + b"{", then_close=False) is FailureCode.SANDBOX_BROKEN
+        assert (
+            await ask(struct.pack(">II", 1000, 0) + b"{", then_close=False)
+            is FailureCode.SANDBOX_BROKEN
+        )
 
 
 async def serve_hostile(answer: Answer, use: Callable[[ConnectedSandbox], Awaitable[None]]) -> None:
@@ -108,7 +113,9 @@ async def test_a_slow_drip_ends_at_the_deadline() -> None:
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await wire.receive(reader)
-        for byte in wire.encode({"id": 1, "ok": True, "exit_code": 0, "duration_s": 0.1}, b"x" * 1000):
+        for byte in wire.encode(
+            {"id": 1, "ok": True, "exit_code": 0, "duration_s": 0.1}, b"x" * 1000
+        ):
             writer.write(bytes([byte]))
             await writer.drain()
             await asyncio.sleep(0.05)
@@ -122,14 +129,20 @@ async def test_a_slow_drip_ends_at_the_deadline() -> None:
 
 
 async def test_a_flood_that_nobody_asked_for_is_not_kept() -> None:
-    """Frames beyond the answer wait in the socket, not in our memory, and the next call is not fooled by them."""
+    """Frames beyond the answer wait in the socket, not in our memory, and the next call is not
+    fooled by them.
+    """
     sent = 0
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         await wire.receive(reader)
         while True:
-            writer.write(wire.encode({"id": 1, "ok": True, "exit_code": 0, "duration_s": 0.1}, bytes(1 << 20)))
+            writer.write(
+                wire.encode(
+                    {"id": 1, "ok": True, "exit_code": 0, "duration_s": 0.1}, bytes(1 << 20)
+                )
+            )
             await writer.drain()
             sent += 1
 
@@ -167,13 +180,17 @@ async def test_a_file_whose_size_is_a_lie(header: dict[str, object], body: bytes
     await serve_hostile(lie, get)
 
 
-@pytest.mark.parametrize(("size", "body"), [(1 << 60, 10), (-5, 10), ("big", 10), (None, 10), (1000, 3 << 20)])
+@pytest.mark.parametrize(
+    ("size", "body"), [(1 << 60, 10), (-5, 10), ("big", 10), (None, 10), (1000, 3 << 20)]
+)
 async def test_a_snapshot_whose_size_is_a_lie(tmp_path: Path, size: object, body: int) -> None:
     """What is written on the host stays near what was allowed, whatever comes."""
 
     async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while (request := await wire.receive(reader)) is not None:
-            writer.write(wire.encode({"id": request.header["id"], "ok": True, "size": size}, bytes(body)))
+            writer.write(
+                wire.encode({"id": request.header["id"], "ok": True, "size": size}, bytes(body))
+            )
             await writer.drain()
 
     async def snapshot(sandbox: ConnectedSandbox) -> None:

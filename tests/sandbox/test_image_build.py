@@ -1,4 +1,6 @@
-"""Images made by the real spython and Apptainer, from each kind of source; each of their traps ends in one clear error."""
+"""Images made by the real spython and Apptainer, from each kind of source; each of their traps ends
+in one clear error.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,19 @@ def registry(tmp_path: Path) -> Registry:
     return Registry(tmp_path / "images")
 
 
-async def build(registry: Registry, source: object, name: str = "made", timeout_s: float = TIME_S, **more: str) -> Path:
+async def build(
+    registry: Registry, source: object, name: str = "made", timeout_s: float = TIME_S, **more: str
+) -> Path:
     """Make one image; returns its folder."""
-    return Path((await make_image(registry.root, {"do": "build", "name": name, "source": str(source), **more}, timeout_s)).path)
+    return Path(
+        (
+            await make_image(
+                registry.root,
+                {"do": "build", "name": name, "source": str(source), **more},
+                timeout_s,
+            )
+        ).path
+    )
 
 
 def definition(folder: Path, base: object, post: str, more: str = "") -> Path:
@@ -44,7 +56,9 @@ async def test_from_a_folder(registry: Registry, base: Path) -> None:
     assert registry.find("made").source == str(base)
 
 
-async def test_a_name_is_taken_over_only_when_asked(registry: Registry, base: Path, tmp_path: Path) -> None:
+async def test_a_name_is_taken_over_only_when_asked(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
     first = await build(registry, base)
     other = small_image.make_image(tmp_path)
     (other / "etc" / "image-name").write_text("other\n")
@@ -57,28 +71,41 @@ async def test_a_name_is_taken_over_only_when_asked(registry: Registry, base: Pa
 async def test_from_a_sif(registry: Registry, sif: Path) -> None:
     image = await build(registry, sif)
     assert (image / "etc" / "image-name").read_text() == "mine\n"
-    assert {path.stat().st_uid for path in (image, image / "etc", image / "etc" / "image-name")} == {os.getuid()}
+    assert {
+        path.stat().st_uid for path in (image, image / "etc", image / "etc" / "image-name")
+    } == {os.getuid()}
     assert await build(registry, sif, "again") == image, "unpacked once"
 
 
 @pytest.mark.apptainer
-async def test_from_a_definition_on_top_of_a_named_image(registry: Registry, sif: Path, tmp_path: Path) -> None:
+async def test_from_a_definition_on_top_of_a_named_image(
+    registry: Registry, sif: Path, tmp_path: Path
+) -> None:
     await build(registry, sif, "base")
-    made = definition(tmp_path, "base", "touch /etc/made && chown 33:33 /etc/made", "%environment\n    export NAME=value\n")
+    made = definition(
+        tmp_path,
+        "base",
+        "touch /etc/made && chown 33:33 /etc/made",
+        "%environment\n    export NAME=value\n",
+    )
     image = await build(registry, made)
     assert (image / "etc" / "made").exists()
     assert "NAME=value" in (image / ".singularity.d" / "env" / "90-environment.sh").read_text()
 
 
 @pytest.mark.apptainer
-async def test_from_a_definition_on_top_of_a_sif(registry: Registry, sif: Path, tmp_path: Path) -> None:
+async def test_from_a_definition_on_top_of_a_sif(
+    registry: Registry, sif: Path, tmp_path: Path
+) -> None:
     image = await build(registry, definition(tmp_path, sif, "touch /etc/made"))
     assert (image / "etc" / "made").exists()
     assert len(registry.list()) == 2, "the .sif is unpacked, and stays for the next"
 
 
 @pytest.mark.apptainer
-async def test_a_failing_post_section_is_told(registry: Registry, base: Path, tmp_path: Path) -> None:
+async def test_a_failing_post_section_is_told(
+    registry: Registry, base: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"test\.def: Apptainer made nothing: FATAL.*%post section"):
         await build(registry, definition(tmp_path, base, "ls /no/such/file"))
     assert registry.list() == []
@@ -94,11 +121,15 @@ async def test_a_cut_sif_is_told(registry: Registry, sif: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("source", ["docker://debian", "/no/such/folder", "/etc/passwd", "debian:"])
 async def test_other_sources_are_refused(registry: Registry, source: str) -> None:
-    with pytest.raises(UserError, match=r"image source .* expected a folder, FILE\.sif, FILE\.def or debian:SUITE"):
+    with pytest.raises(
+        UserError, match=r"image source .* expected a folder, FILE\.sif, FILE\.def or debian:SUITE"
+    ):
         await build(registry, source)
 
 
-async def test_a_folder_that_is_no_root_file_system_is_refused(registry: Registry, tmp_path: Path) -> None:
+async def test_a_folder_that_is_no_root_file_system_is_refused(
+    registry: Registry, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="it has no bash"):
         await build(registry, tmp_path / "empty")
@@ -135,7 +166,9 @@ async def until(mark: str, runs: bool) -> None:
 @pytest.mark.apptainer
 async def test_the_time_out_ends_everything(registry: Registry, base: Path, tmp_path: Path) -> None:
     mark = f"61.{os.getpid()}"
-    making = asyncio.create_task(build(registry, definition(tmp_path, base, f"sleep {mark}"), timeout_s=4.0))
+    making = asyncio.create_task(
+        build(registry, definition(tmp_path, base, f"sleep {mark}"), timeout_s=4.0)
+    )
     await until(mark, True)
     with pytest.raises(StorageError, match="not made within 4 s"):
         await making
@@ -146,11 +179,24 @@ async def test_the_time_out_ends_everything(registry: Registry, base: Path, tmp_
 
 @pytest.mark.apptainer
 @pytest.mark.parametrize("victim", ["caller", "child"])
-async def test_sigkill_in_the_middle_leaves_nothing(registry: Registry, base: Path, tmp_path: Path, victim: str) -> None:
+async def test_sigkill_in_the_middle_leaves_nothing(
+    registry: Registry, base: Path, tmp_path: Path, victim: str
+) -> None:
     mark = f"62.{os.getpid()}"
     registry.open()
     made = definition(tmp_path, base, f"sleep {mark}")
-    argv = [sys.executable, "-m", "prorl.cli", "image", "build", "made", "--from", str(made), "--images", str(registry.root)]
+    argv = [
+        sys.executable,
+        "-m",
+        "prorl.cli",
+        "image",
+        "build",
+        "made",
+        "--from",
+        str(made),
+        "--images",
+        str(registry.root),
+    ]
     caller = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
     await until(mark, True)
     children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
@@ -173,9 +219,21 @@ def test_as_an_ordinary_user(base: Path, place: Path, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     for name, source in (("base", base), ("made", made)):
         argv = [*prorl, "build", name, "--from", str(source)]
-        done = subprocess.run(argv, env=environment, cwd=home, capture_output=True, text=True, timeout=TIME_S, check=False)
+        done = subprocess.run(
+            argv,
+            env=environment,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=TIME_S,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
-    (image,) = (image for image in Registry(home / ".cache" / "prorl" / "images").list() if image.names == ("made",))
+    (image,) = (
+        image
+        for image in Registry(home / ".cache" / "prorl" / "images").list()
+        if image.names == ("made",)
+    )
     about = Path(image.path, "etc", "made").stat()
     assert about.st_uid != 0
 
@@ -190,11 +248,15 @@ async def test_sigkill_of_the_child_as_an_ordinary_user(base: Path, place: Path)
     home.chmod(0o777)
     mark = f"64.{os.getpid()}"
     prorl = [*small_image.as_ordinary_user(), sys.executable, "-m", "prorl.cli", "image", "build"]
-    options = {"env": {"PATH": os.environ["PATH"], "HOME": str(home)}, "stderr": asyncio.subprocess.DEVNULL}
-    assert await (await asyncio.create_subprocess_exec(*prorl, "base", "--from", str(base), **options)).wait() == 0  # type: ignore[arg-type]
+    env, null = {"PATH": os.environ["PATH"], "HOME": str(home)}, asyncio.subprocess.DEVNULL
+    build = await asyncio.create_subprocess_exec(
+        *prorl, "base", "--from", str(base), env=env, stderr=null
+    )
+    assert await build.wait() == 0
     daemons = running("/libs/faked")
     made = definition(home, "base", f"sleep {mark}")
-    caller = await asyncio.create_subprocess_exec(*prorl, "made", "--from", str(made), **options)  # type: ignore[arg-type]
+    made_argv = [*prorl, "made", "--from", str(made)]
+    caller = await asyncio.create_subprocess_exec(*made_argv, env=env, stderr=null)
     await until(mark, True)
     assert running("/libs/faked") > daemons
     (child,) = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()

@@ -1,4 +1,6 @@
-"""What a sandbox may do with its image: write over it within a quota, be root of it, and nothing beyond; its environment and programs."""
+"""What a sandbox may do with its image: write over it within a quota, be root of it, and nothing
+beyond; its environment and programs.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def image() -> Iterator[Path]:
         own.write_text("#!/bin/sh\necho the image has its own\n")
         own.chmod(0o755)
         (image / ".singularity.d" / "env").mkdir(parents=True)
-        (image / ".singularity.d" / "env" / "90-environment.sh").write_text("export ASKED=yes\nexport PATH=/opt/tool/bin:$PATH\n")
+        (image / ".singularity.d" / "env" / "90-environment.sh").write_text(
+            "export ASKED=yes\nexport PATH=/opt/tool/bin:$PATH\n"
+        )
         yield image
 
 
@@ -71,7 +75,13 @@ async def ask(daemon: Sandboxd, spec: SandboxSpec, *commands: str) -> Said:
 async def test_an_overlay_takes_changes_and_the_image_stays(daemon: Sandboxd, image: Path) -> None:
     before = digest_of(str(image))
     spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
-    said = await ask(daemon, spec, "echo mine > /etc/x; cat /etc/x", "rm /etc/image-name; ls /etc/image-name", "touch /usr/bin/new")
+    said = await ask(
+        daemon,
+        spec,
+        "echo mine > /etc/x; cat /etc/x",
+        "rm /etc/image-name; ls /etc/image-name",
+        "touch /usr/bin/new",
+    )
     assert [code for code, _ in said.values()] == [0, 2, 0]
     assert (await ask(daemon, spec, "cat /etc/image-name; ls /etc/x")).popitem()[1] == (
         2,
@@ -82,19 +92,41 @@ async def test_an_overlay_takes_changes_and_the_image_stays(daemon: Sandboxd, im
 
 async def test_an_overlay_has_a_quota(daemon: Sandboxd, image: Path) -> None:
     spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY)
-    said = await ask(daemon, spec, "cat /dev/zero > /opt/a", "cat /dev/zero > /home/b", "ls -1s --block-size=1 /opt/a /home/b")
+    said = await ask(
+        daemon,
+        spec,
+        "cat /dev/zero > /opt/a",
+        "cat /dev/zero > /home/b",
+        "ls -1s --block-size=1 /opt/a /home/b",
+    )
     assert "No space left on device" in said["cat /dev/zero > /opt/a"][1]
-    sizes = [int(line.split()[0]) for line in said["ls -1s --block-size=1 /opt/a /home/b"][1].splitlines()]
+    sizes = [
+        int(line.split()[0])
+        for line in said["ls -1s --block-size=1 /opt/a /home/b"][1].splitlines()
+    ]
     assert OVERLAY * 0.9 < sum(sizes) <= OVERLAY
 
 
 async def test_the_image_belongs_to_the_sandbox(daemon: Sandboxd, image: Path) -> None:
-    """What only its owner may read, it can read: images are made by root, and the sandbox has a uid of its own."""
-    assert await ask(daemon, SandboxSpec(image=str(image)), "cat /root/private") == {"cat /root/private": (0, "the owner's\n")}
+    """What only its owner may read, it can read: images are made by root, and the sandbox has a uid
+    of its own.
+    """
+    assert await ask(daemon, SandboxSpec(image=str(image)), "cat /root/private") == {
+        "cat /root/private": (0, "the owner's\n")
+    }
 
 
-async def test_the_images_environment_and_programs_come_first(daemon: Sandboxd, image: Path) -> None:
-    said = await ask(daemon, SandboxSpec(image=str(image)), "echo $ASKED $PATH", "python3", "python -c 'print(6 * 7)'", "echo $HOME")
+async def test_the_images_environment_and_programs_come_first(
+    daemon: Sandboxd, image: Path
+) -> None:
+    said = await ask(
+        daemon,
+        SandboxSpec(image=str(image)),
+        "echo $ASKED $PATH",
+        "python3",
+        "python -c 'print(6 * 7)'",
+        "echo $HOME",
+    )
     assert said["echo $ASKED $PATH"][1].startswith("yes /opt/tool/bin:")
     assert said["python3"] == (0, "the image has its own\n")
     assert said["python -c 'print(6 * 7)'"] == (0, "42\n"), "ours, where it has none"
@@ -112,30 +144,52 @@ FORBIDDEN = (
     "python -c 'import os; os.mknod(\"/etc/disk\", 0o060600, os.makedev(253, 0))'",
     "python -c 'import os; os.chroot(\"/etc\")'",
     "python -c 'import ctypes; exit(ctypes.CDLL(None).unshare(0x10000000) == -1)'",
-    'python -c \'import ctypes; exit(ctypes.CDLL(None).mount(b"none", b"/mnt", b"tmpfs", 0, None) == -1)\'',
+    (
+        'python -c \'import ctypes; exit(ctypes.CDLL(None).mount(b"none", b"/mnt", b"tmpfs", 0,'
+        " None) == -1)'"
+    ),
 )
 
 
 @pytest.mark.parametrize("config", ["ours", "the site's"])
-async def test_root_of_the_image_is_no_root_of_the_machine(daemon: Sandboxd, image: Path, config: str) -> None:
+async def test_root_of_the_image_is_no_root_of_the_machine(
+    daemon: Sandboxd, image: Path, config: str
+) -> None:
     if config == "the site's":  # as where Apptainer runs setuid
         (daemon.root / "support" / "apptainer.conf").unlink(missing_ok=True)
     spec = SandboxSpec(image=str(image), overlay_bytes=OVERLAY, fakeroot=True)
-    said = await ask(daemon, spec, "id -u; touch /etc/x; ls -n /etc/x", "cat /proc/self/uid_map", "cat /proc/self/status", *FORBIDDEN)
+    said = await ask(
+        daemon,
+        spec,
+        "id -u; touch /etc/x; ls -n /etc/x",
+        "cat /proc/self/uid_map",
+        "cat /proc/self/status",
+        *FORBIDDEN,
+    )
     code, output = said["id -u; touch /etc/x; ls -n /etc/x"]
     assert (code, output.splitlines()[0], output.split()[3:5]) == (0, "0", ["0", "0"])
     inside, outside, count = said["cat /proc/self/uid_map"][1].split()
     assert (inside, count) == ("0", "1")
     assert outside != "0"
-    status = dict(line.split(":\t", 1) for line in said["cat /proc/self/status"][1].splitlines() if ":\t" in line)
-    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0xDB, "over files and ids, nothing else"
+    status = dict(
+        line.split(":\t", 1)
+        for line in said["cat /proc/self/status"][1].splitlines()
+        if ":\t" in line
+    )
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0xDB, (
+        "over files and ids, nothing else"
+    )
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
     assert {command: said[command] for command in FORBIDDEN if said[command][0] == 0} == {}
 
 
 @pytest.mark.parametrize("spec", [SandboxSpec(overlay_bytes=1), SandboxSpec(fakeroot=True)])
-async def test_without_an_image_there_is_nothing_to_write_over(daemon: Sandboxd, spec: SandboxSpec) -> None:
-    with pytest.raises(SandboxError, match="no image; expected kind apptainer and an image") as caught:
+async def test_without_an_image_there_is_nothing_to_write_over(
+    daemon: Sandboxd, spec: SandboxSpec
+) -> None:
+    with pytest.raises(
+        SandboxError, match="no image; expected kind apptainer and an image"
+    ) as caught:
         await daemon.host.start("run/1/1", "run", spec)
     assert caught.value.code is FailureCode.BAD_TASK
 
@@ -164,13 +218,21 @@ async def test_as_an_ordinary_user(image: Path) -> None:
         Path(name).chmod(0o777)
         copy = Path(name) / "image"
         copying = [*prefix, "/bin/cp", "-r", "--preserve=mode,links", str(image), str(copy)]
-        await asyncio.to_thread(subprocess.run, copying, capture_output=True, check=False)  # /root stays behind: it may not be read
+        # /root stays behind: it may not be read
+        await asyncio.to_thread(subprocess.run, copying, capture_output=True, check=False)
         (copy / "root").mkdir(exist_ok=True)
         (copy / "root" / "private").write_text("the owner's\n")
         environment = {"PATH": os.environ["PATH"], "HOME": name, "PYTHONDONTWRITEBYTECODE": "1"}
         argv = [*prefix, sys.executable, "-c", PROGRAM, str(copy)]
         done = await asyncio.to_thread(
-            subprocess.run, argv, env=environment, cwd=name, capture_output=True, text=True, timeout=60.0, check=False
+            subprocess.run,
+            argv,
+            env=environment,
+            cwd=name,
+            capture_output=True,
+            text=True,
+            timeout=60.0,
+            check=False,
         )
     assert done.returncode == 0, done.stderr
     plain, overlay, root = json.loads(done.stdout.splitlines()[-1])

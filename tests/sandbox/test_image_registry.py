@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConflictError, NotFoundError, UserError
-from prorl.sandbox.image_tree import add_mount_points, copy_tree, digest_of, has_mount_points, has_shell, tidy
+from prorl.sandbox.image_tree import (
+    add_mount_points,
+    copy_tree,
+    digest_of,
+    has_mount_points,
+    has_shell,
+    tidy,
+)
 from prorl.sandbox.images import Image, Registry, is_name, is_sif
 
 
@@ -94,13 +101,17 @@ def test_an_image_in_use_stays(registry: Registry) -> None:
     registry.forget("one")
 
 
-def test_what_a_killed_maker_left_is_swept_and_what_a_living_one_makes_is_not(registry: Registry) -> None:
+def test_what_a_killed_maker_left_is_swept_and_what_a_living_one_makes_is_not(
+    registry: Registry,
+) -> None:
     code = (
         "import sys, time; from pathlib import Path; from prorl.sandbox.images import Registry\n"
         "with Registry(Path(sys.argv[1])).workplace() as work:\n"
         "    (work / 'half').write_text('x'); print('made', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(registry.root)], stdout=subprocess.PIPE) as maker:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(registry.root)], stdout=subprocess.PIPE
+    ) as maker:
         assert maker.stdout is not None
         assert maker.stdout.readline() == b"made\n"
         registry.open()
@@ -140,10 +151,14 @@ def test_sif_magic(tmp_path: Path) -> None:
     assert not is_sif(str(path))
 
 
-def test_copying_leaves_out_devices_and_the_registry_itself(registry: Registry, tmp_path: Path) -> None:
+def test_copying_leaves_out_devices_and_the_registry_itself(
+    registry: Registry, tmp_path: Path
+) -> None:
     os.mkfifo(make_tree(tmp_path / "source") / "pipe")
     registry.root.rename(tmp_path / "source" / "registry")
-    copy_tree(str(tmp_path / "source"), str(tmp_path / "copy"), str(tmp_path / "source" / "registry"))
+    copy_tree(
+        str(tmp_path / "source"), str(tmp_path / "copy"), str(tmp_path / "source" / "registry")
+    )
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["bin", "etc"]
     assert os.readlink(tmp_path / "copy" / "etc" / "link") == "../bin/bash"
     assert has_shell(str(tmp_path / "copy"))

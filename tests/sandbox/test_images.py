@@ -1,4 +1,6 @@
-"""Images in sandboxes: by name, as a folder, as a .sif that is unpacked once a node; made here without any registry."""
+"""Images in sandboxes: by name, as a folder, as a .sif that is unpacked once a node; made here
+without any registry.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
 KINDS = ("bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer))
 
 
-async def ask(daemon: Sandboxd, spec: SandboxSpec, command: str, owner: str = "run/1/1") -> tuple[int | None, str]:
+async def ask(
+    daemon: Sandboxd, spec: SandboxSpec, command: str, owner: str = "run/1/1"
+) -> tuple[int | None, str]:
     """Run one command in a sandbox of its own."""
     ref = await daemon.host.start(owner, "run", spec)
     async with daemon.host.connect(ref) as sandbox:
@@ -68,7 +72,10 @@ def counting(folder: Path, before: str = "") -> dict[str, str]:
     """A PATH on which `singularity` is the real one, and each call of it is counted."""
     (folder / "bin").mkdir()
     script = folder / "bin" / "singularity"
-    script.write_text(f'#!/bin/bash\nif [ "$1" = build ]; then echo x >> {folder}/calls; {before}\nfi\nexec {program()} "$@"\n')
+    script.write_text(
+        f'#!/bin/bash\nif [ "$1" = build ]; then echo x >> {folder}/calls; {before}\nfi\nexec'
+        f' {program()} "$@"\n'
+    )
     script.chmod(0o755)
     (folder / "calls").touch()
     (folder / "calls").chmod(0o666)
@@ -76,7 +83,9 @@ def counting(folder: Path, before: str = "") -> dict[str, str]:
 
 
 @pytest.mark.apptainer
-async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sif_is_unpacked_once_by_32_starts_of_two_daemons(
+    folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", counting(folder)["PATH"])
     caches = [ImageCache(folder / "images", runs_sif=False) for _ in range(2)]
     found = await asyncio.gather(*(cache.locate(str(sif)) for cache in caches for _ in range(16)))
@@ -100,12 +109,16 @@ async def test_a_sif_that_changed_is_unpacked_again(folder: Path, sif: Path, pla
 
 
 @pytest.mark.apptainer
-async def test_sigkill_of_sandboxd_while_it_unpacks(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sigkill_of_sandboxd_while_it_unpacks(
+    folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = f"63.{os.getpid()}"
     with monkeypatch.context() as slow:
         slow.setenv("PATH", counting(folder, f"sleep {mark}")["PATH"])
         daemon = await start_daemon("apptainer", folder, "--images", str(folder / "images"))
-        starting = asyncio.create_task(daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif))))
+        starting = asyncio.create_task(
+            daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif)))
+        )
         while not (folder / "calls").read_text():
             await asyncio.sleep(0.02)
         daemon.process.send_signal(signal.SIGKILL)
@@ -132,19 +145,24 @@ def read(path: Path) -> bytes:
 
 
 @pytest.mark.apptainer
-async def test_a_sif_that_cannot_be_unpacked_runs_as_it_is_and_leaves_no_helper(folder: Path, sif: Path) -> None:
+async def test_a_sif_that_cannot_be_unpacked_runs_as_it_is_and_leaves_no_helper(
+    folder: Path, sif: Path
+) -> None:
     if not os.access("/dev/fuse", os.W_OK):
         pytest.skip("/dev/fuse is missing: .sif images cannot be mounted")
     daemon = await start_daemon("apptainer", folder, "--images", "/proc/no/such/place")
     ref = await daemon.host.start("run/1/1", "run", SandboxSpec(image=str(sif)))
     async with daemon.host.connect(ref) as sandbox:
-        assert (await sandbox.call("bash", {"command": "cat /etc/image-name"}, 10.0)).output == "mine\n"
+        assert (
+            await sandbox.call("bash", {"command": "cat /etc/image-name"}, 10.0)
+        ).output == "mine\n"
     assert helpers(sif), "it is mounted by FUSE"
     (sandbox_pid,) = (entry["pid"] for entry in (await daemon.host.status())["sandboxes"])
     os.kill(sandbox_pid, signal.SIGKILL)  # the launcher: the worst that can happen to it
     await daemon.host.stop(ref)
     async with asyncio.timeout(20.0):
-        while helpers(sif):  # as an ordinary user it ends by itself, once nothing has its file system
+        # as an ordinary user it ends by itself, once nothing has its file system
+        while helpers(sif):
             await asyncio.sleep(0.01)
     await end(daemon)
 
@@ -176,7 +194,9 @@ async def test_a_bad_image_is_the_tasks_fault(folder: Path, base: Path) -> None:
 
 
 @pytest.mark.apptainer
-async def test_a_broken_sif_is_the_tasks_fault_and_is_tried_once(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_sif_is_the_tasks_fault_and_is_tried_once(
+    folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", counting(folder)["PATH"])
     path = folder / "cut.sif"
     path.write_bytes(sif.read_bytes()[:200_000])
@@ -190,8 +210,13 @@ async def test_a_broken_sif_is_the_tasks_fault_and_is_tried_once(folder: Path, s
 
 
 @pytest.mark.apptainer
-async def test_a_full_disk_is_not_the_tasks_fault(folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", counting(folder, "echo 'FATAL: write: no space left on device' >&2; exit 255")["PATH"])
+async def test_a_full_disk_is_not_the_tasks_fault(
+    folder: Path, sif: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PATH",
+        counting(folder, "echo 'FATAL: write: no space left on device' >&2; exit 255")["PATH"],
+    )
     for runs_sif in (True, False):
         cache = ImageCache(folder / "images", runs_sif)
         if runs_sif:

@@ -27,8 +27,13 @@ from tests.sandbox.conftest import end, start_daemon
 @contextmanager
 def claimed_by_another(root: Path, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """A process that claims this root, then runs `code`, and waits to be killed."""
-    script = f"import asyncio, sys, pathlib, time\nfrom prorl.sandbox.paths import claim\nroot = pathlib.Path({str(root)!r})\n"
-    script += f"folder = asyncio.run(claim(root))\n{code}\nprint('ready', flush=True)\ntime.sleep(60)"
+    script = (
+        "import asyncio, sys, pathlib, time\nfrom prorl.sandbox.paths import claim\nroot ="
+        f" pathlib.Path({str(root)!r})\n"
+    )
+    script += (
+        f"folder = asyncio.run(claim(root))\n{code}\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -165,7 +170,12 @@ async def test_uids_are_ended_by_who_claims_them_and_by_nobody_else(folder: Path
 async def test_notes_that_a_crash_of_the_machine_cut_are_dropped(folder: Path) -> None:
     for name in ("live", "work", "trash"):
         (folder / name).mkdir()
-    for name, text in {"a": "", "b": '{"sandbox_id"', "c": '{"sandbox_id": "c"}', "d.tmp": ""}.items():
+    for name, text in {
+        "a": "",
+        "b": '{"sandbox_id"',
+        "c": '{"sandbox_id": "c"}',
+        "d.tmp": "",
+    }.items():
         (folder / "live" / name).write_text(text)
     (folder / "work" / "a").mkdir()
     uids = Uids()

@@ -73,13 +73,20 @@ async def test_a_warm_one_that_died_is_not_lent(pool: Pool) -> None:
         assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root's sandboxes have a uid and control groups, whose end has to be waited for")
+@pytest.mark.skipif(
+    os.getuid() != 0,
+    reason="only root's sandboxes have a uid and control groups, whose end has to be waited for",
+)
 async def test_who_is_to_blame_is_known_before_all_is_cleared_up(pool: Pool) -> None:
     ref = await pool.start("run/1/1", "run", SPEC)
     (pid,) = (entry["pid"] for entry in pool.status()["sandboxes"] if entry["id"] == ref.sandbox_id)
     there: list[bool] = []
     fate = pool._maker.lives[ref.sandbox_id].fate
-    fate.add_done_callback(lambda _: there.append(ref.sandbox_id in [entry["id"] for entry in pool.status()["sandboxes"]]))
+    fate.add_done_callback(
+        lambda _: there.append(
+            ref.sandbox_id in [entry["id"] for entry in pool.status()["sandboxes"]]
+        )
+    )
     os.kill(pid, signal.SIGKILL)
     assert (await pool.fate(ref)).code is FailureCode.SANDBOX_LOST
     assert there == [True]

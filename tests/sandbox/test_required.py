@@ -13,7 +13,9 @@ from tests.sandbox import conftest
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_kind_that_is_required_fails_instead_of_being_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kind_that_is_required_fails_instead_of_being_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(conftest, "_reason", lambda kind: f"{kind}: not installed")
     monkeypatch.setenv("PRORL_REQUIRE", "apptainer,bwrap")
     assert conftest.why_not("pyns") == "pyns: not installed"
@@ -22,8 +24,13 @@ def test_a_kind_that_is_required_fails_instead_of_being_skipped(monkeypatch: pyt
 
 
 def test_ci_requires_every_kind_that_isolates() -> None:
-    script = (ROOT / ".ci" / "run").read_text().replace("make --no-print-directory check test", "env")
+    script = (
+        (ROOT / ".ci" / "run").read_text().replace("make --no-print-directory check test", "env")
+    )
     found = subprocess.run(
-        ["bash", "-c", script, str(ROOT / ".ci" / "run")], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True
+        ["bash", "-c", script, str(ROOT / ".ci" / "run")],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
     )
     assert "PRORL_REQUIRE=apptainer,bwrap,pyns" in found.stdout.splitlines(), found.stderr

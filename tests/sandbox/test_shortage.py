@@ -1,4 +1,6 @@
-"""sandboxd when the machine has not what it needs: one clear error each, nothing left, and on it goes when there is enough again."""
+"""sandboxd when the machine has not what it needs: one clear error each, nothing left, and on it
+goes when there is enough again.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ async def test_no_descriptors_left(kind: str, folder: Path) -> None:
     ref = await daemon.host.start("run/1/3", "run", SPEC)
     async with daemon.host.connect(ref) as sandbox:
         assert (await sandbox.call("bash", {"command": "echo on"}, 10.0)).output == "on\n"
-    assert (await daemon.host.status())["live"] in (1, 2)  # the first attempt of run/0 was fenced by its second
+    # the first attempt of run/0 was fenced by its second
+    assert (await daemon.host.status())["live"] in (1, 2)
     for entry in (await daemon.host.status())["sandboxes"]:
         await daemon.host.stop_owner(entry["owner"])
     left, _ = await watched.until_none()
@@ -49,7 +52,8 @@ async def test_no_room_on_the_disk_of_its_notes(folder: Path) -> None:
     first = await daemon.host.start("run/0/1", "run", SPEC)
     watched = Watched(Path(first.socket_path).parent.name, daemon.root, "no such mark")
     before = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (8, before[1]))  # a note does not fit
+    # a note does not fit
+    resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (8, before[1]))
     with pytest.raises(SandboxError) as caught:
         await daemon.host.start("run/1/1", "run", SPEC)
     assert FAILURE_CLASS[caught.value.code] is FailureClass.INFRA
@@ -62,7 +66,9 @@ async def test_no_room_on_the_disk_of_its_notes(folder: Path) -> None:
 
 
 async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
-    """Slurm and Lustre paths pass the 107 bytes of a socket's path easily; sockets have a short folder of their own."""
+    """Slurm and Lustre paths pass the 107 bytes of a socket's path easily; sockets have a short
+    folder of their own.
+    """
     deep = folder / ("d" * 100) / ("e" * 100)
     deep.mkdir(mode=0o755, parents=True)
     (folder / ("d" * 100)).chmod(0o755)
@@ -77,7 +83,17 @@ async def test_a_root_with_a_long_path(kind: str, folder: Path) -> None:
 
 def test_a_socket_with_a_long_path_is_one_clear_line(folder: Path) -> None:
     long = folder / ("s" * 120)
-    argv = [sys.executable, "-m", "prorl.sandbox.daemon", "--socket", str(long), "--root", str(folder / "root"), "--kind", "local"]
+    argv = [
+        sys.executable,
+        "-m",
+        "prorl.sandbox.daemon",
+        "--socket",
+        str(long),
+        "--root",
+        str(folder / "root"),
+        "--kind",
+        "local",
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "socket path of" in done.stderr

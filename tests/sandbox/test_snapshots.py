@@ -1,4 +1,6 @@
-"""Prepared workspaces: made once for siblings, whatever happens to whoever makes them, within a budget of bytes."""
+"""Prepared workspaces: made once for siblings, whatever happens to whoever makes them, within a
+budget of bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from prorl.types import SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon
 
 KEPT, GIVEN_UP, PLAIN = Outcome.KEPT, Outcome.GIVEN_UP, Outcome.PLAIN
-SLOW = "sleep 0.4; head -c16 /dev/urandom | base64 > token; mkdir -p src; echo 'print(1)' > src/a.py; chmod 755 src/a.py"
+SLOW = (
+    "sleep 0.4; head -c16 /dev/urandom | base64 > token; mkdir -p src; echo 'print(1)' > src/a.py;"
+    " chmod 755 src/a.py"
+)
 
 
 # ---- the rules, without a sandbox
@@ -56,12 +61,16 @@ async def test_one_makes_and_the_others_wait_for_it(snapshots: Snapshots) -> Non
     assert await _what(snapshots, "another key") == "make"
 
 
-async def test_when_the_first_fails_the_next_makes_it_and_the_rest_go_on_waiting(snapshots: Snapshots) -> None:
+async def test_when_the_first_fails_the_next_makes_it_and_the_rest_go_on_waiting(
+    snapshots: Snapshots,
+) -> None:
     first = await snapshots.claim("a", "key")
     others = {name: asyncio.create_task(snapshots.claim(name, "key")) for name in "bc"}
     await asyncio.sleep(0.01)
     snapshots.settle("a", GIVEN_UP)
-    done, waiting = await asyncio.wait(others.values(), timeout=0.05, return_when=asyncio.ALL_COMPLETED)
+    done, waiting = await asyncio.wait(
+        others.values(), timeout=0.05, return_when=asyncio.ALL_COMPLETED
+    )
     assert len(done) == len(waiting) == 1
     place = done.pop().result()
     assert place.what == "make"
@@ -81,7 +90,9 @@ async def test_what_is_not_worth_keeping_holds_nobody_up(snapshots: Snapshots) -
     assert await _what(snapshots, "key") == "plain"
 
 
-async def test_a_claim_that_is_no_longer_wanted_is_withdrawn_before_and_after_its_answer(snapshots: Snapshots) -> None:
+async def test_a_claim_that_is_no_longer_wanted_is_withdrawn_before_and_after_its_answer(
+    snapshots: Snapshots,
+) -> None:
     await snapshots.claim("a", "key")
     waiting = asyncio.create_task(snapshots.claim("b", "key"))
     await asyncio.sleep(0)
@@ -102,7 +113,8 @@ async def test_the_least_recently_used_go_and_what_is_in_use_stays(snapshots: Sn
     assert snapshots.num_bytes == 80
     await _make(snapshots, "d", 90)
     assert Path(in_use.path).exists()
-    assert snapshots.num_bytes == 40  # all the rest went, the newest too: what is in use leaves no room
+    # all the rest went, the newest too: what is in use leaves no room
+    assert snapshots.num_bytes == 40
     snapshots.settle("reader", KEPT)
     await _make(snapshots, "e", 90)
     assert [path.stat().st_size for path in (files["a"].parent).iterdir()] == [90]
@@ -155,7 +167,14 @@ class Siblings:
                     raise TaskError("no setup")
 
             copied = await self._host.prepare(sandbox, self._key, work)
-            found = await sandbox.exec(["bash", "-c", "cat token; python3 src/a.py; src/a.py 2>&1 | head -c 0; stat -c %a src/a.py"], 10.0)
+            found = await sandbox.exec(
+                [
+                    "bash",
+                    "-c",
+                    "cat token; python3 src/a.py; src/a.py 2>&1 | head -c 0; stat -c %a src/a.py",
+                ],
+                10.0,
+            )
             return f"{'copied' if copied else 'worked'} {found.output}"
 
 
@@ -164,7 +183,8 @@ async def test_eight_siblings_prepare_once(daemon: Sandboxd) -> None:
     found = await asyncio.gather(*(siblings.one(number) for number in range(8)))
     assert siblings.num_works == 1
     assert sorted(text.split()[0] for text in found) == ["copied"] * 7 + ["worked"]
-    assert len({tuple(text.split()[1:]) for text in found}) == 1  # one random token: the work ran once, wherever it is looked at
+    # one random token: the work ran once, wherever it is looked at
+    assert len({tuple(text.split()[1:]) for text in found}) == 1
     assert found[0].split()[2:] == ["1", "755"]
     assert (await daemon.host.status())["snapshot_bytes"] > 0
 
@@ -172,10 +192,16 @@ async def test_eight_siblings_prepare_once(daemon: Sandboxd) -> None:
 async def test_the_failure_of_the_first_is_its_own(daemon: Sandboxd) -> None:
     siblings = Siblings(daemon.host, SLOW)
     siblings.failing = 1
-    found = await asyncio.gather(*(siblings.one(number) for number in range(4)), return_exceptions=True)
+    found = await asyncio.gather(
+        *(siblings.one(number) for number in range(4)), return_exceptions=True
+    )
     assert sum(isinstance(text, TaskError) for text in found) == 1
     assert siblings.num_works == 2
-    assert sorted(text.split()[0] for text in found if isinstance(text, str)) == ["copied", "copied", "worked"]
+    assert sorted(text.split()[0] for text in found if isinstance(text, str)) == [
+        "copied",
+        "copied",
+        "worked",
+    ]
 
 
 async def test_quick_work_is_done_by_everybody(daemon: Sandboxd) -> None:
@@ -186,7 +212,9 @@ async def test_quick_work_is_done_by_everybody(daemon: Sandboxd) -> None:
     assert (await daemon.host.status())["snapshot_bytes"] == 0
 
 
-async def test_a_process_that_dies_leaves_its_claim_to_the_next(daemon: Sandboxd, folder: Path) -> None:
+async def test_a_process_that_dies_leaves_its_claim_to_the_next(
+    daemon: Sandboxd, folder: Path
+) -> None:
     reader, writer = await asyncio.open_unix_connection(str(folder / "sd"))
     writer.write(encode({"op": "claim", "id": 1, "claim": "dead", "key": "key"}))
     frame = await receive(reader)

@@ -1,4 +1,6 @@
-"""Real hogs under the watchdog, with control groups switched off: ended with the right code, neighbours and modest ones untouched."""
+"""Real hogs under the watchdog, with control groups switched off: ended with the right code,
+neighbours and modest ones untouched.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ from tests.faults.leftovers import marked
 from tests.sandbox.conftest import kind  # noqa: F401 - a fixture
 
 SPEC = SandboxSpec(tools=("bash",), memory_bytes=256 << 20, workspace_bytes=32 << 20)
-EATERS = "for i in 1 2 3; do python3 -c 'import time; x = bytearray(b\"x\") * (120 << 20); time.sleep(60)' & done; wait"
-SHARERS = (
-    "import os, time\nx = bytearray(b'x') * (120 << 20)\n"
-    "for _ in range(3):\n  if os.fork() == 0: time.sleep(60); os._exit(0)\nprint('shared', flush=True); time.sleep(60)"
+EATERS = (
+    'for i in 1 2 3; do python3 -c \'import time; x = bytearray(b"x") * (120 << 20);'
+    " time.sleep(60)' & done; wait"
 )
-MANY = "import os\nfor i in range(20_000): os.close(os.open(f'f{i}', os.O_CREAT))\nprint('made', flush=True)\nimport time; time.sleep(60)"
+SHARERS = (
+    "import os, time\nx = bytearray(b'x') * (120 << 20)\nfor _ in range(3):\n  if os.fork() == 0:"
+    " time.sleep(60); os._exit(0)\nprint('shared', flush=True); time.sleep(60)"
+)
+MANY = (
+    "import os\nfor i in range(20_000): os.close(os.open(f'f{i}', os.O_CREAT))\nprint('made',"
+    " flush=True)\nimport time; time.sleep(60)"
+)
 
 
 @asynccontextmanager
@@ -51,7 +59,10 @@ async def ended(sandbox: ConnectedSandbox, command: str) -> SandboxError:
 async def test_memory_of_all_processes_together(kind: str, folder: Path) -> None:  # noqa: F811
     async with pool(kind, folder) as sandboxes:
         refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
-        async with connected(refs[0], sandboxes.fate) as hog, connected(refs[1], sandboxes.fate) as neighbour:
+        async with (
+            connected(refs[0], sandboxes.fate) as hog,
+            connected(refs[1], sandboxes.fate) as neighbour,
+        ):
             error = await ended(hog, EATERS)
             assert error.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
             assert "memory of 268435456 bytes" in error.message
@@ -65,7 +76,9 @@ async def test_memory_that_is_shared_counts_once(kind: str, folder: Path) -> Non
         ref = await sandboxes.start("run/1/1", "run", SPEC)
         async with connected(ref, sandboxes.fate) as sandbox:
             await sandbox.put("share.py", SHARERS.encode())
-            command = f"python3 share.py {mark} > out & until grep -q shared out; do sleep 0.02; done"
+            command = (
+                f"python3 share.py {mark} > out & until grep -q shared out; do sleep 0.02; done"
+            )
             assert (await sandbox.call("bash", {"command": command}, 20.0)).exit_code == 0
             resident = [watchdog._parent_and_rss(str(pid)) for pid in marked(mark)]
             assert sum(found[1] for found in resident if found) > SPEC.memory_bytes
@@ -73,12 +86,17 @@ async def test_memory_that_is_shared_counts_once(kind: str, folder: Path) -> Non
             assert (await sandbox.exec(["echo", "fine"], 20.0)).output == "fine\n"
 
 
-@pytest.mark.parametrize("hog", ["head -c 40M /dev/zero > big; sleep 60", f'python3 -c "{MANY}"'], ids=["bytes", "files"])
+@pytest.mark.parametrize(
+    "hog", ["head -c 40M /dev/zero > big; sleep 60", f'python3 -c "{MANY}"'], ids=["bytes", "files"]
+)
 async def test_a_workspace_on_disk(folder: Path, hog: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "RESCAN_S", 0.5)
     async with pool("local", folder) as sandboxes:
         refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
-        async with connected(refs[0], sandboxes.fate) as greedy, connected(refs[1], sandboxes.fate) as neighbour:
+        async with (
+            connected(refs[0], sandboxes.fate) as greedy,
+            connected(refs[1], sandboxes.fate) as neighbour,
+        ):
             await neighbour.exec(["bash", "-c", "head -c 20M /dev/zero > modest"], 20.0)
             error = await ended(greedy, hog)
             assert error.code is FailureCode.SANDBOX_BROKEN, "the policy did it"

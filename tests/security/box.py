@@ -10,14 +10,22 @@ from prorl.sandbox.client import ConnectedSandbox
 from prorl.types import SandboxRef, SandboxSpec
 from tests.sandbox.conftest import Sandboxd
 
-SPEC = SandboxSpec(memory_bytes=1 << 30, processes=64, file_bytes=64 << 20, tmp_bytes=64 << 20, workspace_bytes=128 << 20)
+SPEC = SandboxSpec(
+    memory_bytes=1 << 30,
+    processes=64,
+    file_bytes=64 << 20,
+    tmp_bytes=64 << 20,
+    workspace_bytes=128 << 20,
+)
 NO_WALLS = "local is a plain process: it shares network, /tmp and readable files with the host"
 
 
 class Box:
     """One sandbox of the test and its connection."""
 
-    def __init__(self, name: str, daemon: Sandboxd, ref: SandboxRef, sandbox: ConnectedSandbox) -> None:
+    def __init__(
+        self, name: str, daemon: Sandboxd, ref: SandboxRef, sandbox: ConnectedSandbox
+    ) -> None:
         self.kind, self.daemon, self.ref, self.sandbox = name, daemon, ref, sandbox
 
     async def sh(self, command: str, timeout_s: float = 20.0) -> tuple[int, str]:

@@ -1,6 +1,9 @@
-"""What hostile code reaches for in a sandbox: nothing of the host, of a neighbour or of us. In every kind.
+"""What hostile code reaches for in a sandbox: nothing of the host, of a neighbour or of us.
 
-`local` isolates little; what it does not contain is listed here as such, so that the list cannot rot.
+In every kind.
+
+`local` isolates little; what it does not contain is listed here as such, so that the list cannot
+rot.
 """
 
 from __future__ import annotations
@@ -34,7 +37,15 @@ async def test_private_files_of_the_host(box: Box) -> None:
     secret.write_text("secret")
     secret.chmod(0o600)
     try:
-        for path in ("/etc/shadow", str(secret), "/proc/1/root/etc/shadow", "/proc/1/environ", "/dev/vda", "/dev/mem", "/dev/kmem"):
+        for path in (
+            "/etc/shadow",
+            str(secret),
+            "/proc/1/root/etc/shadow",
+            "/proc/1/environ",
+            "/dev/vda",
+            "/dev/mem",
+            "/dev/kmem",
+        ):
             code, output = await box.sh(f"head -c 100 {path}")
             assert code != 0, f"{path}: {output!r}"
     finally:
@@ -48,7 +59,9 @@ async def test_files_of_another_sandbox(box: Box) -> None:
         where = (await neighbour.exec(["pwd"], 5.0)).output.strip()
         await neighbour.put("answer", b"42")
         assert (await box.sh(f"cat {where}/answer"))[0] != 0
-        assert (await box.sh("cat /proc/[0-9]*/root/workspace/answer /proc/[0-9]*/cwd/answer"))[1].count("42") == 0
+        assert (await box.sh("cat /proc/[0-9]*/root/workspace/answer /proc/[0-9]*/cwd/answer"))[
+            1
+        ].count("42") == 0
 
 
 async def test_no_secret_of_the_host_is_in_any_environment(box: Box) -> None:
@@ -56,7 +69,9 @@ async def test_no_secret_of_the_host_is_in_any_environment(box: Box) -> None:
     try:
         ref = await box.daemon.host.start("run/3/1", "run", SPEC)
         async with box.daemon.host.connect(ref) as sandbox:
-            done = await sandbox.exec(["bash", "-c", "env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'"], 10.0)
+            done = await sandbox.exec(
+                ["bash", "-c", "env; cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'"], 10.0
+            )
     finally:
         del os.environ["PRORL_TEST_API_KEY"]
     assert "PATH=" in done.output
@@ -65,7 +80,9 @@ async def test_no_secret_of_the_host_is_in_any_environment(box: Box) -> None:
 
 
 async def test_no_descriptor_of_ours_is_open_inside(box: Box) -> None:
-    _, output = await box.py("import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))")
+    _, output = await box.py(
+        "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd')))"
+    )
     assert output == "[0, 1, 2, 3]\n"  # 3 is the listing itself
 
 
@@ -75,7 +92,9 @@ async def test_network(box: Box) -> None:
         port = server.getsockname()[1]
         assert (await box.sh(f"exec 3<>/dev/tcp/127.0.0.1/{port}"))[0] != 0
     for address in ("169.254.169.254", "8.8.8.8"):
-        code, output = await box.py(f"import socket; socket.create_connection(('{address}', 80), 2)")
+        code, output = await box.py(
+            f"import socket; socket.create_connection(('{address}', 80), 2)"
+        )
         assert code == 1, output
     code, _ = await box.py("import socket; socket.getaddrinfo('example.org', 80)")
     assert code == 1
@@ -86,16 +105,18 @@ async def test_abstract_sockets_of_the_host(box: Box) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("\0prorl-test-abstract")
         server.listen(1)
-        code, _ = await box.py("import socket; socket.socket(socket.AF_UNIX).connect('\\0prorl-test-abstract')")
+        code, _ = await box.py(
+            "import socket; socket.socket(socket.AF_UNIX).connect('\\0prorl-test-abstract')"
+        )
     assert code == 1
 
 
 async def test_no_other_family_of_sockets(box: Box) -> None:
     """AF_VSOCK reaches the host of a virtual machine from any network namespace."""
     code = (
-        "import socket\nfor family in range(1, 50):\n"
-        "  try: socket.socket(family, socket.SOCK_STREAM if family != 16 else socket.SOCK_RAW).close(); print(family)\n"
-        "  except OSError: pass"
+        "import socket\nfor family in range(1, 50):\n  try: socket.socket(family,"
+        " socket.SOCK_STREAM if family != 16 else socket.SOCK_RAW).close(); print(family)\n  except"
+        " OSError: pass"
     )
     _, output = await box.py(code)
     assert {"1"} <= set(output.split()) <= {"1", "2", "10", "16"}
@@ -105,7 +126,9 @@ async def test_tool_sockets_are_out_of_reach(box: Box) -> None:
     need_own_uid(box)
     other = await box.daemon.host.start("run/2/1", "run", SPEC)
     for path in (other.socket_path, box.ref.socket_path, str(box.daemon.root.parent / "sd")):
-        code, output = await box.py(f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})")
+        code, output = await box.py(
+            f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})"
+        )
         assert code == 1, path
         assert "Permission denied" in output or "No such file" in output
 
@@ -114,7 +137,9 @@ async def test_processes_of_the_host(box: Box) -> None:
     need_own_uid(box)
     victim = subprocess.Popen(["sleep", "60"])
     try:
-        await box.sh(f"kill -9 {victim.pid}; kill -9 {os.getpid()}; kill -STOP {box.daemon.process.pid}")
+        await box.sh(
+            f"kill -9 {victim.pid}; kill -9 {os.getpid()}; kill -STOP {box.daemon.process.pid}"
+        )
         assert victim.poll() is None
         assert (await box.daemon.host.status())["live"] == 1
     finally:
@@ -129,31 +154,68 @@ async def test_kill_everything_hits_no_neighbour(box: Box) -> None:
         await neighbour.call("bash", {"command": "x=1"}, 5.0)
         kill = box.sandbox.call("bash", {"command": "kill -9 -1; true"}, 10.0)
         if box.kind == "local":
-            with pytest.raises(SandboxError) as caught:  # the agent's uid is the tool server's uid there
+            # the agent's uid is the tool server's uid there
+            with pytest.raises(SandboxError) as caught:
                 await kill
             assert caught.value.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
         else:
             await kill
-            assert (await box.sandbox.call("bash", {"command": "echo alive"}, 10.0)).output == "alive\n"
+            assert (
+                await box.sandbox.call("bash", {"command": "echo alive"}, 10.0)
+            ).output == "alive\n"
         assert (await neighbour.call("bash", {"command": "echo $x"}, 5.0)).output == "1\n"
 
 
 async def test_what_can_be_written_is_the_sandboxs_own(box: Box) -> None:
-    """Folders and files that the agent may write to, wherever they are; `/proc` and devices that hold nothing apart."""
+    """Folders and files that the agent may write to, wherever they are;
+
+    `/proc` and devices that hold nothing apart.
+    """
     need_walls(box)
-    places = "/ /etc /usr /usr/local/bin /opt /opt/prorl /opt/prorl/bin /var /run /home /root /mnt /srv /boot /lib /bin /sys /proc/sys"
-    _, output = await box.sh(f"for place in {places}; do [ -w $place ] && touch $place/prorl-test 2>/dev/null && echo $place; done")
+    places = (
+        "/ /etc /usr /usr/local/bin /opt /opt/prorl /opt/prorl/bin /var /run /home /root /mnt /srv"
+        " /boot /lib /bin /sys /proc/sys"
+    )
+    _, output = await box.sh(
+        f"for place in {places}; do [ -w $place ] && touch $place/prorl-test 2>/dev/null && echo"
+        " $place; done"
+    )
     assert output == ""
-    _, output = await box.sh("find /dev -type b; find /dev -type c | sort; find /sys -writable -type f 2>/dev/null | head -3")
-    devices = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console", "ptmx", "pts/ptmx")}
-    assert set(output.split()) - {line for line in output.split() if line.startswith("/dev/pts/")} <= devices
+    _, output = await box.sh(
+        "find /dev -type b; find /dev -type c | sort; find /sys -writable -type f 2>/dev/null |"
+        " head -3"
+    )
+    devices = {
+        f"/dev/{name}"
+        for name in (
+            "null",
+            "zero",
+            "full",
+            "random",
+            "urandom",
+            "tty",
+            "console",
+            "ptmx",
+            "pts/ptmx",
+        )
+    }
+    assert (
+        set(output.split()) - {line for line in output.split() if line.startswith("/dev/pts/")}
+        <= devices
+    )
 
 
 async def test_kill_by_name_hits_nothing_of_ours(box: Box) -> None:
     need_own_uid(box)
-    await box.sh("pkill -9 python; pkill -9 -f server; pkill -9 -f prorl; pkill -9 bash; true") if box.kind != "local" else None
+    (
+        await box.sh("pkill -9 python; pkill -9 -f server; pkill -9 -f prorl; pkill -9 bash; true")
+        if box.kind != "local"
+        else None
+    )
     assert (await box.daemon.host.status())["live"] == 1
-    assert (await box.sandbox.call("bash", {"command": "echo alive"}, 20.0)).output.endswith("alive\n")
+    assert (await box.sandbox.call("bash", {"command": "echo alive"}, 20.0)).output.endswith(
+        "alive\n"
+    )
 
 
 PRIVILEGED = (
@@ -208,10 +270,14 @@ SYSTEM_CALLS = {
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers here are those of x86_64")
 async def test_system_calls_that_no_tool_needs(box: Box) -> None:
     lines = [f"print({name!r}, {call}, ctypes.get_errno())" for name, call in SYSTEM_CALLS.items()]
-    _, output = await box.py("import ctypes; l = ctypes.CDLL(None, use_errno=True)\n" + "\n".join(lines))
+    _, output = await box.py(
+        "import ctypes; l = ctypes.CDLL(None, use_errno=True)\n" + "\n".join(lines)
+    )
     assert output.splitlines() == [f"{name} -1 1" for name in SYSTEM_CALLS]
 
 
 async def test_typing_into_a_terminal_is_denied(box: Box) -> None:
-    _, output = await box.py("import fcntl, pty\nm, s = pty.openpty()\nfcntl.ioctl(s, 0x5412, b'x')")
+    _, output = await box.py(
+        "import fcntl, pty\nm, s = pty.openpty()\nfcntl.ioctl(s, 0x5412, b'x')"
+    )
     assert "Operation not permitted" in output

@@ -1,4 +1,7 @@
-"""What hostile code uses up in a sandbox: bounded, neighbours unharmed, the right one blamed. In every kind."""
+"""What hostile code uses up in a sandbox: bounded, neighbours unharmed, the right one blamed.
+
+In every kind.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.mark.slow
 async def test_fork_bomb_stays_inside_and_the_shell_comes_back(box: Box) -> None:
-    bomb = asyncio.create_task(box.sandbox.call("bash", {"command": ":(){ :|:& };: ; sleep 3"}, 1.0))
+    bomb = asyncio.create_task(
+        box.sandbox.call("bash", {"command": ":(){ :|:& };: ; sleep 3"}, 1.0)
+    )
     other = await box.daemon.host.start("run/2/1", "run", SPEC)
     async with box.daemon.host.connect(other) as neighbour:
         assert (await neighbour.call("bash", {"command": "echo fine"}, 10.0)).output == "fine\n"
-        assert (await neighbour.exec(["bash", "-c", "for i in $(seq 20); do /bin/true & done; wait; echo $?"], 10.0)).output == "0\n"
+        assert (
+            await neighbour.exec(
+                ["bash", "-c", "for i in $(seq 20); do /bin/true & done; wait; echo $?"], 10.0
+            )
+        ).output == "0\n"
     await bomb
     assert "alive" in (await box.sandbox.call("bash", {"command": "echo alive"}, 20.0)).output
 
@@ -30,8 +39,8 @@ async def test_fork_bomb_stays_inside_and_the_shell_comes_back(box: Box) -> None
 async def test_number_of_processes_is_bounded(box: Box) -> None:
     need_own_uid(box)
     _, output = await box.py(
-        "import os, time\nn = 0\ntry:\n  while n < 300:\n    if os.fork() == 0: time.sleep(20); os._exit(0)\n    n += 1\n"
-        "except OSError: pass\nprint(n)"
+        "import os, time\nn = 0\ntry:\n  while n < 300:\n    if os.fork() == 0: time.sleep(20);"
+        " os._exit(0)\n    n += 1\nexcept OSError: pass\nprint(n)"
     )
     assert 10 < int(output) < 64
 
@@ -48,7 +57,10 @@ async def test_memory_of_all_processes_together(box: Box) -> None:
     """A control group kills what is too much; without one the watchdog ends the sandbox."""
     grouped = "memory" in (await box.daemon.host.status())["cgroups"]
     seconds = 5 if grouped else 30
-    eater = f"python3 -c 'import time; x = bytearray(b\"x\") * (400 << 20); time.sleep({seconds}); print(len(x))'"
+    eater = (
+        f'python3 -c \'import time; x = bytearray(b"x") * (400 << 20); time.sleep({seconds});'
+        " print(len(x))'"
+    )
     eat = box.sh(f"for i in 1 2 3 4; do {eater} & done; wait", 60.0)
     if grouped:
         assert (await eat)[1].count("419430400") <= 2, "1 GiB holds two of four"
@@ -71,10 +83,16 @@ async def test_size_of_one_file(box: Box) -> None:
     assert output.split() == [str(SPEC.file_bytes), "0"]
 
 
-@pytest.mark.parametrize(("folder", "limit_bytes"), [("/tmp", SPEC.tmp_bytes), ("/dev/shm", 64 << 20), (".", SPEC.workspace_bytes)])
+@pytest.mark.parametrize(
+    ("folder", "limit_bytes"),
+    [("/tmp", SPEC.tmp_bytes), ("/dev/shm", 64 << 20), (".", SPEC.workspace_bytes)],
+)
 async def test_sized_folders(box: Box, folder: str, limit_bytes: int) -> None:
     need_walls(box)
-    _, output = await box.sh(f"cd {folder}; for i in 1 2 3 4; do head -c 50M /dev/zero > f$i 2>/dev/null; done; cat f* | wc -c; rm f*")
+    _, output = await box.sh(
+        f"cd {folder}; for i in 1 2 3 4; do head -c 50M /dev/zero > f$i 2>/dev/null; done; cat f* |"
+        " wc -c; rm f*"
+    )
     assert 0 < int(output) <= limit_bytes
 
 
@@ -82,14 +100,19 @@ async def test_sized_folders(box: Box, folder: str, limit_bytes: int) -> None:
 @pytest.mark.parametrize("folder", [".", "/tmp", "/dev/shm"])
 async def test_number_of_files(box: Box, folder: str) -> None:
     need_walls(box)
-    code = f"import os\nos.chdir('{folder}')\nfor i in range(400_000): os.close(os.open(f'f{{i}}', os.O_CREAT))"
+    code = (
+        f"import os\nos.chdir('{folder}')\nfor i in range(400_000): os.close(os.open(f'f{{i}}',"
+        " os.O_CREAT))"
+    )
     exit_code, output = await box.py(code, 60.0)
     assert exit_code == 1
     assert "No space left" in output
 
 
 async def test_open_files(box: Box) -> None:
-    _, output = await box.py("import os\nn = 0\ntry:\n  while True: os.dup(0); n += 1\nexcept OSError: print(n)")
+    _, output = await box.py(
+        "import os\nn = 0\ntry:\n  while True: os.dup(0); n += 1\nexcept OSError: print(n)"
+    )
     assert int(output) < 1100
 
 
@@ -109,8 +132,9 @@ async def test_no_core_dumps(box: Box) -> None:
 async def test_descriptors_of_all_processes_together(box: Box) -> None:
     """Tens of thousands of open files: neither the tool server nor a neighbour lacks one."""
     hoard = (
-        "import os, sys, time\nfor _ in range(40):\n  if os.fork() == 0:\n    try:\n      while True: os.dup(0)\n    except OSError: pass\n"
-        "    time.sleep(60)\nprint('done', flush=True); time.sleep(1)"
+        "import os, sys, time\nfor _ in range(40):\n  if os.fork() == 0:\n    try:\n      while"
+        " True: os.dup(0)\n    except OSError: pass\n    time.sleep(60)\nprint('done', flush=True);"
+        " time.sleep(1)"
     )
     assert (await box.py(hoard))[1] == "done\n"
     assert await box.sh("echo alive") == (0, "alive\n")
@@ -132,16 +156,27 @@ async def test_shared_memory_without_an_owner_goes_with_the_sandbox(box: Box) ->
     need_walls(box)
     before = Path("/proc/sysvipc/shm").read_text()
     code = (
-        "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nl.shmat.restype = ctypes.c_void_p\n"
-        "i = l.shmget(0, 32 << 20, 0o1600)\np = l.shmat(i, None, 0)\nctypes.memset(p, 1, 32 << 20)\nprint(i >= 0)"
+        "import ctypes\nl = ctypes.CDLL(None, use_errno=True)\nl.shmat.restype = ctypes.c_void_p\ni"
+        " = l.shmget(0, 32 << 20, 0o1600)\np = l.shmat(i, None, 0)\nctypes.memset(p, 1, 32 <<"
+        " 20)\nprint(i >= 0)"
     )
     assert (await box.py(code))[1] == "True\n"
     assert Path("/proc/sysvipc/shm").read_text() == before
 
 
 async def test_a_command_that_fills_its_own_shell_with_commands(box: Box) -> None:
-    """The pipe that commands come through is the agent's to write to; it hurts nobody else and does not stay."""
-    await box.sandbox.call("bash", {"command": "for n in 1 2 3; do printf 'echo injected\\0' > /proc/$$/fd/3; done 2>/dev/null"}, 10.0)
+    """The pipe that commands come through is the agent's to write to; it hurts nobody else and does
+    not stay.
+    """
+    await box.sandbox.call(
+        "bash",
+        {
+            "command": (
+                "for n in 1 2 3; do printf 'echo injected\\0' > /proc/$$/fd/3; done 2>/dev/null"
+            )
+        },
+        10.0,
+    )
     for _ in range(5):
         done = await box.sandbox.call("bash", {"command": "echo mine"}, 10.0)
         assert not done.timed_out

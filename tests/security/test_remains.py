@@ -1,4 +1,7 @@
-"""What hostile code leaves behind: processes, files, traps for whoever clears up. Nothing of it stays. In every kind."""
+"""What hostile code leaves behind: processes, files, traps for whoever clears up.
+
+Nothing of it stays. In every kind.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def test_daemons_end_with_the_sandbox(box: Box) -> None:
     mark = f"60.{os.getpid()}{len(box.kind)}"
-    await box.sh(f"setsid nohup sleep {mark} >/dev/null 2>&1 & setsid bash -c '(sleep {mark} &)' & sleep 0.3")
+    await box.sh(
+        f"setsid nohup sleep {mark} >/dev/null 2>&1 & setsid bash -c '(sleep {mark} &)' & sleep 0.3"
+    )
     assert len(marked(mark)) >= 2
     await box.daemon.host.stop(box.ref)
     assert not marked(mark)
@@ -38,9 +43,9 @@ async def test_a_fork_storm_does_not_outrun_stop(box: Box) -> None:
 
 async def test_a_tree_of_any_depth_and_name_is_removed(box: Box) -> None:
     await box.py(
-        "import os\nopen('new\\nline', 'w'); open(b'\\xff\\xfe', 'w'); os.symlink('/', 'root'); os.mkfifo('pipe')\n"
-        "os.mkdir('locked'); open('locked/x', 'w'); os.chmod('locked', 0)\n"
-        "for i in range(1500): os.mkdir('d'); os.chdir('d')"
+        "import os\nopen('new\\nline', 'w'); open(b'\\xff\\xfe', 'w'); os.symlink('/', 'root');"
+        " os.mkfifo('pipe')\nos.mkdir('locked'); open('locked/x', 'w'); os.chmod('locked', 0)\nfor"
+        " i in range(1500): os.mkdir('d'); os.chdir('d')"
     )
     await box.daemon.host.stop(box.ref)
     assert list((box.daemon.root / "work").iterdir()) == []
@@ -62,11 +67,13 @@ async def test_two_sandboxes_of_one_name_are_two(box: Box) -> None:
 
 
 async def test_a_hostile_workspace_as_a_snapshot(box: Box, tmp_path: Path) -> None:
-    """Links out of the workspace, devices, strange names and modes: the sibling gets them as they are, the host's files stay."""
+    """Links out of the workspace, devices, strange names and modes: the sibling gets them as they
+    are, the host's files stay.
+    """
     trap = (
-        "mkdir d; ln -s / root; ln -s ../../../../../etc/passwd p; ln -s d loop; ln -s ../loop d/loop; mkfifo pipe; "
-        "printf x > $'new\nline'; printf x > ' -rf'; printf x > $'\\xff'; cp /bin/true suid; chmod 4755 suid; truncate -s 50M sparse; "
-        "printf one > a; ln a b"
+        "mkdir d; ln -s / root; ln -s ../../../../../etc/passwd p; ln -s d loop; ln -s ../loop"
+        " d/loop; mkfifo pipe; printf x > $'new\nline'; printf x > ' -rf'; printf x > $'\\xff'; cp"
+        " /bin/true suid; chmod 4755 suid; truncate -s 50M sparse; printf one > a; ln a b"
     )
     assert (await box.sh(trap))[0] == 0
     snapshot = str(tmp_path / "snapshot")
@@ -74,23 +81,30 @@ async def test_a_hostile_workspace_as_a_snapshot(box: Box, tmp_path: Path) -> No
     other = await box.daemon.host.start("run/2/1", "run", SPEC)
     async with box.daemon.host.connect(other) as sibling:
         await sibling.restore(snapshot)
-        listing = (await sibling.exec(["bash", "-c", "readlink root p; stat -c '%F %s' pipe sparse; ls | wc -l"], 10.0)).output
-        assert listing.split("\n")[:4] == ["/", "../../../../../etc/passwd", "fifo 0", "regular file 52428800"]
+        listing = (
+            await sibling.exec(
+                ["bash", "-c", "readlink root p; stat -c '%F %s' pipe sparse; ls | wc -l"], 10.0
+            )
+        ).output
+        assert listing.split("\n")[:4] == [
+            "/",
+            "../../../../../etc/passwd",
+            "fifo 0",
+            "regular file 52428800",
+        ]
         for name in ("root/etc/passwd", "p", "pipe", "loop/loop"):
             with pytest.raises(SandboxError):
                 await sibling.get(name)
 
 
 EVIL_TAR = (
-    "import io, tarfile\n"
-    "def add(name, kind=tarfile.REGTYPE, link='', data=b'evil'):\n"
-    "  member = tarfile.TarInfo(name); member.type = kind; member.linkname = link; member.mode = 0o7777\n"
-    "  member.size = len(data) if kind == tarfile.REGTYPE else 0\n"
-    "  tar.addfile(member, io.BytesIO(data))\n"
-    "tar = tarfile.open('evil.tar', 'w')\n"
-    "add('/tmp/prorl-evil-{mark}'); add('../../../../../tmp/prorl-evil-{mark}'); add('out', tarfile.SYMTYPE, '/tmp')\n"
-    "add('out/prorl-evil-{mark}'); add('hard', tarfile.LNKTYPE, '/etc/shadow'); add('disk', tarfile.BLKTYPE)\n"
-    "tar.close()"
+    "import io, tarfile\ndef add(name, kind=tarfile.REGTYPE, link='', data=b'evil'):\n  member ="
+    " tarfile.TarInfo(name); member.type = kind; member.linkname = link; member.mode = 0o7777\n "
+    " member.size = len(data) if kind == tarfile.REGTYPE else 0\n  tar.addfile(member,"
+    " io.BytesIO(data))\ntar = tarfile.open('evil.tar', 'w')\nadd('/tmp/prorl-evil-{mark}');"
+    " add('../../../../../tmp/prorl-evil-{mark}'); add('out', tarfile.SYMTYPE,"
+    " '/tmp')\nadd('out/prorl-evil-{mark}'); add('hard', tarfile.LNKTYPE, '/etc/shadow');"
+    " add('disk', tarfile.BLKTYPE)\ntar.close()"
 )
 
 
@@ -111,11 +125,16 @@ async def test_an_archive_that_points_outside(box: Box, tmp_path: Path) -> None:
 
 
 async def test_a_patch_that_points_outside(box: Box) -> None:
-    """`../` and links in a patch, and a hard link to a file of the host: inside only, or not at all."""
+    """`../` and links in a patch, and a hard link to a file of the host: inside only, or not at
+    all.
+    """
     need_walls(box)
     mark = f"prorl-evil-{os.getpid()}"
     patch = f"--- a/../../../tmp/{mark}\n+++ b/../../../tmp/{mark}\n@@ -0,0 +1 @@\n+evil\n"
     await box.sandbox.put("p.diff", patch.encode())
-    await box.sh("git init -q . ; git apply p.diff; patch -p1 < p.diff; ln /etc/shadow h; ln -s /etc e; echo x > e/shadow")
+    await box.sh(
+        "git init -q . ; git apply p.diff; patch -p1 < p.diff; ln /etc/shadow h; ln -s /etc e; echo"
+        " x > e/shadow"
+    )
     assert not os.path.exists(f"/tmp/{mark}")
     assert (await box.sh("cat h e/shadow"))[0] != 0

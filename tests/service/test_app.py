@@ -26,7 +26,12 @@ def task(**changes: Json) -> Json:
 async def test_same_key_from_fifty_clients_at_once_is_one_group(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        answers = await asyncio.gather(*(w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="k", n=3)]}) for _ in range(50)))
+        answers = await asyncio.gather(
+            *(
+                w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="k", n=3)]})
+                for _ in range(50)
+            )
+        )
         assert sorted({status for status, _ in answers}) == [200, 202]
         assert {answer["groups"][0]["group_id"] for _, answer in answers} == {0}
         assert sum(answer["groups"][0]["created"] for _, answer in answers) == 1
@@ -44,7 +49,11 @@ async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> Non
             ([task(key="a"), task(key="a", n=2)], 409, "groups[1]"),
             ([task(colour="red")], 422, "unknown key `groups.0.colour`"),
             ([], 422, "groups"),
-            ([{"task": {"task_id": "x", "env": "math", "prompt": "", "data": {}}}], 422, "groups[0] (task 'x')"),
+            (
+                [{"task": {"task_id": "x", "env": "math", "prompt": "", "data": {}}}],
+                422,
+                "groups[0] (task 'x')",
+            ),
         ]
         for groups, expected, says in cases:
             status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": groups})
@@ -81,7 +90,9 @@ async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) 
         assert (await w.http("POST", "/v1/runs", {"run_id": "mine"}))[0] == 409
         assert [path.name for path in (w.config.root / "mine").iterdir()] == ["thesis.txt"]
         (w.config.root / "newer").mkdir()
-        (w.config.root / "newer" / "manifest.json").write_text('{"schema_version": 99, "config": {}}')
+        (w.config.root / "newer" / "manifest.json").write_text(
+            '{"schema_version": 99, "config": {}}'
+        )
         status, answer = await w.http("POST", "/v1/runs", {"run_id": "newer"})
         assert (status, "upgrade prorl" in answer["message"]) == (422, True)
 
@@ -106,10 +117,17 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
         assert backend == {"name": "scripted:noop", "state": "ready", "in_flight": 0}
 
 
-@pytest.mark.parametrize("sql", ["select nonsense from rollouts", "copy rollouts to 'x'", "select group_id from rollouts"])
-async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(tmp_path: Path, sql: str) -> None:
+@pytest.mark.parametrize(
+    "sql",
+    ["select nonsense from rollouts", "copy rollouts to 'x'", "select group_id from rollouts"],
+)
+async def test_a_filter_that_does_not_bind_is_refused_when_the_run_is_made(
+    tmp_path: Path, sql: str
+) -> None:
     async with world(tmp_path) as w:
-        status, answer = await w.http("POST", "/v1/runs", {"run_id": "r", "filter": sql, "backends": ["scripted:noop"]})
+        status, answer = await w.http(
+            "POST", "/v1/runs", {"run_id": "r", "filter": sql, "backends": ["scripted:noop"]}
+        )
         assert (status, answer["code"]) == (422, "invalid"), answer
         assert not (tmp_path / "r").exists()
 
@@ -122,7 +140,9 @@ async def test_after_last_only_known_groups_are_taken(tmp_path: Path) -> None:
         assert (await w.http("POST", "/v1/runs/r/groups", {"groups": [task(key="new")]}))[0] == 409
 
 
-@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"])
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"]
+)
 async def test_nothing_without_the_token(tmp_path: Path, header: str) -> None:
     async with world(tmp_path) as w, aiohttp.ClientSession() as session:
         headers = {"authorization": header} if header else {}
@@ -138,8 +158,13 @@ async def test_bodies_are_bounded_whatever_the_header_says(tmp_path: Path) -> No
         while True:
             yield b" " * (MAX_BODY_BYTES // 2)
 
-    async with world(tmp_path) as w, aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session:
-        async with session.post(w.served.http + "/v1/runs", data=io.BytesIO(b"x" * (MAX_BODY_BYTES + 1))) as answer:
+    async with (
+        world(tmp_path) as w,
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {TOKEN}"}) as session,
+    ):
+        async with session.post(
+            w.served.http + "/v1/runs", data=io.BytesIO(b"x" * (MAX_BODY_BYTES + 1))
+        ) as answer:
             assert (answer.status, (await answer.json())["code"]) == (413, "too_large")
         await w.run()
         for path in ("/v1/runs", "/v1/runs/r/groups"):
@@ -167,16 +192,27 @@ async def test_openapi_names_every_route_and_resolves(tmp_path: Path) -> None:
 
 def _refs(value: Json) -> list[str]:
     if isinstance(value, dict):
-        return [v for k, v in value.items() if k == "$ref"] + [ref for v in value.values() for ref in _refs(v)]
+        return [v for k, v in value.items() if k == "$ref"] + [
+            ref for v in value.values() for ref in _refs(v)
+        ]
     return [ref for v in value for ref in _refs(v)] if isinstance(value, list) else []
 
 
 async def test_versions_are_never_used_again(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        said = [(1, "a", 201), (1, "a", 200), (1, "b", 409), (3, "c", 409), (2, "b", 201), (0, "c", 201)]
+        said = [
+            (1, "a", 201),
+            (1, "a", 200),
+            (1, "b", 409),
+            (3, "c", 409),
+            (2, "b", 201),
+            (0, "c", 201),
+        ]
         for version, path, expected in said:
-            assert (await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path}))[0] == expected
+            assert (
+                await w.http("POST", "/v1/runs/r/versions", {"version": version, "path": path})
+            )[0] == expected
         assert (await w.view())["version"] == 3
 
 
@@ -184,4 +220,6 @@ def test_answers_never_wait_for_an_ack() -> None:
     with bind("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
-            assert accepted.proto == socket.IPPROTO_TCP, "what asyncio looks at before it sets TCP_NODELAY"
+            assert accepted.proto == socket.IPPROTO_TCP, (
+                "what asyncio looks at before it sets TCP_NODELAY"
+            )

@@ -15,7 +15,9 @@ def test_equal_loads_take_turns_and_a_release_counts() -> None:
     balancer = Balancer(["a", "b"])
     assert [balancer.acquire(i) for i in range(4)] == ["a", "b", "a", "b"]
     balancer.release(1)
-    assert balancer.acquire(9) == "b", "the one with less in flight now, not the one whose turn it is"
+    assert balancer.acquire(9) == "b", (
+        "the one with less in flight now, not the one whose turn it is"
+    )
 
 
 def test_a_slow_backend_gets_less() -> None:
@@ -114,7 +116,9 @@ class Machine(RuleBasedStateMachine):
     def counts(self) -> None:
         """In-flight counts are what is assigned."""
         for name in {*self.owner.values(), *self.balancer.states}:
-            assert self.balancer.in_flight(name) == sum(owner == name for owner in self.owner.values())
+            assert self.balancer.in_flight(name) == sum(
+                owner == name for owner in self.owner.values()
+            )
 
 
 TestMachine = Machine.TestCase

@@ -1,4 +1,7 @@
-"""Core and log against a model: any events in any order, with a crash at any point. Nothing accepted is lost, nothing ends twice."""
+"""Core and log against a model: any events in any order, with a crash at any point.
+
+Nothing accepted is lost, nothing ends twice.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,22 @@ def facts(run: RunRecord) -> Json:
     """Everything of a run that the log must be able to give back."""
     return {
         "counters": (
-            run.state, run.last, run.cancelled, run.next_group, run.next_rollout, run.next_commit, run.next_event, run.next_delivery,
-            run.tasks_stored, run.events_stored, run.unstored, run.open_groups, run.undecided, run.kept, run.waiting, run.version,
+            run.state,
+            run.last,
+            run.cancelled,
+            run.next_group,
+            run.next_rollout,
+            run.next_commit,
+            run.next_event,
+            run.next_delivery,
+            run.tasks_stored,
+            run.events_stored,
+            run.unstored,
+            run.open_groups,
+            run.undecided,
+            run.kept,
+            run.waiting,
+            run.version,
             run.acked,
         ),
         "cursors": run.cursors,
@@ -45,12 +62,18 @@ def facts(run: RunRecord) -> Json:
         "rewards": (run.num_rewards, run.reward_sum),
         "groups": {
             g.group_id: (
-                g.key, g.state, g.opened, g.reason, g.delivery_seq, g.pending, [(r.life, r.reward, r.part, r.backend) for r in g.rollouts]
+                g.key,
+                g.state,
+                g.opened,
+                g.reason,
+                g.delivery_seq,
+                g.pending,
+                [(r.life, r.reward, r.part, r.backend) for r in g.rollouts],
             )
             for g in run.groups.values()
             if not g.settled
         },
-    }  # fmt: skip
+    }
 
 
 class Machine(RuleBasedStateMachine):
@@ -77,7 +100,14 @@ class Machine(RuleBasedStateMachine):
         """A gateway starts from the log."""
         self.core = Core(self.log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
         self.waiting = []
-        self.core.create_run(run_config(target_groups=3, filter="dapo", max_open_groups=4, limits={"queue_s": 50, "max_attempts": 2}))
+        self.core.create_run(
+            run_config(
+                target_groups=3,
+                filter="dapo",
+                max_open_groups=4,
+                limits={"queue_s": 50, "max_attempts": 2},
+            )
+        )
 
     @initialize()
     def staffed(self) -> None:
@@ -115,7 +145,9 @@ class Machine(RuleBasedStateMachine):
         body: GroupBody = group(key or "t", n=2 if key else n, key=key)
         before = self.run.next_group
         try:
-            ((accepted, created),) = self.core.acceptance.groups(self.run, self.core.acceptance.check(self.run, [body], no_check, {}))
+            ((accepted, created),) = self.core.acceptance.groups(
+                self.run, self.core.acceptance.check(self.run, [body], no_check, {})
+            )
         except ConflictError:
             assert self.run.last or self.run.state != "open"
             return
@@ -128,7 +160,13 @@ class Machine(RuleBasedStateMachine):
         name = NAMES[pick % len(NAMES)]
         role = name.split("-")[0]
         held = [list(r.key) for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2]
-        body = {"worker": name, "role": role, "slots": 4, "schema_version": SCHEMA_VERSION, "held": held}
+        body = {
+            "worker": name,
+            "role": role,
+            "slots": 4,
+            "schema_version": SCHEMA_VERSION,
+            "held": held,
+        }
         self.core.workers.hello(pick, ControlRow(kind=Kind.HELLO, payload=body))
 
     @precondition(lambda self: self.workers())
@@ -152,14 +190,28 @@ class Machine(RuleBasedStateMachine):
             self.core.rollouts.hold(record, init[pick % len(init)])
 
     @precondition(lambda self: self.live() and self.workers())
-    @rule(pick=PICK, who=PICK, back=st.sampled_from([0, 0, 0, 1]), kind=st.sampled_from(["started", "failed", "released", "progress"]))
+    @rule(
+        pick=PICK,
+        who=PICK,
+        back=st.sampled_from([0, 0, 0, 1]),
+        kind=st.sampled_from(["started", "failed", "released", "progress"]),
+    )
     def event(self, pick: int, who: int, back: int, kind: str) -> None:
         """A worker says something about an attempt that it may or may not have."""
         record = self.live()[pick % len(self.live())]
         worker = self.workers()[who % len(self.workers())]
         attempt = record.life.attempt - back
         code = CODES[(pick >> 4) % len(CODES)] if kind == "failed" else ""
-        self.core.control(worker, self.row(Kind(kind), rollout_id=record.rollout_id, attempt=attempt, stage=worker.role, code=code))
+        self.core.control(
+            worker,
+            self.row(
+                Kind(kind),
+                rollout_id=record.rollout_id,
+                attempt=attempt,
+                stage=worker.role,
+                code=code,
+            ),
+        )
 
     def stores(self) -> list[WorkerRecord]:
         """The store, if it is there."""
@@ -173,16 +225,25 @@ class Machine(RuleBasedStateMachine):
         self.core.control(self.stores()[0], self.row(Kind.RESERVE, payload={"attempts": attempts}))
 
     @precondition(lambda self: self.stores())
-    @rule(picks=st.lists(PICK, max_size=3, unique=True), all_ended=st.booleans(), rows=st.booleans())
+    @rule(
+        picks=st.lists(PICK, max_size=3, unique=True), all_ended=st.booleans(), rows=st.booleans()
+    )
     def commit(self, picks: list[int], all_ended: bool, rows: bool) -> None:
         """The store commits what it reserved, rows of ended rollouts, tasks and events."""
         reserved = [r for r in self.live() if r.life.state is RolloutState.RESERVED]
         chosen = {reserved[pick % len(reserved)] for pick in picks} if reserved else set()
-        ended = [r for r in self.live() if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.part]
+        ended = [
+            r
+            for r in self.live()
+            if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.part
+        ]
         self.parts += 1
         body = {
             "part": f"p{self.parts}",
-            "rollouts": [{"rollout_id": r.rollout_id, "attempt": r.life.attempt, "reward": 1.0} for r in chosen],
+            "rollouts": [
+                {"rollout_id": r.rollout_id, "attempt": r.life.attempt, "reward": 1.0}
+                for r in chosen
+            ],
             "terminals": [r.rollout_id for r in ended] if all_ended else [],
             "group_events_upto": self.run.next_event if rows else 0,
             "tasks_upto": self.run.next_group if rows else 0,
@@ -197,7 +258,9 @@ class Machine(RuleBasedStateMachine):
     def complete(self, pick: int, everything: bool) -> None:
         """The attempts in hand of a group are reserved and committed."""
         groups = list(self.run.groups.values())
-        attempts = [list(r.key) for r in groups[pick % len(groups)].rollouts if r.life.state in IN_HAND]
+        attempts = [
+            list(r.key) for r in groups[pick % len(groups)].rollouts if r.life.state in IN_HAND
+        ]
         self.core.control(self.stores()[0], self.row(Kind.RESERVE, payload={"attempts": attempts}))
         self.commit(list(range(len(self.live()))), everything, everything)
 
@@ -205,7 +268,9 @@ class Machine(RuleBasedStateMachine):
     def decide_and_deliver(self, kept: bool, write: bool) -> None:
         """Every complete group is decided and handed out, twice."""
         ended = [g.group_id for g in self.run.groups.values() if not g.pending]
-        self.core.groups.propose(self.run, [{"group_id": g, "kept": kept, "reason": "x"} for g in ended])
+        self.core.groups.propose(
+            self.run, [{"group_id": g, "kept": kept, "reason": "x"} for g in ended]
+        )
         answers = []
         for _ in range(2):
             answers.append(self.core.groups.handout(self.run, [(g, 0, 1) for g in ended]))
@@ -229,10 +294,14 @@ class Machine(RuleBasedStateMachine):
         before = self.core.groups.find(self.run, group_id)
         assert before is not None
         was, pending = before.state, before.pending
-        decisions = self.core.groups.propose(self.run, [{"group_id": group_id, "kept": kept, "reason": "x"}])["decisions"]
+        decisions = self.core.groups.propose(
+            self.run, [{"group_id": group_id, "kept": kept, "reason": "x"}]
+        )["decisions"]
         assert bool(decisions) == (pending == 0 or was is not GroupState.OPEN)
         if was is not GroupState.OPEN:
-            assert decisions[0]["kept"] == (was is not GroupState.DROPPED), "the first decision stands"
+            assert decisions[0]["kept"] == (was is not GroupState.DROPPED), (
+                "the first decision stands"
+            )
 
     @precondition(lambda self: self.run.next_group)
     @rule(picks=st.lists(PICK, max_size=4))
@@ -306,7 +375,11 @@ class Machine(RuleBasedStateMachine):
             assert found[rollout_id][1] >= attempt
             assert not state.terminal or found[rollout_id] == (state, attempt)
         self.durable = found
-        delivered = dict(self.log.read("SELECT group_id, delivery_seq FROM groups WHERE run_id = 'r' AND delivery_seq >= 0"))
+        delivered = dict(
+            self.log.read(
+                "SELECT group_id, delivery_seq FROM groups WHERE run_id = 'r' AND delivery_seq >= 0"
+            )
+        )
         assert self.delivered.items() <= delivered.items()
         assert sorted(delivered.values()) == list(range(len(delivered)))
         self.delivered = delivered

@@ -64,7 +64,10 @@ async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
         keys = await init.take(3)
 
         await promised(log, store.ask(Kind.RESERVE, attempts=[list(key) for key in keys[:2]]))
-        rows = [{"rollout_id": key.rollout_id, "attempt": key.attempt, "reward": 1.0} for key in keys[:2]]
+        rows = [
+            {"rollout_id": key.rollout_id, "attempt": key.attempt, "reward": 1.0}
+            for key in keys[:2]
+        ]
         await promised(log, store.ask(Kind.COMMIT, "r", part="p", rollouts=rows))
         await promised(log, store.decide("r", 0, 1))
         await promised(log, store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 1]]))
@@ -83,15 +86,21 @@ async def test_a_lease_is_on_disk_before_it_is_sent(tmp_path: Path) -> None:
                 return await init.take()
 
         await promised(log, leased(w))
-        assert log.read("SELECT attempt FROM rollouts") == [(1,)] or log.read("SELECT worker_losses FROM rollouts") == [(1,)]
+        assert log.read("SELECT attempt FROM rollouts") == [(1,)] or log.read(
+            "SELECT worker_losses FROM rollouts"
+        ) == [(1,)]
 
 
-async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothing(tmp_path: Path) -> None:
+async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothing(
+    tmp_path: Path,
+) -> None:
     log = Full(settings(tmp_path).root / "control.db")
     async with world(tmp_path, log=log) as w:
         await w.run()
         log.full = True
-        status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": [group().model_dump(mode="json")]})
+        status, answer = await w.http(
+            "POST", "/v1/runs/r/groups", {"groups": [group().model_dump(mode="json")]}
+        )
         assert (status, answer["code"]) == (507, "storage")
         with pytest.raises(ExceptionGroup) as caught:
             await w.served.failed()
@@ -100,7 +109,9 @@ async def test_a_log_that_cannot_be_written_ends_the_gateway_and_promises_nothin
         assert (await w.view())["counts"]["queued"] == 0
 
 
-async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(tmp_path: Path) -> None:
+async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(
+    tmp_path: Path,
+) -> None:
     log = Gated(settings(tmp_path).root / "control.db")
     async with world(tmp_path, log=log) as w, w.worker("store") as store:
         await w.run()
@@ -112,7 +123,9 @@ async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(tmp
         await asyncio.sleep(0.1)
         async with asyncio.timeout(30):
             hello = {"worker": store.name, "role": "store", "schema_version": SCHEMA_VERSION}
-            channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
+            channel = await w.network.dial(
+                w.config.gateway_flight, "control", hello, CONTROL, CONTROL
+            )
             channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))
             await asyncio.sleep(0.1)
             w.core.cancel_run(w.core.run("r"))
@@ -122,5 +135,7 @@ async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(tmp
                 batch = await channel.receive()
                 assert batch is not None
                 heard += [row.kind for row in from_batch(batch)]
-        assert not {Kind.TERMINAL, Kind.GROUP_COMPLETE} & set(heard), "the snapshot says it, and says it first"
+        assert not {Kind.TERMINAL, Kind.GROUP_COMPLETE} & set(heard), (
+            "the snapshot says it, and says it first"
+        )
         await channel.close()

@@ -24,7 +24,12 @@ async def finish(w: World, store, keys, part: str) -> None:  # type: ignore[no-u
 
 @KINDS
 async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
-    async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("run") as run, w.worker("store") as store:
+    async with (
+        world(tmp_path, kind) as w,
+        w.worker("init") as init,
+        w.worker("run") as run,
+        w.worker("store") as store,
+    ):
         await w.run()
         await w.submit(group("a", n=2), group("b", n=2), last=True)
         keys = await init.take(4)
@@ -44,7 +49,9 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
 
 
 @KINDS
-async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(tmp_path: Path, kind: str) -> None:
+async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
+    tmp_path: Path, kind: str
+) -> None:
     async with world(tmp_path, kind) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run()
         await w.submit(group())
@@ -58,7 +65,12 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(tmp
         assert answer["granted"] == [list(second)]
         assert answer["refused"] == [[*first, "fenced"]]
         with pytest.raises(FencedError):
-            await store.ask(Kind.COMMIT, "r", part="p", rollouts=[{"rollout_id": 0, "attempt": 1, "reward": 1.0}])
+            await store.ask(
+                Kind.COMMIT,
+                "r",
+                part="p",
+                rollouts=[{"rollout_id": 0, "attempt": 1, "reward": 1.0}],
+            )
 
 
 async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
@@ -84,7 +96,10 @@ async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str
         stop, *_ = await init.hear(Kind.CANCEL)
         assert stop.key == keys[0]
         (ended,) = await store.hear(Kind.TERMINAL)
-        assert (ended.rollout_id, ended.payload["failure_code"]) == (keys[0].rollout_id, "cancelled")
+        assert (ended.rollout_id, ended.payload["failure_code"]) == (
+            keys[0].rollout_id,
+            "cancelled",
+        )
         assert (await w.http("DELETE", "/v1/runs/r"))[1]["counts"]["cancelled"] == 2
         await store.hear(Kind.GROUP_COMPLETE)
 
@@ -100,7 +115,9 @@ async def test_a_commit_in_flight_beats_a_cancellation(tmp_path: Path) -> None:
         assert (await w.http("GET", "/v1/runs/r/rollouts/0"))[1]["state"] == "completed"
 
 
-async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_through(tmp_path: Path) -> None:
+async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_through(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("run") as run:
         await w.run()
         await w.submit(group())
@@ -121,7 +138,10 @@ async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) ->
             assert key.attempt == attempt
             init.say(Kind.FAILED, key, code="sandbox_start", payload={"message": "no image"})
         (ended,) = await store.hear(Kind.TERMINAL)
-        assert (ended.payload["status"], ended.payload["failure_code"]) == ("failed", "sandbox_start")
+        assert (ended.payload["status"], ended.payload["failure_code"]) == (
+            "failed",
+            "sandbox_start",
+        )
         assert ended.payload["failure_message"] == "no image"
 
 
@@ -156,7 +176,9 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
         async with world(tmp_path, "flight") as w, w.worker("init", "init-1") as init:
             (again,) = await init.take()
             assert again == keys[2]._replace(attempt=2)
-            assert run.of(Kind.WELCOME)[-1].payload["refused"] == [list(keys[0])], "it is committed, nobody need hold it"
+            assert run.of(Kind.WELCOME)[-1].payload["refused"] == [list(keys[0])], (
+                "it is committed, nobody need hold it"
+            )
             assert (await store.hear(Kind.RUN, 1))[-1].payload["parts"] == ["p"]
             await store.commit("r", "q", [keys[1], again])
             assert (await w.view())["counts"]["completed"] == 3
@@ -180,7 +202,9 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
             (told,) = await store.hear(Kind.RUN)
             assert [row["task_id"] for row in told.payload["tasks"]] == ["b"]
             assert told.payload["terminals"] == told.payload["complete"] == []
-            assert [(row["event"], row["kept"]) for row in told.payload["group_events"]] == [("decided", False)]
+            assert [(row["event"], row["kept"]) for row in told.payload["group_events"]] == [
+                ("decided", False)
+            ]
             assert [row["part"] for row in told.payload["unpublished"]] == ["p"]
             await store.commit("r", "q", [key for key in await init.take() if key.rollout_id == 2])
             await store.hear(Kind.GROUP_COMPLETE)
@@ -193,9 +217,13 @@ async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: P
         await w.submit(*(group(str(i)) for i in range(3)))
         await store.commit("r", "p", await init.take(3))
         await store.decide("r", 0, 1, 2)
-        first = await store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[2, 0, 9], [0, 0, 9]])
+        first = await store.ask(
+            Kind.HANDOUT, "r", consumer="primary", groups=[[2, 0, 9], [0, 0, 9]]
+        )
         assert first["delivered"] == [[2, 0], [0, 1]]
-        again = await store.ask(Kind.HANDOUT, "r", consumer="other", groups=[[0, 0, 9], [1, 0, 9], [2, 0, 9]])
+        again = await store.ask(
+            Kind.HANDOUT, "r", consumer="other", groups=[[0, 0, 9], [1, 0, 9], [2, 0, 9]]
+        )
         assert again["delivered"] == [[0, 1], [1, 2], [2, 0]]
 
 
@@ -208,7 +236,9 @@ async def test_groups_that_are_too_old_go_stale_at_handout(tmp_path: Path) -> No
         for version in (1, 2):
             assert (await w.http("POST", "/v1/runs/r/versions", {}))[1]["version"] == version
         assert [row.payload["version"] for row in await init.hear(Kind.VERSION, 2)] == [1, 2]
-        answer = await store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 9], [1, 1, 9]])
+        answer = await store.ask(
+            Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 9], [1, 1, 9]]
+        )
         assert answer == {"delivered": [[1, 0]], "stale": [0]}
         assert (await w.view())["groups"]["stale"] == 1
 
@@ -239,13 +269,17 @@ async def test_target_groups_makes_the_rest_redundant(tmp_path: Path) -> None:
         keys = sorted(await init.take(3))
         await store.commit("r", "p", keys[:2])
         await store.decide("r", 0, kept=False)
-        assert [key.rollout_id for key in await init.take(1)] == [3], "a dropped group is replenished"
+        assert [key.rollout_id for key in await init.take(1)] == [3], (
+            "a dropped group is replenished"
+        )
         await store.decide("r", 1)
         view = await w.until(lambda v: v["counts"]["cancelled"] == 4)
         assert (view["groups"]["kept"], view["groups"]["dropped"]) == (1, 1)
         redundant = await store.hear(Kind.TERMINAL, 4)
         assert {row.payload["failure_code"] for row in redundant} == {"redundant"}
-        assert [d["reason"] for d in await store.decide("r", 2, kept=True)] == ["incomplete"], "nothing in it was completed"
+        assert [d["reason"] for d in await store.decide("r", 2, kept=True)] == ["incomplete"], (
+            "nothing in it was completed"
+        )
 
 
 async def test_an_open_group_bound_holds(tmp_path: Path) -> None:
@@ -284,14 +318,34 @@ async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path
             assert taken[0].key in {record.key for record in w.core.state.workers["init-0"].held}
 
 
-async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(tmp_path: Path) -> None:
+async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w:
         await w.run()
         hello = {"worker": "eval-0", "role": "eval", "schema_version": SCHEMA_VERSION}
         channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
         channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))
-        channel.send(to_batch([ControlRow(kind=Kind.STATS, seq=2), ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r")]))
-        channel.send(to_batch([ControlRow(kind=Kind.CURSOR, seq=4, run_id="unknown", payload={"consumer": "x", "seq": 0})]))
+        channel.send(
+            to_batch(
+                [
+                    ControlRow(kind=Kind.STATS, seq=2),
+                    ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
+                ]
+            )
+        )
+        channel.send(
+            to_batch(
+                [
+                    ControlRow(
+                        kind=Kind.CURSOR,
+                        seq=4,
+                        run_id="unknown",
+                        payload={"consumer": "x", "seq": 0},
+                    )
+                ]
+            )
+        )
         channel.send(to_batch([ControlRow(kind=Kind.STATS, seq=5)]))
         heard: list[tuple[Kind, int, str]] = []
         while (Kind.ACK, 5, "") not in heard:
@@ -299,15 +353,26 @@ async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(
             assert batch is not None
             heard += [(row.kind, row.re, row.code) for row in from_batch(batch)]
         assert heard[0] == (Kind.REPLY, 3, "invalid") or heard[0] == (Kind.WELCOME, 1, "")
-        assert {(Kind.WELCOME, 1, ""), (Kind.REPLY, 3, "invalid"), (Kind.REPLY, 4, "not_found")} <= set(heard)
+        assert {
+            (Kind.WELCOME, 1, ""),
+            (Kind.REPLY, 3, "invalid"),
+            (Kind.REPLY, 4, "not_found"),
+        } <= set(heard)
         await channel.close()
         assert (await w.http("GET", "/healthz"))[0] == 200
 
 
-async def test_a_stream_that_does_not_begin_with_hello_or_is_of_another_version_is_refused(tmp_path: Path) -> None:
+async def test_a_stream_that_does_not_begin_with_hello_or_is_of_another_version_is_refused(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path) as w:
-        for first in (ControlRow(kind=Kind.STATS, seq=1), ControlRow(kind=Kind.HELLO, payload={"worker": "x", "role": "boss"})):
-            channel = await w.network.dial(w.config.gateway_flight, "control", {"worker": "x"}, CONTROL, CONTROL)
+        for first in (
+            ControlRow(kind=Kind.STATS, seq=1),
+            ControlRow(kind=Kind.HELLO, payload={"worker": "x", "role": "boss"}),
+        ):
+            channel = await w.network.dial(
+                w.config.gateway_flight, "control", {"worker": "x"}, CONTROL, CONTROL
+            )
             channel.send(to_batch([first]))
             assert await channel.receive() is None
             await channel.close()

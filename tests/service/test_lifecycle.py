@@ -1,35 +1,55 @@
-"""The lifecycle's table against a model: whatever comes in whatever order, a rollout ends once and is never lost."""
+"""The lifecycle's table against a model: whatever comes in whatever order, a rollout ends once and
+is never lost.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.service.lifecycle import TABLE, Action, Event, EventKind, GroupEvent, RolloutLife, group_step, step
+from prorl.service.lifecycle import (
+    TABLE,
+    Action,
+    Event,
+    EventKind,
+    GroupEvent,
+    RolloutLife,
+    group_step,
+    step,
+)
 from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, GroupState, RolloutState
 
 Happening = tuple[EventKind, int, FailureCode]
 
 CODES = st.sampled_from([code for code in FailureCode if code])
 EVENTS = st.builds(
-    lambda kind, back, code: (kind, back, code), st.sampled_from(list(EventKind)), st.sampled_from([0, 0, 0, 1, -1]), CODES
-)  # fmt: skip
+    lambda kind, back, code: (kind, back, code),
+    st.sampled_from(list(EventKind)),
+    st.sampled_from([0, 0, 0, 1, -1]),
+    CODES,
+)
 LIVES = st.builds(RolloutLife, max_attempts=st.integers(1, 3), max_worker_losses=st.integers(0, 3))
 
 
-def happen(life: RolloutLife, kind: EventKind, back: int, code: FailureCode) -> tuple[RolloutLife, tuple[Action, ...]]:
+def happen(
+    life: RolloutLife, kind: EventKind, back: int, code: FailureCode
+) -> tuple[RolloutLife, tuple[Action, ...]]:
     """An event about the current attempt, or `back` attempts ago."""
     return step(life, Event(kind=kind, attempt=life.attempt - back, code=code))
 
 
 @given(LIVES, st.lists(EVENTS, max_size=60))
-def test_terminal_never_changes_and_only_a_lease_raises_the_attempt(life: RolloutLife, events: list[Happening]) -> None:
+def test_terminal_never_changes_and_only_a_lease_raises_the_attempt(
+    life: RolloutLife, events: list[Happening]
+) -> None:
     for kind, back, code in events:
         after, actions = happen(life, kind, back, code)
         if life.state.terminal:
             assert after is life
         assert after.attempt - life.attempt == (Action.GRANT in actions)
-        assert (Action.GRANT in actions) == (kind is EventKind.LEASE and life.state is RolloutState.QUEUED)
+        assert (Action.GRANT in actions) == (
+            kind is EventKind.LEASE and life.state is RolloutState.QUEUED
+        )
         if back and kind not in (EventKind.LEASE, EventKind.CANCEL, EventKind.EXPIRE):
             assert after is life, "a superseded attempt changes nothing"
             assert actions == (Action.FENCE,)
@@ -43,9 +63,17 @@ def test_an_end_happens_once_and_is_told(life: RolloutLife, events: list[Happeni
         before, (life, actions) = life, happen(life, kind, back, code)
         checks += Action.CHECK_GROUP in actions
         rows += Action.STORE_TERMINAL in actions
-        assert (Action.CHECK_GROUP in actions) == (life.state.terminal and not before.state.terminal)
-        if before.state in TABLE and life.state is RolloutState.QUEUED and before.state is not RolloutState.QUEUED:
-            assert {Action.REQUEUE, Action.RELEASE} <= set(actions), "who goes back to the queue must be leased again"
+        assert (Action.CHECK_GROUP in actions) == (
+            life.state.terminal and not before.state.terminal
+        )
+        if (
+            before.state in TABLE
+            and life.state is RolloutState.QUEUED
+            and before.state is not RolloutState.QUEUED
+        ):
+            assert {Action.REQUEUE, Action.RELEASE} <= set(actions), (
+                "who goes back to the queue must be leased again"
+            )
     assert checks == life.state.terminal
     assert rows == (life.state in (RolloutState.FAILED, RolloutState.CANCELLED))
 

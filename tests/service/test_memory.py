@@ -38,15 +38,22 @@ def complete(core: Core, groups: int) -> None:
     """Submit groups, run them, store and keep them; the last transaction is not taken."""
     run, store = core.run("r"), core.state.workers["store"]
     first = run.next_group
-    core.acceptance.groups(run, core.acceptance.check(run, [group(str(i), n=2) for i in range(groups)], no_check, {}))
+    core.acceptance.groups(
+        run, core.acceptance.check(run, [group(str(i), n=2) for i in range(groups)], no_check, {})
+    )
     core.pump(2 * groups)
     batch = core.journal.take()
     write(core, batch)
     for record, _ in batch.granted:
         core.rollouts.hold(record, core.state.workers["init"])
     core.commits.reserve(store, [record.key for record, _ in batch.granted])
-    rows = [{"rollout_id": record.rollout_id, "attempt": 1, "reward": 1.0} for record, _ in batch.granted]
-    code, _ = core.commits.commit(run, {"part": f"p{first}", "rollouts": rows, "tasks_upto": run.next_group})
+    rows = [
+        {"rollout_id": record.rollout_id, "attempt": 1, "reward": 1.0}
+        for record, _ in batch.granted
+    ]
+    code, _ = core.commits.commit(
+        run, {"part": f"p{first}", "rollouts": rows, "tasks_upto": run.next_group}
+    )
     assert not code
     core.groups.propose(run, [{"group_id": g, "kept": True} for g in range(first, run.next_group)])
 
@@ -56,7 +63,12 @@ def test_memory_is_flat_over_many_groups(core: Core) -> None:
         complete(core, 10)
         write(core, core.journal.take())
     run = core.run("r")
-    assert (len(run.groups), len(run.keys), len(run.rollouts), len(core.state.workers["init"].held)) == (0, 0, 0, 0)
+    assert (
+        len(run.groups),
+        len(run.keys),
+        len(run.rollouts),
+        len(core.state.workers["init"].held),
+    ) == (0, 0, 0, 0)
     assert core.group("r", 7).rollouts[1].reward == 1.0
     assert core.rollout("r", 399).group.group_id == 199
     assert core.acceptance.known(run, core.group("r", 3).key) is not None
@@ -73,12 +85,16 @@ def test_a_forgotten_group_is_handed_out_once(core: Core) -> None:
     assert [answer["delivered"] for answer in answers] == [[[1, 0]], [[1, 0]], [[1, 0], [0, 1]]]
 
 
-def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten(core: Core) -> None:
+def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten(
+    core: Core,
+) -> None:
     complete(core, 1)
     run = core.run("r")
     in_flight = core.journal.take()
     assert core.groups.handout(run, [(0, 0, 1)])["delivered"] == [[0, 0]]
     write(core, in_flight)
-    assert core.groups.handout(run, [(0, 0, 1)])["delivered"] == [[0, 0]], "the log still says that nobody has it"
+    assert core.groups.handout(run, [(0, 0, 1)])["delivered"] == [[0, 0]], (
+        "the log still says that nobody has it"
+    )
     write(core, core.journal.take())
     assert not run.groups

@@ -1,4 +1,6 @@
-"""The gateway's process: killed where it hurts, started again from its log, refused when it must not start."""
+"""The gateway's process: killed where it hurts, started again from its log, refused when it must
+not start.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,18 @@ KILLED = (str(Path(__file__).parent / "children" / "killed_gateway.py"),)
 
 
 @contextmanager
-def gateway(tmp_path: Path, argv: tuple[str, ...] = MODULE, **more: Json) -> Iterator[subprocess.Popen[bytes]]:
+def gateway(
+    tmp_path: Path, argv: tuple[str, ...] = MODULE, **more: Json
+) -> Iterator[subprocess.Popen[bytes]]:
     """A gateway process, killed at the end."""
     config = tmp_path / "service.json"
     values = settings(tmp_path, **more)
     config.write_text(values.model_dump_json())
     process = subprocess.Popen(
-        [sys.executable, *argv, "--config", str(config)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        [sys.executable, *argv, "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
     )
     try:
         yield process
@@ -54,7 +61,9 @@ def call(url: str, method: str, path: str, body: Json = None) -> tuple[int, Json
     data = None if body is None else json.dumps(body).encode()
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url + path, data, headers, method=method), timeout=10) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url + path, data, headers, method=method), timeout=10
+        ) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -79,7 +88,9 @@ def test_killed_between_commit_and_reply_a_retry_gives_the_same_group(tmp_path: 
         url = ready(process)
         status, answer = call(url, "POST", "/v1/runs/r/groups", body("k"))
         assert status == 200, "it was accepted before the kill"
-        assert [(g["group_id"], g["first_rollout_id"], g["created"]) for g in answer["groups"]] == [(0, 0, False)]
+        assert [(g["group_id"], g["first_rollout_id"], g["created"]) for g in answer["groups"]] == [
+            (0, 0, False)
+        ]
         assert call(url, "GET", "/v1/runs/r")[1]["counts"]["queued"] == 2
 
 
@@ -90,7 +101,10 @@ def test_killed_under_load_every_answered_group_is_there_once(tmp_path: Path) ->
             url = ready(process)
             call(url, "POST", "/v1/runs", {"run_id": "r"})
             for key, group_id in answered.items():
-                assert call(url, "POST", "/v1/runs/r/groups", body(key))[1]["groups"][0]["group_id"] == group_id
+                assert (
+                    call(url, "POST", "/v1/runs/r/groups", body(key))[1]["groups"][0]["group_id"]
+                    == group_id
+                )
             deadline = time.monotonic() + 0.3
             number = 0
             while time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""Publication of weights: ids, backends that take them by halves, backends that do not, and what a restart remembers."""
+"""Publication of weights: ids, backends that take them by halves, backends that do not, and what a
+restart remembers.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class ModelServer:
         match path:
             case "/pause":
                 self.paused = True
-                self.most_paused = max(self.most_paused, sum(server.paused for server in self.others))
+                self.most_paused = max(
+                    self.most_paused, sum(server.paused for server in self.others)
+                )
             case "/resume":
                 self.paused = False
             case "/init_weight_transfer_engine" if self._vllm != "0.32-transfer":
@@ -105,16 +109,31 @@ async def say(w: World, path: str, version: int = 0) -> tuple[int, Json]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(tmp_path: Path, count: int) -> None:
-    async with servers(count) as found, world(tmp_path, backends=urls(found), backend_key="k") as w, w.worker("run") as run:
+async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
+    tmp_path: Path, count: int
+) -> None:
+    async with (
+        servers(count) as found,
+        world(tmp_path, backends=urls(found), backend_key="k") as w,
+        w.worker("run") as run,
+    ):
         await w.run()
         assert await say(w, "/w/1") == (201, {"run_id": "r", "version": 1, "failed": {}})
-        assert [(server.path, server.version, server.paused) for server in found] == [("/w/1", "1", False)] * count
-        assert all(server.said == ["/pause?mode=abort", "/update_weights", "/resume"] for server in found)
+        assert [(server.path, server.version, server.paused) for server in found] == [
+            ("/w/1", "1", False)
+        ] * count
+        assert all(
+            server.said == ["/pause?mode=abort", "/update_weights", "/resume"] for server in found
+        )
         assert max(server.most_paused for server in found) == max(1, count // 2)
         assert {server.key for server in found} == {"Bearer k"}
-        told = [(row.payload["backend"], row.payload["paused"]) for row in await run.hear(Kind.PAUSED, 2 * count)]
-        assert sorted(told) == sorted((server.url, paused) for server in found for paused in (True, False))
+        told = [
+            (row.payload["backend"], row.payload["paused"])
+            for row in await run.hear(Kind.PAUSED, 2 * count)
+        ]
+        assert sorted(told) == sorted(
+            (server.url, paused) for server in found for paused in (True, False)
+        )
         assert [row.payload["version"] for row in await run.hear(Kind.VERSION)] == [1]
 
 
@@ -125,26 +144,43 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(tmp_p
         ("0.27", ["/collective_rpc", "/update_weight_version"]),
     ],
 )
-async def test_vllm_is_spoken_to_in_its_own_words(tmp_path: Path, vllm: str, words: list[str]) -> None:
+async def test_vllm_is_spoken_to_in_its_own_words(
+    tmp_path: Path, vllm: str, words: list[str]
+) -> None:
     async with servers(1, vllm) as (server,), world(tmp_path, backends=(server.url,)) as w:
         await w.run()
         assert (await say(w, "/w/1"))[0] == 201
-        assert server.said == ["/init_weight_transfer_engine", "/pause?mode=abort", *words, "/resume"]
+        assert server.said == [
+            "/init_weight_transfer_engine",
+            "/pause?mode=abort",
+            *words,
+            "/resume",
+        ]
         assert (server.path, server.version) == ("/w/1", "1")
 
 
-async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them(tmp_path: Path) -> None:
-    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w, w.worker("init") as init:
+async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them(
+    tmp_path: Path,
+) -> None:
+    async with (
+        servers(2) as found,
+        world(tmp_path, backends=urls(found)) as w,
+        w.worker("init") as init,
+    ):
         await w.run()
         found[0].refuses = True
         status, answer = await say(w, "/w/1")
         assert (status, list(answer["failed"])) == (201, [found[0].url])
         assert not found[0].paused, "a failed update must not leave it paused"
-        states = {one["name"]: one["state"] for one in (await w.http("GET", "/v1/status"))[1]["backends"]}
+        states = {
+            one["name"]: one["state"] for one in (await w.http("GET", "/v1/status"))[1]["backends"]
+        }
         assert states == {found[0].url: "fenced", found[1].url: "ready"}
         await w.submit(*(group(str(i)) for i in range(4)))
         await init.take(4)
-        backends = {(await w.http("GET", f"/v1/runs/r/rollouts/{i}"))[1]["backend"] for i in range(4)}
+        backends = {
+            (await w.http("GET", f"/v1/runs/r/rollouts/{i}"))[1]["backend"] for i in range(4)
+        }
         assert backends == {found[1].url}
         found[0].refuses = False
         assert await say(w, "/w/1", version=1) == (200, {"run_id": "r", "version": 1, "failed": {}})
@@ -152,7 +188,9 @@ async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them
         assert found[1].said.count("/update_weights") == 1, "who has them is left alone"
 
 
-async def test_without_any_backend_that_takes_them_nothing_is_published_and_the_id_is_gone(tmp_path: Path) -> None:
+async def test_without_any_backend_that_takes_them_nothing_is_published_and_the_id_is_gone(
+    tmp_path: Path,
+) -> None:
     async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
         await w.run()
         server.refuses = True
@@ -164,7 +202,9 @@ async def test_without_any_backend_that_takes_them_nothing_is_published_and_the_
         assert (await say(w, "/w/2"))[1]["version"] == 2
 
 
-async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_of_the_gateway_too(tmp_path: Path) -> None:
+async def test_a_backend_that_lost_its_weights_gets_them_again_after_a_restart_of_the_gateway_too(
+    tmp_path: Path,
+) -> None:
     async with servers(1) as (server,):
         async with world(tmp_path, backends=(server.url,)) as w:
             await w.run()
@@ -199,7 +239,11 @@ async def test_scripts_need_only_an_id(tmp_path: Path) -> None:
         assert await say(w, "/w/1") == (201, {"run_id": "r", "version": 1, "failed": {}})
 
 
-@given(st.lists(st.integers(), unique=True, max_size=40).map(lambda numbers: [str(number) for number in numbers]))
+@given(
+    st.lists(st.integers(), unique=True, max_size=40).map(
+        lambda numbers: [str(number) for number in numbers]
+    )
+)
 def test_waves_hold_every_name_once_and_at_most_half(names: list[str]) -> None:
     found = [list(wave) for wave in waves(names)]
     assert [name for wave in found for name in wave] == names

@@ -1,4 +1,6 @@
-"""A gateway in this process, and workers that speak the real protocols to it: what the tests of the service play with."""
+"""A gateway in this process, and workers that speak the real protocols to it: what the tests of the
+service play with.
+"""
 
 from __future__ import annotations
 
@@ -37,22 +39,39 @@ def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
     """A service on a root of its own; the socket's path stays short."""
     sockets = tmp_path / "s"
     sockets.mkdir(exist_ok=True)
-    given = {"root": tmp_path / "root", "socket_dir": sockets, "token": TOKEN, "backends": ("scripted:oracle",), **more}
+    given = {
+        "root": tmp_path / "root",
+        "socket_dir": sockets,
+        "token": TOKEN,
+        "backends": ("scripted:oracle",),
+        **more,
+    }
     return ServiceConfig(**given)
 
 
 class Worker:
     """A worker of any role; INIT also has the lease edge."""
 
-    def __init__(self, network: Network, config: ServiceConfig, role: str, name: str, held: Iterable[AttemptKey] = ()) -> None:
+    def __init__(
+        self,
+        network: Network,
+        config: ServiceConfig,
+        role: str,
+        name: str,
+        held: Iterable[AttemptKey] = (),
+    ) -> None:
         self.name, self.role = name, role
         self.held = list(held)
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
         identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8)
         self.control = ControlClient(
-            network, config.gateway_flight, identity, held=lambda: self.held, on=dict.fromkeys(Kind, self._hear)
-        )  # fmt: skip
+            network,
+            config.gateway_flight,
+            identity,
+            held=lambda: self.held,
+            on=dict.fromkeys(Kind, self._hear),
+        )
         self.inlet = Inlet(network, "lease", identity.hello(), slots=8) if role == "init" else None
         self._location = config.gateway_flight
 
@@ -105,12 +124,26 @@ class Worker:
         async with asyncio.timeout(30):
             return await self.control.request(kind, run_id=run_id, payload=payload)
 
-    async def commit(self, run_id: str, part: str, keys: Iterable[AttemptKey] = (), reward: float = 1.0, **more: Json) -> Json:
+    async def commit(
+        self,
+        run_id: str,
+        part: str,
+        keys: Iterable[AttemptKey] = (),
+        reward: float = 1.0,
+        **more: Json,
+    ) -> Json:
         """Reserve, commit and publish."""
         keys = list(keys)
         await self.ask(Kind.RESERVE, attempts=[list(key) for key in keys])
         rollouts = [
-            {"rollout_id": key.rollout_id, "attempt": key.attempt, "reward": reward, "failure_code": "", "min_version": 0} for key in keys
+            {
+                "rollout_id": key.rollout_id,
+                "attempt": key.attempt,
+                "reward": reward,
+                "failure_code": "",
+                "min_version": 0,
+            }
+            for key in keys
         ]
         answer = await self.ask(Kind.COMMIT, run_id, part=part, files=[], rollouts=rollouts, **more)
         await self.ask(Kind.PUBLISHED, run_id, commit_seq=answer["commit_seq"])
@@ -118,14 +151,30 @@ class Worker:
 
     async def decide(self, run_id: str, *groups: int, kept: bool = True) -> Json:
         """Propose the same decision for groups."""
-        decisions = [{"group_id": g, "kept": kept, "reason": "test", "num_valid": 1, "mean_reward": 1.0, "min_version": 0} for g in groups]
+        decisions = [
+            {
+                "group_id": g,
+                "kept": kept,
+                "reason": "test",
+                "num_valid": 1,
+                "mean_reward": 1.0,
+                "min_version": 0,
+            }
+            for g in groups
+        ]
         return (await self.ask(Kind.PROPOSE, run_id, decisions=decisions))["decisions"]
 
 
 class World:
     """A served gateway and an HTTP client."""
 
-    def __init__(self, config: ServiceConfig, network: Network, served: Served, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        network: Network,
+        served: Served,
+        session: aiohttp.ClientSession,
+    ) -> None:
         self.config, self.network, self.served, self._session = config, network, served, session
 
     @property
@@ -134,7 +183,9 @@ class World:
         return self.served.gateway.core
 
     def crash(self) -> None:
-        """Write nothing more, as if the process were gone; what its workers hear later is not from the log."""
+        """Write nothing more, as if the process were gone; what its workers hear later is not from
+        the log.
+        """
         self.served.work.cancel()
 
     def worker(self, role: str, name: str = "", held: Iterable[AttemptKey] = ()) -> Worker:
@@ -145,7 +196,9 @@ class World:
         """A request with the token."""
         headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
         data = None if body is None else io.BytesIO(orjson.dumps(body))
-        async with self._session.request(method, self.served.http + path, data=data, headers=headers) as answer:
+        async with self._session.request(
+            method, self.served.http + path, data=data, headers=headers
+        ) as answer:
             return answer.status, await answer.json()
 
     async def run(self, run_id: str = "r", **config: Json) -> None:
@@ -173,7 +226,9 @@ class World:
 
 
 @asynccontextmanager
-async def world(tmp_path: Path, kind: str = "local", log: ControlLog | None = None, **more: Json) -> AsyncIterator[World]:
+async def world(
+    tmp_path: Path, kind: str = "local", log: ControlLog | None = None, **more: Json
+) -> AsyncIterator[World]:
     """A gateway over a network of a kind, on `tmp_path`; entering it again is a restart."""
     config = settings(tmp_path, **more)
     async with AsyncExitStack() as stack:

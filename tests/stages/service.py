@@ -1,4 +1,6 @@
-"""A small scripted service around stages: a gateway that leases what it is told, and a store that acks."""
+"""A small scripted service around stages: a gateway that leases what it is told, and a store that
+acks.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,12 @@ class Gateway:
         self.sessions[worker].send(to_batch(rows))
 
     def cancel(self, worker: str, key: AttemptKey) -> None:
-        self.tell(worker, ControlRow(kind=Kind.CANCEL, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt))
+        self.tell(
+            worker,
+            ControlRow(
+                kind=Kind.CANCEL, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt
+            ),
+        )
 
     def said(self, kind: Kind, stage: str) -> list[int]:
         return [row.rollout_id for row in self.events if row.kind is kind and row.stage == stage]
@@ -115,7 +122,10 @@ class Store:
 
 @dataclass
 class RecordingHost:
-    """A sandboxd that starts nothing and writes down what it is asked; `trouble(verb, owner)` may raise."""
+    """A sandboxd that starts nothing and writes down what it is asked;
+
+    `trouble(verb, owner)` may raise.
+    """
 
     node_id: str = "local"
     asked: list[tuple[str, str, str]] = field(default_factory=list)
@@ -135,7 +145,9 @@ class RecordingHost:
     async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         self._ask("reserve", owner, purpose)
 
-    async def prepare(self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]) -> bool:
+    async def prepare(
+        self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
+    ) -> bool:
         self._ask("prepare", key)
         await work()
         return False
@@ -146,7 +158,9 @@ class RecordingHost:
 
     async def stop_owner(self, owner: str) -> None:
         self.asked.append(("stop_owner", owner, ""))
-        self.live = {name: ref for name, ref in self.live.items() if not name.startswith(f"{owner}:")}
+        self.live = {
+            name: ref for name, ref in self.live.items() if not name.startswith(f"{owner}:")
+        }
 
     @asynccontextmanager
     async def connect(self, ref: SandboxRef) -> AsyncIterator[object]:

@@ -26,7 +26,9 @@ async def test_rows_that_end_together_become_one_message_in_their_order() -> Non
     growth = Growth()
     grown = await asyncio.gather(*(growth(Row(ready(n), 0), added()) for n in range(NUM_ROWS)))
     assert all(row.batch is grown[0].batch for row in grown)
-    assert [(row.place, row.value("rollout_id")) for row in grown] == [(n, n) for n in range(NUM_ROWS)]
+    assert [(row.place, row.value("rollout_id")) for row in grown] == [
+        (n, n) for n in range(NUM_ROWS)
+    ]
     later = await growth(Row(ready(9), 0), added())
     assert (later.batch.num_rows, later.value("rollout_id")) == (1, 9)
 

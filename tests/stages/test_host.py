@@ -1,4 +1,6 @@
-"""The Stage host with scripted operators, over both networks: slots, acks, cancels, drains, failures."""
+"""The Stage host with scripted operators, over both networks: slots, acks, cancels, drains,
+failures.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from prorl.flight import Inlet, Outlet
 from prorl.rows import Added, Row, stack
 from prorl.schema import EDGES
 from prorl.stages.host import DOWNSTREAM, GOOD, UPSTREAM, Stage
-from prorl.types import AttemptKey, Failure, FailureCode, FinishReason, Json, RewardPart, SandboxRef, Score, Turn
+from prorl.types import (
+    AttemptKey,
+    Failure,
+    FailureCode,
+    FinishReason,
+    Json,
+    RewardPart,
+    SandboxRef,
+    Score,
+    Turn,
+)
 from prorl.types import Stage as StageName
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready, trajectory
@@ -32,7 +44,9 @@ async def finish(row: Row) -> Added:
         return ready_columns(sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
     if row.batch.schema.equals(EDGES["ready"]):
         return ran_columns(trajectory(), run_s=0.0)
-    return scored_columns(score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=GOOD, eval_s=0.0)
+    return scored_columns(
+        score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=GOOD, eval_s=0.0
+    )
 
 
 class Scripted:
@@ -67,10 +81,16 @@ class Bench:
         self.acked: list[AttemptKey] = []
         self.upstream = Outlet(UPSTREAM[operator.stage], on_acked=self.acked.extend)
         self.inlet = Inlet(net.network, UPSTREAM[operator.stage], {"worker": "w"}, slots=slots)
-        self.stage = Stage(operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes)
-        self.downstream = Inlet(net.network, DOWNSTREAM[operator.stage], {"worker": "next"}, slots=100)
+        self.stage = Stage(
+            operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes
+        )
+        self.downstream = Inlet(
+            net.network, DOWNSTREAM[operator.stage], {"worker": "next"}, slots=100
+        )
 
-    def emit(self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None) -> None:
+    def emit(
+        self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None
+    ) -> None:
         self.events.append((kind.value, key.rollout_id, code))
 
     def ended(self) -> list[tuple[str, int, str]]:
@@ -78,10 +98,18 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(net: Net, operator: Scripted, slots: int = 3, finished_bytes: int = 1 << 20, connect: bool = True) -> AsyncIterator[Bench]:
+async def bench(
+    net: Net,
+    operator: Scripted,
+    slots: int = 3,
+    finished_bytes: int = 1 << 20,
+    connect: bool = True,
+) -> AsyncIterator[Bench]:
     parts = Bench(net, operator, slots, finished_bytes)
     up = await net.network.listen(net.name("up"), {parts.upstream.path: parts.upstream.route})
-    down = await net.network.listen(net.name("down"), {parts.stage.outlet.path: parts.stage.outlet.route})
+    down = await net.network.listen(
+        net.name("down"), {parts.stage.outlet.path: parts.stage.outlet.route}
+    )
     parts.inlet.set_upstreams([up])
     if connect:
         parts.downstream.set_upstreams([down])
@@ -171,7 +199,10 @@ async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
             await put(parts.upstream, ready(n))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
         await until(lambda: len(parts.ended()) == 2)
-        assert sorted(parts.ended()) == [("failed", 0, "stage_error"), ("failed", 1, "backend_protocol")]
+        assert sorted(parts.ended()) == [
+            ("failed", 0, "stage_error"),
+            ("failed", 1, "backend_protocol"),
+        ]
         assert sorted(operator.released) == [0, 1]
 
 
@@ -179,7 +210,11 @@ async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
 async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slots: int) -> None:
     async def work(row: Row) -> Added:
         added = await finish(row)
-        return added._replace(values=(object(), *added.values[1:])) if row.value("rollout_id") == 1 else added
+        return (
+            added._replace(values=(object(), *added.values[1:]))
+            if row.value("rollout_id") == 1
+            else added
+        )
 
     operator = Scripted(StageName.RUN, work)
     async with bench(net, operator, slots) as parts:
@@ -209,9 +244,19 @@ async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net
 
 async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) -> None:
     turn = Turn(
-        turn=0, segment=0, prompt_tokens=4, completion_tokens=4, cached_tokens=0, finish_reason=FinishReason.STOP, temperature=1.0,
-        policy_version=0, backend="b", llm_s=0.1, tool_s=0.0, tool_calls=0,
-    )  # fmt: skip
+        turn=0,
+        segment=0,
+        prompt_tokens=4,
+        completion_tokens=4,
+        cached_tokens=0,
+        finish_reason=FinishReason.STOP,
+        temperature=1.0,
+        policy_version=0,
+        backend="b",
+        llm_s=0.1,
+        tool_s=0.0,
+        tool_calls=0,
+    )
 
     async def work(row: Row) -> Added:
         turns = (turn,) if row.value("rollout_id") == 1 else ()
@@ -224,11 +269,18 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
         assert [row.key for row in await take(parts.downstream, 1)] == [key(1)]
         parts.downstream.ack([key(1)])
         await until(lambda: parts.stage.held() == [])
-        assert sorted(parts.ended()) == [("failed", 0, "sandbox_lost"), ("failed", 1, "sandbox_lost")]
+        assert sorted(parts.ended()) == [
+            ("failed", 0, "sandbox_lost"),
+            ("failed", 1, "sandbox_lost"),
+        ]
 
 
 async def test_eval_says_nothing_of_rows_whose_failure_is_known(net: Net) -> None:
-    failed = ran_row(ready(1), replace(trajectory(), failure=Failure(code=FailureCode.BACKEND_UNAVAILABLE)), run_s=0.0)
+    failed = ran_row(
+        ready(1),
+        replace(trajectory(), failure=Failure(code=FailureCode.BACKEND_UNAVAILABLE)),
+        run_s=0.0,
+    )
 
     async def work(row: Row) -> Added:
         return scored_columns(score=None, failure=GOOD, eval_s=0.0)
@@ -292,7 +344,12 @@ async def test_stats_count_what_happens(net: Net) -> None:
         await until(lambda: operator.num_working == 1)
         await asyncio.sleep(0.05)
         stats = parts.stage.stats()
-        assert {name: stats[name] for name in ("slots", "busy", "done", "failed")} == {"slots": 2, "busy": 1, "done": 0, "failed": 0}
+        assert {name: stats[name] for name in ("slots", "busy", "done", "failed")} == {
+            "slots": 2,
+            "busy": 1,
+            "done": 0,
+            "failed": 0,
+        }
         assert stats["busy_s"] >= 0.04
         operator.gate.set()
         await take(parts.downstream, 1)

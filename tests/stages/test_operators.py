@@ -32,7 +32,7 @@ from prorl.types import (
     Score,
     Stage,
     Task,
-)  # fmt: skip
+)
 from tests.flight.rows import key, lease
 from tests.grown import grown, only
 from tests.stages.service import RecordingHost, as_host
@@ -59,7 +59,9 @@ class BoxedEnv(NoopEnv):
         assert sandbox is not None
         await asyncio.sleep(self.slow_s)
 
-    async def score(self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline) -> Score:
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
         assert sandbox is not None
         self.artefacts.append(artefact)
         await asyncio.sleep(self.slow_s)
@@ -68,7 +70,9 @@ class BoxedEnv(NoopEnv):
         return Score(parts=(RewardPart(name="done", value=1.0),))
 
 
-def row_of(backend: str = "scripted:noop", limits: RolloutLimits | None = None, agent: str = "native") -> Row:
+def row_of(
+    backend: str = "scripted:noop", limits: RolloutLimits | None = None, agent: str = "native"
+) -> Row:
     return only(leased_batch([replace(lease(1, limits=limits), backend=backend, agent=agent)]))
 
 
@@ -87,8 +91,14 @@ def operators(
 ) -> tuple[Grown[InitOperator], Grown[RunOperator], Grown[EvalOperator]]:
     is_cut = (cuts if cuts is not None else set()).__contains__
     renderer = ChatMLRenderer(load_tokenizer("bytes"))
-    run = RunOperator(as_host(host), lambda _: env, renderer, is_cut=is_cut, progress=lambda *_: None)
-    return Grown(InitOperator(as_host(host), lambda _: env)), Grown(run), Grown(EvalOperator(as_host(host), lambda _: env, is_cut=is_cut))
+    run = RunOperator(
+        as_host(host), lambda _: env, renderer, is_cut=is_cut, progress=lambda *_: None
+    )
+    return (
+        Grown(InitOperator(as_host(host), lambda _: env)),
+        Grown(run),
+        Grown(EvalOperator(as_host(host), lambda _: env, is_cut=is_cut)),
+    )
 
 
 async def test_a_rollout_uses_one_sandbox_to_act_and_a_fresh_one_to_be_scored() -> None:
@@ -106,7 +116,16 @@ async def test_a_rollout_uses_one_sandbox_to_act_and_a_fresh_one_to_be_scored() 
     assert scored.value("reward") == 1.0
     assert host.live == {}
     verbs = [verb for verb, _, _ in host.asked]
-    assert verbs == ["start", "connect", "reserve", "connect", "stop", "start", "connect", "stop_owner"]
+    assert verbs == [
+        "start",
+        "connect",
+        "reserve",
+        "connect",
+        "stop",
+        "start",
+        "connect",
+        "stop_owner",
+    ]
     assert [purpose for verb, _, purpose in host.asked if verb == "start"] == ["run", "eval"]
     assert env.artefacts == [ran.value("artefact")]
     await run.operator.close()
@@ -159,14 +178,22 @@ async def test_a_backend_lost_in_a_turn_is_infra_and_leaves_no_sandbox() -> None
     await run.operator.close()
 
 
-async def test_a_backend_that_cannot_be_reached_or_gives_raw_logprobs_gets_no_rollout_and_leaves_no_sandbox() -> None:
+async def test_a_backend_that_cannot_be_reached_or_gives_raw_logprobs_gets_no_rollout_and_leaves_no_sandbox() -> (
+    None
+):
     tokenizer = load_tokenizer("bytes")
     renderer = ChatMLRenderer(tokenizer)
-    async with TokenServer(open_backend("scripted:random?raw=1", renderer, get_env), tokenizer, model="raw") as server:
-        for url, code in (("http://127.0.0.1:9", "backend_unavailable"), (server.url, "backend_protocol")):
+    async with TokenServer(
+        open_backend("scripted:random?raw=1", renderer, get_env), tokenizer, model="raw"
+    ) as server:
+        for url, code in (
+            ("http://127.0.0.1:9", "backend_unavailable"),
+            (server.url, "backend_protocol"),
+        ):
             host = RecordingHost()
             init, run, _ = operators(BoxedEnv(), host)
-            for _ in range(2):  # an answer to one attempt is none to the next: the server may be mended by then
+            # an answer to one attempt is none to the next: the server may be mended by then
+            for _ in range(2):
                 with pytest.raises(BackendError) as refused:
                     await run(await init(row_of(url)))
                 assert refused.value.code == code
@@ -207,7 +234,9 @@ async def test_eval_tries_again_after_sandbox_trouble_and_gives_up_as_infra() ->
         assert host.live == {}
 
 
-@pytest.mark.parametrize("error", [GraderError(FailureCode.GRADER_ERROR, "crashed"), ZeroDivisionError("in a grader")])
+@pytest.mark.parametrize(
+    "error", [GraderError(FailureCode.GRADER_ERROR, "crashed"), ZeroDivisionError("in a grader")]
+)
 async def test_a_grader_that_fails_masks_and_never_scores_zero(error: Exception) -> None:
     init, run, evaluate = operators(BoxedEnv(grading=[error]), RecordingHost())
     scored = await evaluate(await run(await init(row_of())))

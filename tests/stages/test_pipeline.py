@@ -1,4 +1,6 @@
-"""Three workers between a scripted gateway and store, over both networks: the real operators with the env that does nothing."""
+"""Three workers between a scripted gateway and store, over both networks: the real operators with
+the env that does nothing.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ async def test_rollouts_flow_through_all_stages(net: Net, tmp_path: Path) -> Non
         assert service.store.num_received == 40
 
 
-async def test_a_store_that_does_not_ack_keeps_rows_in_run_and_eval(net: Net, tmp_path: Path) -> None:
+async def test_a_store_that_does_not_ack_keeps_rows_in_run_and_eval(
+    net: Net, tmp_path: Path
+) -> None:
     async with pipeline(net, tmp_path) as service:
         service.store.acking = False
         service.gateway.lease(lease(n) for n in range(20))
@@ -73,11 +77,15 @@ async def test_a_store_that_does_not_ack_keeps_rows_in_run_and_eval(net: Net, tm
 
 
 @pytest.mark.parametrize("field", ["env", "data"])
-async def test_bad_tasks_fail_in_init_with_their_class(net: Net, tmp_path: Path, field: str) -> None:
+async def test_bad_tasks_fail_in_init_with_their_class(
+    net: Net, tmp_path: Path, field: str
+) -> None:
     async with pipeline(net, tmp_path) as service:
         service.gateway.lease([lease(1, env="nosuch" if field == "env" else "math"), lease(2)])
         await service.store.have(1)
-        await until(lambda: bool([row for row in service.gateway.events if row.kind is Kind.FAILED]))
+        await until(
+            lambda: bool([row for row in service.gateway.events if row.kind is Kind.FAILED])
+        )
         (failed,) = [row for row in service.gateway.events if row.kind is Kind.FAILED]
         assert (failed.rollout_id, failed.stage) == (1, "init")
         assert failed.code == ("unknown_env" if field == "env" else "bad_task")

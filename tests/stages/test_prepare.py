@@ -1,4 +1,6 @@
-"""What INIT and EVAL ask sandboxd for when an env's preparation is worth keeping, and whose fault it is when it fails."""
+"""What INIT and EVAL ask sandboxd for when an env's preparation is worth keeping, and whose fault
+it is when it fails.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ async def test_init_and_eval_share_one_preparation_per_content_and_image() -> No
     assert len(first) == 2
     assert len(set(first)) == 1
     assert await _keys(KeptEnv()) == first
-    others = [*await _keys(KeptEnv(text="repo@2")), *await _keys(KeptEnv(image="/images/a")), *await _keys(KeptEnv(name="other"))]
+    others = [
+        *await _keys(KeptEnv(text="repo@2")),
+        *await _keys(KeptEnv(image="/images/a")),
+        *await _keys(KeptEnv(name="other")),
+    ]
     assert len({*others, *first}) == 4
 
 
@@ -71,7 +77,9 @@ async def test_nothing_worth_keeping_is_prepared_without_asking() -> None:
     ],
 )
 @pytest.mark.parametrize("text", ["", "repo@1"])
-async def test_a_sandbox_that_breaks_before_the_policy_acts_is_infra(error: SandboxError, code: FailureCode, text: str) -> None:
+async def test_a_sandbox_that_breaks_before_the_policy_acts_is_infra(
+    error: SandboxError, code: FailureCode, text: str
+) -> None:
     init, _, _ = operators(KeptEnv(text=text, failing=[error]), RecordingHost())
     with pytest.raises(SandboxError) as caught:
         await init(row_of())
@@ -79,6 +87,8 @@ async def test_a_sandbox_that_breaks_before_the_policy_acts_is_infra(error: Sand
 
 
 async def test_a_task_that_cannot_be_prepared_is_the_tasks_fault() -> None:
-    init, _, _ = operators(KeptEnv(failing=[TaskError("setup ended with exit status 1")]), RecordingHost())
+    init, _, _ = operators(
+        KeptEnv(failing=[TaskError("setup ended with exit status 1")]), RecordingHost()
+    )
     with pytest.raises(TaskError, match="exit status 1"):
         await init(row_of())

@@ -1,4 +1,6 @@
-"""Stage workers as real processes: they come, work, leave cleanly, and their deaths cost what the design says."""
+"""Stage workers as real processes: they come, work, leave cleanly, and their deaths cost what the
+design says.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Service:
 
     def __init__(self, root: Path, backend: str) -> None:
         pool = StageConfig(slots=4)
-        self.config = ServiceConfig(root=root, socket_dir=root, init=pool, run=pool, eval=pool, token="secret")
+        self.config = ServiceConfig(
+            root=root, socket_dir=root, init=pool, run=pool, eval=pool, token="secret"
+        )
         self.backend = backend
         self.network = FlightNetwork(token="secret")
         self.gateway = Gateway(self.network, self.config.gateway_flight)
@@ -46,7 +50,9 @@ class Service:
             "--worker",
             name,
         )
-        child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+        child = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
         self.children[name] = child
         assert child.stdout is not None
         line = await asyncio.wait_for(child.stdout.readline(), 30)
@@ -118,7 +124,9 @@ async def test_a_killed_eval_worker_loses_nothing(tmp_path: Path) -> None:
         assert sorted(name.rollout_id for name in it.store.rows) == list(range(8))
 
 
-async def test_a_killed_run_worker_is_noticed_at_once_and_its_scored_rows_go_on(tmp_path: Path) -> None:
+async def test_a_killed_run_worker_is_noticed_at_once_and_its_scored_rows_go_on(
+    tmp_path: Path,
+) -> None:
     async with service(tmp_path) as it:
         it.store.acking = False
         it.lease(1)
@@ -135,7 +143,9 @@ async def test_a_killed_run_worker_is_noticed_at_once_and_its_scored_rows_go_on(
 async def test_workers_outlive_their_gateway_and_say_what_they_hold(tmp_path: Path) -> None:
     async with service(tmp_path, "scripted:noop?delay_s=4") as it:
         it.lease(1)
-        await until(lambda: len(it.gateway.sessions) == 3 and it.gateway.said(Kind.STARTED, "run") == [1])
+        await until(
+            lambda: len(it.gateway.sessions) == 3 and it.gateway.said(Kind.STARTED, "run") == [1]
+        )
         for channel in list(it.gateway.sessions.values()):
             await channel.close()
         await until(lambda: len(it.gateway.hellos) == 6)

@@ -1,4 +1,6 @@
-"""A control log for writer tests: what the gateway promises a store, in one object, kept in a file so that it outlives a SIGKILL."""
+"""A control log for writer tests: what the gateway promises a store, in one object, kept in a file
+so that it outlives a SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ class FileLog:
         self._path, self._hook = path, hook
         self.events: list[tuple[Kind, AttemptKey, str]] = []
         self.requests: list[Kind] = []
-        self.state: dict[str, Any] = {"attempts": {}, "committed": {}, "terminals": {}, "parts": [], "events": [], "tasks": []}
+        self.state: dict[str, Any] = {
+            "attempts": {},
+            "committed": {},
+            "terminals": {},
+            "parts": [],
+            "events": [],
+            "tasks": [],
+        }
         if path.exists():
             self.state = orjson.loads(path.read_bytes())
 
@@ -54,13 +63,25 @@ class FileLog:
         return {
             "run_id": "demo",
             "parts": [part["part"] for part in parts],
-            "unpublished": [{name: part[name] for name in ("commit_seq", "part", "files")} for part in parts if not part["published"]],
+            "unpublished": [
+                {name: part[name] for name in ("commit_seq", "part", "files")}
+                for part in parts
+                if not part["published"]
+            ],
             "terminals": list(self.state["terminals"].values()),
             "tasks": self.state["tasks"],
             "group_events": self.state["events"],
         }
 
-    def emit(self, kind: Kind, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = "", payload: Json = None) -> None:
+    def emit(
+        self,
+        kind: Kind,
+        key: AttemptKey = NO_KEY,
+        *,
+        stage: str = "",
+        code: str = "",
+        payload: Json = None,
+    ) -> None:
         self.events.append((kind, key, code))
 
     async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
@@ -72,9 +93,14 @@ class FileLog:
         return answer
 
     def _reserve(self, payload: Json) -> Json:
-        refused = [[*key, reason] for key in payload["attempts"] if (reason := self._refusal(*key[1:]))]
+        refused = [
+            [*key, reason] for key in payload["attempts"] if (reason := self._refusal(*key[1:]))
+        ]
         gone = [key[:3] for key in refused]
-        return {"granted": [key for key in payload["attempts"] if key not in gone], "refused": refused}
+        return {
+            "granted": [key for key in payload["attempts"] if key not in gone],
+            "refused": refused,
+        }
 
     def _refusal(self, rollout_id: int, attempt: int) -> str:
         if self.state["attempts"].get(str(rollout_id)) != attempt:
@@ -87,16 +113,27 @@ class FileLog:
             return {"commit_seq": known[0]["commit_seq"]}
         if any(self._refusal(row["rollout_id"], row["attempt"]) for row in payload["rollouts"]):
             raise FencedError("superseded")
-        if any(str(rollout_id) not in self.state["terminals"] for rollout_id in payload["terminals"]):
+        if any(
+            str(rollout_id) not in self.state["terminals"] for rollout_id in payload["terminals"]
+        ):
             raise FencedError("terminal is stored")
         for row in payload["rollouts"]:
             self.state["committed"][str(row["rollout_id"])] = row["attempt"]
         for rollout_id in payload["terminals"]:
             del self.state["terminals"][str(rollout_id)]
-        self.state["events"] = [row for row in self.state["events"] if row["event_seq"] >= payload["group_events_upto"]]
-        self.state["tasks"] = [row for row in self.state["tasks"] if row["group_id"] >= payload["tasks_upto"]]
+        self.state["events"] = [
+            row for row in self.state["events"] if row["event_seq"] >= payload["group_events_upto"]
+        ]
+        self.state["tasks"] = [
+            row for row in self.state["tasks"] if row["group_id"] >= payload["tasks_upto"]
+        ]
         commit_seq = len(self.state["parts"]) + 1
-        part = {"commit_seq": commit_seq, "part": payload["part"], "files": payload["files"], "published": False}
+        part = {
+            "commit_seq": commit_seq,
+            "part": payload["part"],
+            "files": payload["files"],
+            "published": False,
+        }
         self.state["parts"].append(part)
         return {"commit_seq": commit_seq}
 

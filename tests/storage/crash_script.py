@@ -1,6 +1,8 @@
-"""Run as a program: kill a writer at its k-th step, let a second one finish, check the directory; for many k. Prints the last k.
+"""Run as a program: kill a writer at its k-th step, let a second one finish, check the directory;
+for many k. Prints the last k.
 
-A process of its own because it forks before any thread exists, which is cheap; pytest's process could not.
+A process of its own because it forks before any thread exists, which is cheap; pytest's process
+could not.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ ROLLOUTS = 6
 
 
 def write(root: Path, kill_at: int) -> None:
-    """One life of a writer: everything that was not acked comes again; dies at its `kill_at`-th step."""
+    """One life of a writer: everything that was not acked comes again; dies at its `kill_at`-th
+    step.
+    """
     steps = 0
 
     def step(name: str) -> None:
@@ -45,10 +49,14 @@ def write(root: Path, kill_at: int) -> None:
     def add(writer: RunWriter, rollout_id: int) -> None:
         code = FailureCode.BACKEND_PROTOCOL if rollout_id == 5 else FailureCode.NONE
         row = only(scored(rollout_id, code=code))
-        writer.add(AttemptKey("demo", rollout_id, 1), row, lambda: acked.joinpath(str(rollout_id)).touch())
+        writer.add(
+            AttemptKey("demo", rollout_id, 1), row, lambda: acked.joinpath(str(rollout_id)).touch()
+        )
 
     async def live() -> None:
-        writer = RunWriter(RunDir(root / "demo"), "demo", log, flush_s=0.0, flush_bytes=1 << 20, publish=publishing)
+        writer = RunWriter(
+            RunDir(root / "demo"), "demo", log, flush_s=0.0, flush_bytes=1 << 20, publish=publishing
+        )
         await writer.open(log.snapshot())
         writer.restore(log.snapshot())
         task = asyncio.create_task(writer.run())
@@ -92,7 +100,9 @@ def check(root: Path) -> None:
     assert sorted(stored.read("rollouts").column("rollout_id").to_pylist()) == [0, 1, 2, 3, 4, 7]
     assert stored.partial().column("rollout_id").to_pylist() == [5]
     assert stored.read("groups").num_rows == 1
-    assert sorted(path.name for path in (root / "acked").iterdir()) == [str(i) for i in range(ROLLOUTS)]
+    assert sorted(path.name for path in (root / "acked").iterdir()) == [
+        str(i) for i in range(ROLLOUTS)
+    ]
     log = FileLog(root / "log.json").snapshot()
     assert log["unpublished"] == log["terminals"] == log["group_events"] == []
 

@@ -19,7 +19,9 @@ def new_run(root: Path, run_id: str = "demo", **manifest: object) -> RunDir:
     """An empty run directory with its manifest."""
     run = RunDir(root / run_id)
     run.create(empties(run_id).items())
-    (root / run_id / MANIFEST).write_bytes(orjson.dumps({"run_id": run_id, "schema_version": SCHEMA_VERSION, **manifest}))
+    (root / run_id / MANIFEST).write_bytes(
+        orjson.dumps({"run_id": run_id, "schema_version": SCHEMA_VERSION, **manifest})
+    )
     return run
 
 
@@ -47,10 +49,23 @@ def add_terminals(run: RunDir, *terminals: dict[str, object]) -> Commit:
     return add_commit(run, {"rollouts": terminal_rows(terminals)})
 
 
-def event(event_seq: int, group_id: int, kind: str, *, kept: bool = True, delivery_seq: int = -1) -> dict[str, object]:
+def event(
+    event_seq: int, group_id: int, kind: str, *, kept: bool = True, delivery_seq: int = -1
+) -> dict[str, object]:
     """A GROUPS row as the gateway sends it."""
-    return {"event_seq": event_seq, "group_id": group_id, "event": kind, "kept": kept, "reason": "", "delivery_seq": delivery_seq,
-            "num_members": 4, "num_valid": 4, "min_version": 0, "mean_reward": 0.5, "at": 1_767_323_045_000_000}  # fmt: skip
+    return {
+        "event_seq": event_seq,
+        "group_id": group_id,
+        "event": kind,
+        "kept": kept,
+        "reason": "",
+        "delivery_seq": delivery_seq,
+        "num_members": 4,
+        "num_valid": 4,
+        "min_version": 0,
+        "mean_reward": 0.5,
+        "at": 1_767_323_045_000_000,
+    }
 
 
 def add_events(run: RunDir, *events: dict[str, object]) -> Commit:

@@ -58,37 +58,88 @@ def scored(
 ) -> pa.RecordBatch:
     """One SCORED row; groups are blocks of `n` rollout ids."""
     lease = Lease(
-        key=AttemptKey(run_id, rollout_id, attempt), group_id=rollout_id // n, sample_index=rollout_id % n,
-        rollout_key=f"key-{rollout_id}", task=Task(task_id=f"t{rollout_id // n}", env="math", prompt="1+1?"), agent="native",
-        sampling=SamplingParams(), limits=RolloutLimits(), backend="oracle", min_version=version,
-    )  # fmt: skip
+        key=AttemptKey(run_id, rollout_id, attempt),
+        group_id=rollout_id // n,
+        sample_index=rollout_id % n,
+        rollout_key=f"key-{rollout_id}",
+        task=Task(task_id=f"t{rollout_id // n}", env="math", prompt="1+1?"),
+        agent="native",
+        sampling=SamplingParams(),
+        limits=RolloutLimits(),
+        backend="oracle",
+        min_version=version,
+    )
     trajectory = Trajectory(
-        sequences=(sequence(rollout_id, version=version, width=width),) if sequences is None else sequences,
+        sequences=(sequence(rollout_id, version=version, width=width),)
+        if sequences is None
+        else sequences,
         turns=tuple(turn(i) for i in range(2)),
-        messages=(Message(role="user", content="1+1?"), Message(role="assistant", content="2", turn=1)),
+        messages=(
+            Message(role="user", content="1+1?"),
+            Message(role="assistant", content="2", turn=1),
+        ),
         artefact=b"2",
         stop_reason=StopReason.DONE,
         failure=Failure(code=code),
         llm_s=1.0,
         tool_s=0.5,
     )
-    row = ready_row(leased_batch([lease]), sandbox=SandboxRef(), prompt=trajectory.messages[:1], tools=(), init_s=0.1)
-    score = None if reward is None else Score(parts=(RewardPart(name="exact", value=reward),), log="2 == 2")
-    return scored_row(ran_row(row, trajectory, run_s=2.0), score=score, failure=Failure(code=eval_code), eval_s=0.2)
+    row = ready_row(
+        leased_batch([lease]),
+        sandbox=SandboxRef(),
+        prompt=trajectory.messages[:1],
+        tools=(),
+        init_s=0.1,
+    )
+    score = (
+        None
+        if reward is None
+        else Score(parts=(RewardPart(name="exact", value=reward),), log="2 == 2")
+    )
+    return scored_row(
+        ran_row(row, trajectory, run_s=2.0),
+        score=score,
+        failure=Failure(code=eval_code),
+        eval_s=0.2,
+    )
 
 
 def turn(index: int) -> Turn:
     """A model call in numbers."""
     return Turn(
-        turn=index, segment=0, prompt_tokens=10, completion_tokens=5, cached_tokens=0, finish_reason=FinishReason.STOP,
-        temperature=1.0, policy_version=0, backend="oracle", llm_s=0.5, tool_s=0.25, tool_calls=1,
-    )  # fmt: skip
+        turn=index,
+        segment=0,
+        prompt_tokens=10,
+        completion_tokens=5,
+        cached_tokens=0,
+        finish_reason=FinishReason.STOP,
+        temperature=1.0,
+        policy_version=0,
+        backend="oracle",
+        llm_s=0.5,
+        tool_s=0.25,
+        tool_calls=1,
+    )
 
 
-def terminal(rollout_id: int, *, n: int = 4, status: str = "failed", code: str = "worker_lost") -> dict[str, object]:
+def terminal(
+    rollout_id: int, *, n: int = 4, status: str = "failed", code: str = "worker_lost"
+) -> dict[str, object]:
     """What a `terminal` command carries, rollout and group included."""
     return {
-        "rollout_id": rollout_id, "group_id": rollout_id // n, "attempt": 3, "status": status, "failure_class": "infra",
-        "failure_code": code, "failure_message": "gone", "sample_index": rollout_id % n, "rollout_key": f"key-{rollout_id}",
-        "task_id": f"t{rollout_id // n}", "data_source": "", "env": "math", "agent": "native", "queue_s": 0.5, "extra": "{}",
-    }  # fmt: skip
+        "rollout_id": rollout_id,
+        "group_id": rollout_id // n,
+        "attempt": 3,
+        "status": status,
+        "failure_class": "infra",
+        "failure_code": code,
+        "failure_message": "gone",
+        "sample_index": rollout_id % n,
+        "rollout_key": f"key-{rollout_id}",
+        "task_id": f"t{rollout_id // n}",
+        "data_source": "",
+        "env": "math",
+        "agent": "native",
+        "queue_s": 0.5,
+        "extra": "{}",
+    }

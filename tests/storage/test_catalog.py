@@ -1,4 +1,6 @@
-"""Parts on disk: layout, settings, reading by commits only, SQL over a copied directory, newer schemas."""
+"""Parts on disk: layout, settings, reading by commits only, SQL over a copied directory, newer
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +50,34 @@ def test_parts_hold_the_rows_by_value(tmp_path: Path) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.tuples(ours.leases, ours.trajectories, ours.scores), min_size=1, max_size=5))
-def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(drawn: list[tuple[Any, Any, Any]]) -> None:
+def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(
+    drawn: list[tuple[Any, Any, Any]],
+) -> None:
     rows = []
     for i, (lease, trajectory, score) in enumerate(drawn):
         lease = replace(lease, key=AttemptKey("demo", i, 1), group_id=i // 2, sample_index=i % 2)
-        ready = ready_row(leased_batch([lease]), sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0)
-        rows.append(scored_row(ran_row(ready, trajectory, run_s=0.0), score=score, failure=Failure(code=FailureCode.NONE), eval_s=0.0))
+        ready = ready_row(
+            leased_batch([lease]), sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.0
+        )
+        rows.append(
+            scored_row(
+                ran_row(ready, trajectory, run_s=0.0),
+                score=score,
+                failure=Failure(code=FailureCode.NONE),
+                eval_s=0.0,
+            )
+        )
     expected = tables(pa.concat_batches(rows))
     with tempfile.TemporaryDirectory() as directory:
         run = new_run(Path(directory))
-        commit = add_commit(run, {name: pa.Table.from_batches([batch]) for name, batch in expected.items() if batch.num_rows})
+        commit = add_commit(
+            run,
+            {
+                name: pa.Table.from_batches([batch])
+                for name, batch in expected.items()
+                if batch.num_rows
+            },
+        )
         for file in commit.files:
             (found,) = read_part(run, file).combine_chunks().to_batches()
             assert row_hashes(found) == row_hashes(expected[file.table]), file.table
@@ -67,9 +87,14 @@ def test_whatever_a_rollout_holds_comes_back_from_parquet_and_as_a_group(drawn: 
 
 
 def test_parquet_settings(tmp_path: Path) -> None:
-    rows = pa.Table.from_batches([tables(pa.concat_batches([scored(i) for i in range(40)]))["sequences"]])
+    rows = pa.Table.from_batches(
+        [tables(pa.concat_batches([scored(i) for i in range(40)]))["sequences"]]
+    )
     meta = pq.ParquetFile(pa.BufferReader(encode("sequences", rows, "demo", "part-1"))).metadata
-    columns = {meta.row_group(0).column(i).path_in_schema: meta.row_group(0).column(i) for i in range(meta.num_columns)}
+    columns = {
+        meta.row_group(0).column(i).path_in_schema: meta.row_group(0).column(i)
+        for i in range(meta.num_columns)
+    }
     for name in ("token_ids.list.element", "logprobs.list.element"):
         assert set(columns[name].encodings) == {"BYTE_STREAM_SPLIT", "RLE"}
         assert columns[name].compression == "ZSTD"
@@ -104,7 +129,9 @@ def test_plain_globs_work_from_the_start(tmp_path: Path) -> None:
 def test_only_files_that_a_commit_names_are_read(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     add_rows(run, [scored(i) for i in range(4)])
-    orphan = encode("rollouts", pa.Table.from_batches([tables(scored(9))["rollouts"]]), "demo", "part-x")
+    orphan = encode(
+        "rollouts", pa.Table.from_batches([tables(scored(9))["rollouts"]]), "demo", "part-x"
+    )
     publish(run.fs, run.path("rollouts", "part-x.parquet"), orphan)
     assert query(run.root, "select count(*) as n from rollouts").to_pylist() == [{"n": 4}]
     assert run.sweep({"part-0001"}) == ["rollouts/part-x.parquet"]
@@ -119,13 +146,21 @@ def test_sql_over_a_copied_directory(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "demo", tmp_path / "copy")
     shutil.rmtree(tmp_path / "demo")
     copy = tmp_path / "copy"
-    statement = "select status, count(*) as n, avg(reward) as mean from rollouts group by status order by status"
+    statement = (
+        "select status, count(*) as n, avg(reward) as mean from rollouts group by status order by"
+        " status"
+    )
     assert query(copy, statement).to_pylist() == [
-        {"status": "completed", "n": 4, "mean": 0.5}, {"status": "failed", "n": 1, "mean": None},
-    ]  # fmt: skip
-    tokens = query(copy, "select sum(len(token_ids)) as n from sequences join deliveries using (group_id)")
+        {"status": "completed", "n": 4, "mean": 0.5},
+        {"status": "failed", "n": 1, "mean": None},
+    ]
+    tokens = query(
+        copy, "select sum(len(token_ids)) as n from sequences join deliveries using (group_id)"
+    )
     assert tokens.to_pylist() == [{"n": 80}]
-    assert query(copy, "select count(*) as n from messages where role = 'grader'").to_pylist() == [{"n": 4}]
+    assert query(copy, "select count(*) as n from messages where role = 'grader'").to_pylist() == [
+        {"n": 4}
+    ]
     assert StoredRun(copy).run_id == "demo"
     assert list_runs(tmp_path) == ["copy"]
 
@@ -154,13 +189,18 @@ def test_what_is_no_run_directory_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_a_newer_schema_is_said_in_one_line(tmp_path: Path) -> None:
     new_run(tmp_path, schema_version=99)
-    with pytest.raises(SchemaError, match="has schema version 99; expected version 1; upgrade prorl to read it"):
+    with pytest.raises(
+        SchemaError, match="has schema version 99; expected version 1; upgrade prorl to read it"
+    ):
         StoredRun(tmp_path / "demo")
 
 
 def test_a_newer_commit_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path)
-    newer = orjson.loads(Commit(commit_seq=1, part="part-1", files=(), run_id="demo").dumps()) | {"schema_version": 2, "unheard": 1}
+    newer = orjson.loads(Commit(commit_seq=1, part="part-1", files=(), run_id="demo").dumps()) | {
+        "schema_version": 2,
+        "unheard": 1,
+    }
     publish(run.fs, run.commit_path(1), orjson.dumps(newer))
     with pytest.raises(SchemaError, match="schema version 2"):
         run.commits()
@@ -240,7 +280,9 @@ def test_cached_rows_equal_stored_rows_and_stay_within_bounds(tmp_path: Path) ->
     for start in range(0, 32, 8):
         rows = [scored(i) for i in range(start, start + 8)]
         file = next(f for f in add_rows(run, rows).files if f.table == "sequences")
-        index.add_written(file, pa.Table.from_batches([tables(pa.concat_batches(rows))["sequences"]]))
+        index.add_written(
+            file, pa.Table.from_batches([tables(pa.concat_batches(rows))["sequences"]])
+        )
         cold.add_stored(file)
     assert 0 < index.cached_bytes <= 4000
     for group_id in range(8):

@@ -1,4 +1,6 @@
-"""SCORED rows become rows of the tables: by value, without copying tokens, and only if they are valid."""
+"""SCORED rows become rows of the tables: by value, without copying tokens, and only if they are
+valid.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from hypothesis import strategies as st
 
 from prorl.columns import leased_batch, read_sequences
 from prorl.schema import SEQUENCE, TABLES
-from prorl.storage.convert import effective_codes, event_rows, judge, problems, tables, terminal_rows
+from prorl.storage.convert import (
+    effective_codes,
+    event_rows,
+    judge,
+    problems,
+    tables,
+    terminal_rows,
+)
 from prorl.types import AttemptKey, Failure, FailureCode, Sequence
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row
@@ -25,7 +34,12 @@ def scored_batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[tuple[Sequence
         row = row.set_column(1, row.schema.field(1), pa.array([i], pa.int64()))
         row = ready_row(row, sandbox=draw(ours.sandboxes), prompt=(), tools=(), init_s=1.0)
         rows.append(
-            scored_row(ran_row(row, trajectory, run_s=1.0), score=draw(ours.scores), failure=Failure(code=FailureCode.NONE), eval_s=0)
+            scored_row(
+                ran_row(row, trajectory, run_s=1.0),
+                score=draw(ours.scores),
+                failure=Failure(code=FailureCode.NONE),
+                eval_s=0,
+            )
         )
         trajectories.append(trajectory.sequences)
     return pa.concat_batches(rows), trajectories
@@ -42,7 +56,11 @@ def test_sequences_come_out_as_they_went_in_from_any_slice(
     for name, table in rows.items():
         table.validate(full=True)
         assert table.schema.equals(TABLES[name])
-    found = read_sequences(pa.StructArray.from_arrays([rows["sequences"].column(f.name) for f in SEQUENCE], fields=list(SEQUENCE)))
+    found = read_sequences(
+        pa.StructArray.from_arrays(
+            [rows["sequences"].column(f.name) for f in SEQUENCE], fields=list(SEQUENCE)
+        )
+    )
     expected = [s for sequences in trajectories[start:] for s in sequences]
     assert len(found) == len(expected)
     for ours_, theirs in zip(found, expected, strict=True):
@@ -58,7 +76,9 @@ def test_tokens_are_not_copied() -> None:
 
 def test_rollouts_count_what_the_trajectory_holds() -> None:
     two = (sequence(1, version=3), sequence(2, segment=1, version=1))
-    rows = tables(pa.concat_batches([scored(0), scored(1, sequences=two), scored(2, sequences=(), version=7)]))
+    rows = tables(
+        pa.concat_batches([scored(0), scored(1, sequences=two), scored(2, sequences=(), version=7)])
+    )
     found = rows["rollouts"].to_pylist()
     assert [r["num_sequences"] for r in found] == [1, 2, 0]
     assert [r["num_tokens"] for r in found] == [20, 40, 0]
@@ -70,13 +90,21 @@ def test_rollouts_count_what_the_trajectory_holds() -> None:
 
 
 def test_grader_log_follows_the_messages() -> None:
-    rows = tables(pa.concat_batches([scored(0), scored(1, reward=None, code=FailureCode.SANDBOX_BROKEN), scored(2)]))[
-        "messages"
-    ].to_pylist()
+    rows = tables(
+        pa.concat_batches(
+            [scored(0), scored(1, reward=None, code=FailureCode.SANDBOX_BROKEN), scored(2)]
+        )
+    )["messages"].to_pylist()
     assert [(m["rollout_id"], m["index"], m["role"]) for m in rows] == [
-        (0, 0, "user"), (0, 1, "assistant"), (0, 2, "grader"), (1, 0, "user"), (1, 1, "assistant"),
-        (2, 0, "user"), (2, 1, "assistant"), (2, 2, "grader"),
-    ]  # fmt: skip
+        (0, 0, "user"),
+        (0, 1, "assistant"),
+        (0, 2, "grader"),
+        (1, 0, "user"),
+        (1, 1, "assistant"),
+        (2, 0, "user"),
+        (2, 1, "assistant"),
+        (2, 2, "grader"),
+    ]
     assert rows[2]["content"] == "2 == 2"
 
 
@@ -123,7 +151,9 @@ def test_a_row_that_makes_no_sense_at_all_is_judged_alone() -> None:
     unheard = scored(1)
     i = unheard.schema.get_field_index("failure_code")
     unheard = unheard.set_column(i, unheard.schema.field(i), pa.array(["unheard_of"]))
-    good, strange, failed = judge(pa.concat_batches([scored(0), unheard, scored(2, code=FailureCode.WORKER_LOST)]))
+    good, strange, failed = judge(
+        pa.concat_batches([scored(0), unheard, scored(2, code=FailureCode.WORKER_LOST)])
+    )
     assert (good.committable, good.problem) == (True, "")
     assert not strange.committable
     assert "unheard_of" in strange.problem
@@ -134,9 +164,22 @@ def test_terminal_and_event_rows() -> None:
     rows = terminal_rows([terminal(5)])
     assert rows.to_pylist()[0]["reward"] is None
     assert rows.to_pylist()[0]["failure_code"] == "worker_lost"
-    event = {"event_seq": 1, "group_id": 2, "event": "decided", "kept": True, "reason": "informative", "delivery_seq": -1,
-             "num_members": 4, "num_valid": 4, "min_version": 0, "mean_reward": 0.5}  # fmt: skip
-    found = event_rows("groups", [{**event, "at": "2026-01-02T03:04:05+00:00"}, {**event, "at": 1_767_323_045_000_000}])
+    event = {
+        "event_seq": 1,
+        "group_id": 2,
+        "event": "decided",
+        "kept": True,
+        "reason": "informative",
+        "delivery_seq": -1,
+        "num_members": 4,
+        "num_valid": 4,
+        "min_version": 0,
+        "mean_reward": 0.5,
+    }
+    found = event_rows(
+        "groups",
+        [{**event, "at": "2026-01-02T03:04:05+00:00"}, {**event, "at": 1_767_323_045_000_000}],
+    )
     assert found.column("at")[0] == found.column("at")[1]
 
 

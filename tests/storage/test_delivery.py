@@ -24,14 +24,20 @@ class Log:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def handout(self, consumer: str, groups: list[KeptGroup]) -> tuple[list[tuple[int, int]], list[int]]:
+    async def handout(
+        self, consumer: str, groups: list[KeptGroup]
+    ) -> tuple[list[tuple[int, int]], list[int]]:
         self.requests += 1
         stale = [group.group_id for group in groups if self._stale(group.group_id)]
         for group in groups:
             if group.group_id not in stale:
                 self.seqs.setdefault(group.group_id, len(self.seqs))
         await self.gate.wait()
-        return [(group.group_id, self.seqs[group.group_id]) for group in groups if group.group_id not in stale], stale
+        return [
+            (group.group_id, self.seqs[group.group_id])
+            for group in groups
+            if group.group_id not in stale
+        ], stale
 
     async def cursor(self, consumer: str, seq: int) -> None:
         self.cursors[consumer] = seq
@@ -112,7 +118,9 @@ async def test_a_log_that_cannot_be_asked_is_an_error_and_the_group_stays() -> N
     assert (await made.take(wanted(0))).groups == (1,)
 
 
-async def _broken(consumer: str, groups: list[KeptGroup]) -> tuple[list[tuple[int, int]], list[int]]:
+async def _broken(
+    consumer: str, groups: list[KeptGroup]
+) -> tuple[list[tuple[int, int]], list[int]]:
     raise UnavailableError("gone")
 
 
@@ -126,17 +134,27 @@ async def test_a_cursor_ahead_of_the_order_is_refused() -> None:
     with pytest.raises(ConflictError):
         await made.commit("primary", 2)
     await made.commit("primary", 1)
-    assert (log.cursors, made.committed("primary"), made.committed("other")) == ({"primary": 1}, 1, 0)
+    assert (log.cursors, made.committed("primary"), made.committed("other")) == (
+        {"primary": 1},
+        1,
+        0,
+    )
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.one_of(st.tuples(st.just("keep"), st.integers(0, 3)), st.tuples(st.just("take"), st.integers(1, 4)), st.just(("restart", 0)))
+        st.one_of(
+            st.tuples(st.just("keep"), st.integers(0, 3)),
+            st.tuples(st.just("take"), st.integers(1, 4)),
+            st.just(("restart", 0)),
+        )
     ),
 )
 def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) -> None:
-    """Two consumers, hand-outs of every size and restarts of the store: both see the same dense order."""
+    """Two consumers, hand-outs of every size and restarts of the store: both see the same dense
+    order.
+    """
 
     async def play() -> None:
         log = Log()

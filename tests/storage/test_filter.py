@@ -1,4 +1,7 @@
-"""The group filter: DAPO's rule, masking, the contract of users' SQL, and what such SQL must not be able to do."""
+"""The group filter:
+
+DAPO's rule, masking, the contract of users' SQL, and what such SQL must not be able to do.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,13 @@ from prorl.types import FailureClass, GroupDecision, GroupMember, RolloutState
 def group(group_id: int, *rewards: float | None) -> CompleteGroup:
     """A group with these rewards; None is a member lost to infrastructure."""
     members = [
-        GroupMember(group_id * 100 + i, i, 1, RolloutState.COMPLETED, FailureClass.NONE, reward)
-        if reward is not None
-        else GroupMember(group_id * 100 + i, i, 3, RolloutState.FAILED, FailureClass.INFRA, None)
+        (
+            GroupMember(group_id * 100 + i, i, 1, RolloutState.COMPLETED, FailureClass.NONE, reward)
+            if reward is not None
+            else GroupMember(
+                group_id * 100 + i, i, 3, RolloutState.FAILED, FailureClass.INFRA, None
+            )
+        )
         for i, reward in enumerate(rewards)
     ]
     return CompleteGroup(group_id=group_id, task_id=f"t{group_id}", members=tuple(members))
@@ -39,12 +46,22 @@ def decide(name: str, *groups: CompleteGroup) -> list[tuple[bool, str]]:
 
 def test_dapo_drops_what_teaches_nothing() -> None:
     groups = group(0, 0, 1), group(1, 1, 1, 1), group(2, 0, 0), group(3, 0.5, 0.25)
-    assert decide("dapo", *groups) == [(True, "informative"), (False, "all_equal"), (False, "all_equal"), (True, "informative")]
+    assert decide("dapo", *groups) == [
+        (True, "informative"),
+        (False, "all_equal"),
+        (False, "all_equal"),
+        (True, "informative"),
+    ]
 
 
 def test_dapo_masks_members_lost_to_infrastructure() -> None:
     groups = group(0, 1, None, 1), group(1, 1, None, 0), group(2, 1, None), group(3, None, None)
-    assert decide("dapo", *groups) == [(False, "all_equal"), (True, "informative"), (False, "incomplete"), (False, "incomplete")]
+    assert decide("dapo", *groups) == [
+        (False, "all_equal"),
+        (True, "informative"),
+        (False, "incomplete"),
+        (False, "incomplete"),
+    ]
 
 
 def test_a_failure_of_the_policy_counts() -> None:
@@ -55,25 +72,41 @@ def test_a_failure_of_the_policy_counts() -> None:
 
 def test_none_keeps_whatever_can_be_served() -> None:
     assert decide("none", group(0, 1), group(1, 0, None), group(2, None)) == [
-        (True, "unfiltered"), (True, "unfiltered"), (False, "incomplete"),
-    ]  # fmt: skip
+        (True, "unfiltered"),
+        (True, "unfiltered"),
+        (False, "incomplete"),
+    ]
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, max_size=6), min_size=1, max_size=8))
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, max_size=6),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_dapo_equals_its_definition(rewards: list[list[float | None]]) -> None:
     expected = []
     for values in rewards:
         valid = [v for v in values if v is not None]
         expected.append(len(valid) >= 2 and len(set(valid)) > 1)
-    assert [kept for kept, _ in decide("dapo", *(group(i, *r) for i, r in enumerate(rewards)))] == expected
+    assert [
+        kept for kept, _ in decide("dapo", *(group(i, *r) for i, r in enumerate(rewards)))
+    ] == expected
 
 
 def test_users_sql_decides_and_what_it_leaves_out_is_dropped() -> None:
-    sql = "select group_id, avg(reward) < 0.9 as kept, 'mean ' || avg(reward) as reason from rollouts where task_id <> 't2' group by 1"
+    sql = (
+        "select group_id, avg(reward) < 0.9 as kept, 'mean ' || avg(reward) as reason from rollouts"
+        " where task_id <> 't2' group by 1"
+    )
     assert decide(sql, group(0, 0, 1), group(1, 1, 1), group(2, 0, 1), group(3, None, None)) == [
-        (True, "mean 0.5"), (False, "mean 1.0"), (False, "unselected"), (False, "incomplete"),
-    ]  # fmt: skip
+        (True, "mean 0.5"),
+        (False, "mean 1.0"),
+        (False, "unselected"),
+        (False, "incomplete"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +133,10 @@ def test_sql_that_does_not_bind_is_refused_in_one_line(sql: str, text: str) -> N
         "copy rollouts to '{dir}/stolen.csv'",
         "attach '{dir}/other.db'",
         "select group_id, true as kept, content as reason from rollouts, read_text('{dir}/secret')",
-        "select 1 as group_id, true as kept, column0 as reason from read_csv('{dir}/secret', header = false)",
+        (
+            "select 1 as group_id, true as kept, column0 as reason from read_csv('{dir}/secret',"
+            " header = false)"
+        ),
         "select 1 as group_id, true as kept, column0 as reason from '{dir}/secret'",
         "select 1 as group_id, true as kept, file as reason from glob('{dir}/*')",
         "select a as group_id, true as kept, b as reason from python_variable",
@@ -111,13 +147,20 @@ def test_sql_that_does_not_bind_is_refused_in_one_line(sql: str, text: str) -> N
         "pragma database_list",
         "call pragma_version()",
         "drop view rollouts; select 1 as group_id, true as kept, '' as reason",
-        "with gone as (delete from rollouts returning *) select group_id, true as kept, '' as reason from gone",
+        (
+            "with gone as (delete from rollouts returning *) select group_id, true as kept, '' as"
+            " reason from gone"
+        ),
         "select 1 as group_id, true as kept, q::text as reason from query('drop view rollouts') q",
         "select 1 as group_id, true as kept, getenv('HOME') as reason",
     ],
 )
-def test_sql_that_reaches_outside_is_refused(sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_module, "python_variable", pa.table({"a": [1], "b": ["x"]}), raising=False)
+def test_sql_that_reaches_outside_is_refused(
+    sql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sql_module, "python_variable", pa.table({"a": [1], "b": ["x"]}), raising=False
+    )
     (tmp_path / "secret").write_text("secret\n")
     with pytest.raises(ConfigError):
         check_filter(sql.format(dir=tmp_path))
@@ -126,18 +169,24 @@ def test_sql_that_reaches_outside_is_refused(sql: str, tmp_path: Path, monkeypat
 
 def test_endless_sql_is_stopped_and_its_group_dropped() -> None:
     endless = (
-        "with recursive t(i) as (select 1 union all select i + 1 from t) select count(*) as group_id, true as kept, '' as reason from t"
+        "with recursive t(i) as (select 1 union all select i + 1 from t) select count(*) as"
+        " group_id, true as kept, '' as reason from t"
     )
     chosen = GroupFilter(endless, timeout_s=0.2)
     start = time.monotonic()
     decisions = chosen.decide([group(7, 0, 1)])
     chosen.close()
-    assert decisions == [GroupDecision(7, kept=False, reason="filter_error: filter was stopped after 0.2 s")]
+    assert decisions == [
+        GroupDecision(7, kept=False, reason="filter_error: filter was stopped after 0.2 s")
+    ]
     assert time.monotonic() - start < 5
 
 
 def test_sql_that_fails_on_one_group_decides_the_others() -> None:
-    sql = "select group_id, if(task_id = 't1', error('bad group'), true) as kept, 'ok' as reason from rollouts group by group_id, task_id"
+    sql = (
+        "select group_id, if(task_id = 't1', error('bad group'), true) as kept, 'ok' as reason from"
+        " rollouts group by group_id, task_id"
+    )
     found = decide(sql, group(0, 0, 1), group(1, 0, 1), group(2, 0, 1))
     assert [kept for kept, _ in found] == [True, False, True]
     assert found[1][1].startswith("filter_error: ")
@@ -146,12 +195,17 @@ def test_sql_that_fails_on_one_group_decides_the_others() -> None:
 
 def test_a_run_whose_filter_does_not_compile_still_gets_decisions() -> None:
     chosen = compile_filter("select 1 as nothing")
-    assert [(d.group_id, d.kept) for d in chosen.decide([group(3, 0, 1), group(4, 1)])] == [(3, False), (4, False)]
+    assert [(d.group_id, d.kept) for d in chosen.decide([group(3, 0, 1), group(4, 1)])] == [
+        (3, False),
+        (4, False),
+    ]
     assert chosen.decide([group(3, 0, 1)])[0].reason == "filter_error: filter gives nothing INTEGER"
     chosen.close()
 
 
 def test_sql_that_gives_a_group_twice_drops_it() -> None:
-    ((kept, reason),) = decide("select group_id, true as kept, 'x' as reason from rollouts", group(0, 0, 1))
+    ((kept, reason),) = decide(
+        "select group_id, true as kept, 'x' as reason from rollouts", group(0, 0, 1)
+    )
     assert not kept
     assert "twice" in reason

@@ -20,7 +20,9 @@ def read_location(place: Location) -> pa.RecordBatch:
     """As a client on this host does."""
     with pa.memory_map(place.path) as source:
         source.seek(place.offset)
-        return pa.ipc.read_record_batch(pa.ipc.read_message(source.read_buffer(place.length)), STREAM)
+        return pa.ipc.read_record_batch(
+            pa.ipc.read_message(source.read_buffer(place.length)), STREAM
+        )
 
 
 def sequences(group_id: int, width: int = 5) -> pa.RecordBatch:
@@ -85,7 +87,9 @@ def test_a_mapping_outlives_its_file(tmp_path: Path) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
-def test_it_stays_within_its_budget_but_for_one_group(tmp_path_factory: object, widths: list[int]) -> None:
+def test_it_stays_within_its_budget_but_for_one_group(
+    tmp_path_factory: object, widths: list[int]
+) -> None:
     directory = tmp_path_factory.mktemp("hot")  # type: ignore[attr-defined]
     budget = 60_000
     hot = HotCopy(directory / "hot", budget)

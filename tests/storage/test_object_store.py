@@ -1,4 +1,6 @@
-"""A run directory in an object store, over the real S3 protocol: conditional puts, reading by commits, SQL, verify."""
+"""A run directory in an object store, over the real S3 protocol: conditional puts, reading by
+commits, SQL, verify.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tests.grown import only
 from tests.storage.control_log import FileLog
 from tests.storage.rows import scored
 
-moto_server = pytest.importorskip("moto.server", reason="needs moto[server] (an S3 server in Python)")
+moto_server = pytest.importorskip(
+    "moto.server", reason="needs moto[server] (an S3 server in Python)"
+)
 s3fs = pytest.importorskip("s3fs", reason="needs the extra s3")
 
 
@@ -59,7 +63,9 @@ async def test_a_run_is_written_read_and_verified_in_s3(bucket: str, tmp_path: P
     acked: list[int] = []
     writer = RunWriter(run, "demo", log, flush_s=0.01, flush_bytes=1 << 20)
     await writer.open(log.snapshot())
-    run.fs.pipe_file(run.path(MANIFEST), orjson.dumps({"run_id": "demo", "schema_version": SCHEMA_VERSION}))
+    run.fs.pipe_file(
+        run.path(MANIFEST), orjson.dumps({"run_id": "demo", "schema_version": SCHEMA_VERSION})
+    )
     rows = [scored(i) for i in range(8)]
     for i, row in enumerate(rows):
         writer.add(AttemptKey("demo", i, 1), only(row), lambda i=i: acked.append(i))  # type: ignore[misc]
@@ -70,7 +76,12 @@ async def test_a_run_is_written_read_and_verified_in_s3(bucket: str, tmp_path: P
     assert query(f"{bucket}/demo", "select count(*) as n from sequences").to_pylist() == [{"n": 8}]
     index = stored_index(StoredRun(f"{bucket}/demo"))
     assert row_hashes(index.read(1)) == row_hashes(tables(pa.concat_batches(rows[4:]))["sequences"])
-    damage(run, next(file.path for commit in run.commits() for file in commit.files if file.table == "turns"))
+    damage(
+        run,
+        next(
+            file.path for commit in run.commits() for file in commit.files if file.table == "turns"
+        ),
+    )
     assert any("its commit says" in str(finding) for finding in verify(f"{bucket}/demo"))
 
 

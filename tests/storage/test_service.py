@@ -1,4 +1,6 @@
-"""The store process's parts together, against the real gateway: stream, decisions, cursors, restarts, replay."""
+"""The store process's parts together, against the real gateway: stream, decisions, cursors,
+restarts, replay.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def submit(service: World, count: int = GROUPS, **config: object) -> None:
     await service.submit(*(group(f"t{i}", n=4) for i in range(count)), last=True)
 
 
-def stream(trainer: Client, cursor: str | None = None, max_groups: int = 1) -> list[tuple[str, list[str]]]:
+def stream(
+    trainer: Client, cursor: str | None = None, max_groups: int = 1
+) -> list[tuple[str, list[str]]]:
     """(cursor after, row hashes) of each batch until the end."""
     batches = trainer.stream("r", cursor=cursor, max_groups=max_groups, wait_s=5.0, advantages=None)
     return [(batch.cursor, row_hashes(batch.arrow)) for batch in batches]
@@ -61,7 +65,9 @@ async def replay(where: Path, hot: Path) -> AsyncIterator[str]:
     endpoint.close()
 
 
-async def test_a_run_is_filtered_streamed_committed_and_replayed(service: World, tmp_path: Path) -> None:
+async def test_a_run_is_filtered_streamed_committed_and_replayed(
+    service: World, tmp_path: Path
+) -> None:
     async with store(service) as made, pipeline(service):
         await submit(service)
         with client(made.location) as trainer:
@@ -71,7 +77,9 @@ async def test_a_run_is_filtered_streamed_committed_and_replayed(service: World,
             assert (await asyncio.to_thread(trainer.status))["cursor"] == "r@3"
         await service.until(lambda view: view["state"] == "finished")
     assert verify(directory(service)) == []
-    kept = query(directory(service), "select group_id from deliveries order by delivery_seq").to_pylist()
+    kept = query(
+        directory(service), "select group_id from deliveries order by delivery_seq"
+    ).to_pylist()
     assert [row["group_id"] for row in kept] == [0, 2, 4]
     shutil.copytree(directory(service), tmp_path / "copy")
     async with replay(tmp_path / "copy", tmp_path / "hot") as location:
@@ -87,7 +95,9 @@ async def test_a_second_store_goes_on_where_the_first_one_was(service: World) ->
     async with pipeline(service):
         async with store(service) as first:
             with client(first.location) as trainer:
-                before = await asyncio.to_thread(lambda: next(iter(trainer.stream("r", max_groups=1, advantages=None))))
+                before = await asyncio.to_thread(
+                    lambda: next(iter(trainer.stream("r", max_groups=1, advantages=None)))
+                )
         async with store(service) as second:
             with client(second.location) as trainer:
                 everything = await asyncio.to_thread(stream, trainer, "r@0")
@@ -97,7 +107,9 @@ async def test_a_second_store_goes_on_where_the_first_one_was(service: World) ->
     assert verify(directory(service)) == []
 
 
-async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_directory(service: World) -> None:
+async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_directory(
+    service: World,
+) -> None:
     async with store(service) as first, pipeline(service):
         await submit(service)
         with client(first.location) as trainer:
@@ -112,12 +124,21 @@ async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_director
 
 
 async def test_groups_go_out_oldest_version_first(service: World) -> None:
-    async with store(service) as made, pipeline(service, reward=lambda group_id, i: float(i), version=lambda group_id: 10 - group_id):
+    async with (
+        store(service) as made,
+        pipeline(
+            service, reward=lambda group_id, i: float(i), version=lambda group_id: 10 - group_id
+        ),
+    ):
         await submit(service)
         await service.until(lambda view: view["groups"].get("kept") == GROUPS)
         with client(made.location) as trainer:
             await asyncio.to_thread(stream, trainer, None, GROUPS)
-    ids = query(directory(service), "select group_id from deliveries order by delivery_seq").column("group_id").to_pylist()
+    ids = (
+        query(directory(service), "select group_id from deliveries order by delivery_seq")
+        .column("group_id")
+        .to_pylist()
+    )
     assert ids == [5, 4, 3, 2, 1, 0]
 
 
@@ -126,16 +147,28 @@ async def test_a_run_without_a_trainer_is_stored_and_finishes(service: World) ->
         await submit(service, filter="none", delivery="store")
         await service.until(lambda view: view["state"] == "finished")
     assert verify(directory(service)) == []
-    found = query(directory(service), "select count(*) as n, sum(kept::int)::int as kept from groups").to_pylist()
+    found = query(
+        directory(service), "select count(*) as n, sum(kept::int)::int as kept from groups"
+    ).to_pylist()
     assert found == [{"n": GROUPS, "kept": GROUPS}]
-    assert query(directory(service), "select count(*) as n from tasks").to_pylist() == [{"n": GROUPS}]
+    assert query(directory(service), "select count(*) as n from tasks").to_pylist() == [
+        {"n": GROUPS}
+    ]
 
 
-async def test_sql_that_fails_when_it_runs_drops_its_groups_and_the_store_lives(service: World) -> None:
+async def test_sql_that_fails_when_it_runs_drops_its_groups_and_the_store_lives(
+    service: World,
+) -> None:
     async with store(service), pipeline(service):
-        await submit(service, filter="select group_id, error('no')::boolean as kept, '' as reason from rollouts", delivery="store")
+        await submit(
+            service,
+            filter="select group_id, error('no')::boolean as kept, '' as reason from rollouts",
+            delivery="store",
+        )
         await service.until(lambda view: view["state"] == "finished")
-    reasons = query(directory(service), "select distinct reason from groups").column("reason").to_pylist()
+    reasons = (
+        query(directory(service), "select distinct reason from groups").column("reason").to_pylist()
+    )
     assert len(reasons) == 1
     assert reasons[0].startswith("filter_error: ")
 
@@ -147,9 +180,12 @@ async def test_reads_without_a_plan(service: World) -> None:
         with FlightSource(made.location, TOKEN)._client as plain:
 
             def get(**ticket: object) -> pa.Table:
-                return plain.do_get(fl.Ticket(Ticket(run="r", **ticket).dumps()), call_options(TOKEN, 10)).read_all()  # type: ignore[arg-type]
+                asked = Ticket(run="r", **ticket)  # type: ignore[arg-type]
+                return plain.do_get(fl.Ticket(asked.dumps()), call_options(TOKEN, 10)).read_all()
 
-            two = await asyncio.to_thread(lambda: get(max_groups=2, columns=("delivery_seq", "reward")))
+            two = await asyncio.to_thread(
+                lambda: get(max_groups=2, columns=("delivery_seq", "reward"))
+            )
             assert two.column_names == ["delivery_seq", "reward"]
             assert two.column("delivery_seq").to_pylist() == [0] * 4 + [1] * 4
             assert two.schema.metadata[b"prorl.cursor"] == b"r@2"
@@ -175,13 +211,23 @@ async def test_what_a_trainer_may_not_ask_for(service: World) -> None:
             with pytest.raises(ConflictError, match="ahead"):
                 await asyncio.to_thread(lambda: list(trainer.stream("r", cursor="r@9")))
             with pytest.raises(ConflictError, match="belongs to run"):
-                await asyncio.to_thread(source.action, "commit", {"run": "r", "consumer": "primary", "cursor": "other@1"})
+                await asyncio.to_thread(
+                    source.action,
+                    "commit",
+                    {"run": "r", "consumer": "primary", "cursor": "other@1"},
+                )
             with pytest.raises(ConflictError):
                 await asyncio.to_thread(trainer.commit, "r@5")
             with pytest.raises(UserError, match="columns nothing"):
-                await asyncio.to_thread(source.fetch, Ticket(run="r", cursor="r@0", columns=("nothing",)))
+                await asyncio.to_thread(
+                    source.fetch, Ticket(run="r", cursor="r@0", columns=("nothing",))
+                )
             with pytest.raises(fl.FlightServerError, match="not a JSON object"):
-                await asyncio.to_thread(lambda: list(source._client.do_action(("commit", b"[]"), call_options(TOKEN, 5))))
+                await asyncio.to_thread(
+                    lambda: list(
+                        source._client.do_action(("commit", b"[]"), call_options(TOKEN, 5))
+                    )
+                )
             source.close()
 
 
@@ -192,8 +238,16 @@ async def test_each_consumer_has_its_own_cursor(service: World) -> None:
             live = await asyncio.to_thread(stream, trainer)
             await asyncio.to_thread(trainer.commit, "r@2")
             await asyncio.to_thread(trainer.commit, "r@1", "watcher")
-            status = orjson.dumps(await asyncio.to_thread(trainer._flight.action, "status", {"run": "r", "consumer": "watcher"}))
+            status = orjson.dumps(
+                await asyncio.to_thread(
+                    trainer._flight.action, "status", {"run": "r", "consumer": "watcher"}
+                )
+            )
             assert orjson.loads(status)["cursor"] == "r@1"
-            seen = await asyncio.to_thread(lambda: [b.cursor for b in trainer.stream("r", "watcher", max_groups=1, advantages=None)])
+            seen = await asyncio.to_thread(
+                lambda: [
+                    b.cursor for b in trainer.stream("r", "watcher", max_groups=1, advantages=None)
+                ]
+            )
             assert seen == ["r@2", "r@3"]
             assert [cursor for cursor, _ in live] == ["r@1", "r@2", "r@3"]

@@ -1,4 +1,6 @@
-"""`verify` finds every kind of damage, each by the rule that is about it, and nothing in a sound directory."""
+"""`verify` finds every kind of damage, each by the rule that is about it, and nothing in a sound
+directory.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def flip_every_tenth_byte_in_turn(run: RunDir) -> None:
         good = file.read_bytes()
         for at in range(0, len(good), max(1, len(good) // 10)):
             file.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
-            assert any(file.name in finding.where for finding in verify(run.root)), f"{table} byte {at}"
+            assert any(file.name in finding.where for finding in verify(run.root)), (
+                f"{table} byte {at}"
+            )
         file.write_bytes(good)
 
 
@@ -63,25 +67,48 @@ def rollout_without_sequences(run: RunDir) -> None:
 
 def rollout_without_turns(run: RunDir) -> None:
     rows = tables(scored(9))
-    add_commit(run, {name: pa.Table.from_batches([rows[name]]) for name in ("rollouts", "sequences")})
+    add_commit(
+        run, {name: pa.Table.from_batches([rows[name]]) for name in ("rollouts", "sequences")}
+    )
 
 
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda run: path(run, "turns", "part-0001.parquet").unlink(), "turns/part-0001.parquet: is missing"),
-        (lambda run: path(run, "commits", "0000000002.json").unlink(), "commits: commit 3 stands where 2 was expected"),
-        (lambda run: path(run, "rollouts", "part-9.parquet").write_bytes(b"x"), "part-9.parquet: is named by no commit"),
+        (
+            lambda run: path(run, "turns", "part-0001.parquet").unlink(),
+            "turns/part-0001.parquet: is missing",
+        ),
+        (
+            lambda run: path(run, "commits", "0000000002.json").unlink(),
+            "commits: commit 3 stands where 2 was expected",
+        ),
+        (
+            lambda run: path(run, "rollouts", "part-9.parquet").write_bytes(b"x"),
+            "part-9.parquet: is named by no commit",
+        ),
         (lambda run: path(run, "turns", ".tmp-1-part").write_bytes(b"x"), "is named by no commit"),
-        (lambda run: path(run, "partial", ".tmp-1-part").write_bytes(b"x"), "partial/.tmp-1-part: is named by no commit"),
+        (
+            lambda run: path(run, "partial", ".tmp-1-part").write_bytes(b"x"),
+            "partial/.tmp-1-part: is named by no commit",
+        ),
         (twice, "rollout 0 is stored 2 times"),
         (sequences_without_rollout, "belongs to no completed rollout"),
-        (rollout_without_sequences, "rollout 9 counts 1 sequences and 20 tokens, stored are 0 and 0"),
+        (
+            rollout_without_sequences,
+            "rollout 9 counts 1 sequences and 20 tokens, stored are 0 and 0",
+        ),
         (rollout_without_turns, "rollout 9 counts 2 turns, stored are 0"),
         (lambda run: add_events(run, event(1, 0, "stale")), "event 1 is stored 2 times"),
         (lambda run: add_events(run, event(2, 0, "decided")), "group 0 was decided 2 times"),
-        (lambda run: add_events(run, event(2, 7, "delivered", delivery_seq=1)), "group 7 was delivered but never kept"),
-        (lambda run: add_events(run, event(2, 0, "delivered", delivery_seq=5)), "delivery_seq 5 stands where 1 was expected"),
+        (
+            lambda run: add_events(run, event(2, 7, "delivered", delivery_seq=1)),
+            "group 7 was delivered but never kept",
+        ),
+        (
+            lambda run: add_events(run, event(2, 0, "delivered", delivery_seq=5)),
+            "delivery_seq 5 stands where 1 was expected",
+        ),
     ],
 )
 def test_damage_is_found(run: RunDir, damage: Callable[[RunDir], object], text: str) -> None:

@@ -1,4 +1,6 @@
-"""The writer: every row in exactly one part or in `partial/`, acked after it is durable, whatever dies on the way."""
+"""The writer: every row in exactly one part or in `partial/`, acked after it is durable, whatever
+dies on the way.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,18 @@ class Bench:
         self.directory = new_run(tmp_path)
         self.acked: list[AttemptKey] = []
         self.written: list[Written] = []
-        settings = {"flush_s": 0.01, "flush_bytes": 1 << 20, "on_commit": self.written.append, **options}
+        settings = {
+            "flush_s": 0.01,
+            "flush_bytes": 1 << 20,
+            "on_commit": self.written.append,
+            **options,
+        }
         self.writer = RunWriter(self.directory, "demo", self.log, **settings)
 
     def add(self, row: pa.RecordBatch) -> None:
-        key = AttemptKey(*(row.column(name)[0].as_py() for name in ("run_id", "rollout_id", "attempt")))
+        key = AttemptKey(
+            *(row.column(name)[0].as_py() for name in ("run_id", "rollout_id", "attempt"))
+        )
         self.writer.add(key, only(row), lambda: self.acked.append(key))
 
     @property
@@ -81,8 +90,12 @@ async def test_rows_become_parts_and_are_acked(tmp_path: Path) -> None:
             bench.add(scored(i))
     assert bench.acked_rollouts == list(range(8))
     assert verify(bench.directory.root) == []
-    assert bench.sql("select count(*) as n, sum(num_tokens)::int as t from rollouts where valid") == [{"n": 8, "t": 160}]
-    assert StoredRun(bench.directory.root).read("sequences").column("rollout_id").to_pylist() == list(range(8))
+    assert bench.sql(
+        "select count(*) as n, sum(num_tokens)::int as t from rollouts where valid"
+    ) == [{"n": 8, "t": 160}]
+    assert StoredRun(bench.directory.root).read("sequences").column(
+        "rollout_id"
+    ).to_pylist() == list(range(8))
     assert bench.log.requests == [Kind.RESERVE, Kind.COMMIT, Kind.PUBLISHED]
 
 
@@ -114,7 +127,10 @@ async def test_rows_that_may_not_be_committed_go_to_partial(tmp_path: Path) -> N
     bench = Bench(tmp_path)
     bench.log.accept(*((i, 2) for i in range(5)))
     bad = sequence(2)
-    bad = Sequence(**{name: getattr(bad, name) for name in Sequence.__slots__} | {"logprobs_C": np.ones_like(bad.logprobs_C)})
+    bad = Sequence(
+        **{name: getattr(bad, name) for name in Sequence.__slots__}
+        | {"logprobs_C": np.ones_like(bad.logprobs_C)}
+    )
     async with running(bench):
         bench.add(scored(0, attempt=2))
         bench.add(scored(1, attempt=2, code=FailureCode.BACKEND_PROTOCOL, reward=None))
@@ -125,7 +141,12 @@ async def test_rows_that_may_not_be_committed_go_to_partial(tmp_path: Path) -> N
     assert bench.log.events == [(Kind.FAILED, AttemptKey("demo", 2, 2), "invalid_row")]
     assert bench.sql("select rollout_id from rollouts") == [{"rollout_id": 0}]
     partial = StoredRun(bench.directory.root).partial().to_pylist()
-    assert sorted((row["rollout_id"], row["attempt"]) for row in partial) == [(1, 2), (2, 2), (3, 1), (4, 2)]
+    assert sorted((row["rollout_id"], row["attempt"]) for row in partial) == [
+        (1, 2),
+        (2, 2),
+        (3, 1),
+        (4, 2),
+    ]
     assert len(partial[0]["sequences"][0]["token_ids"]) == 20
 
 
@@ -135,7 +156,9 @@ async def test_failures_of_the_policy_are_committed(tmp_path: Path) -> None:
     async with running(bench):
         bench.add(scored(0, code=FailureCode.DEADLINE, reward=0.5))
         bench.add(scored(1, code=FailureCode.SANDBOX_BROKEN, reward=None))
-    assert bench.sql("select failure_class, failure_code, reward, valid from rollouts order by rollout_id") == [
+    assert bench.sql(
+        "select failure_class, failure_code, reward, valid from rollouts order by rollout_id"
+    ) == [
         {"failure_class": "policy", "failure_code": "deadline", "reward": 0.5, "valid": True},
         {"failure_class": "policy", "failure_code": "sandbox_broken", "reward": 0.0, "valid": True},
     ]
@@ -178,8 +201,15 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
     bench.log.end(terminal(1), terminal(2, status="cancelled", code="redundant"))
     bench.log.say("events", event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0))
     task: dict[str, object] = {
-        "group_id": 0, "task_id": "t", "data_source": "", "env": "math", "n": 4, "task": "{}", "sampling": "{}", "extra": "{}",
-    }  # fmt: skip
+        "group_id": 0,
+        "task_id": "t",
+        "data_source": "",
+        "env": "math",
+        "n": 4,
+        "task": "{}",
+        "sampling": "{}",
+        "extra": "{}",
+    }
     bench.log.say("tasks", task)
     async with running(bench):
         bench.add(scored(0))
@@ -187,20 +217,35 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
         bench.writer.add_rows("tasks", [task])
         await until(lambda: bool(bench.acked))
         bench.writer.restore(
-            {**bench.log.snapshot(), "terminals": [terminal(1)], "tasks": [task], "group_events": [event(0, 0, "decided")]}
+            {
+                **bench.log.snapshot(),
+                "terminals": [terminal(1)],
+                "tasks": [task],
+                "group_events": [event(0, 0, "decided")],
+            }
         )
     assert len(bench.written) == 1
     assert bench.sql("select status, count(*) as n from rollouts group by 1 order by 1") == [
-        {"status": "cancelled", "n": 1}, {"status": "completed", "n": 1}, {"status": "failed", "n": 1},
-    ]  # fmt: skip
+        {"status": "cancelled", "n": 1},
+        {"status": "completed", "n": 1},
+        {"status": "failed", "n": 1},
+    ]
     assert bench.sql("select event, delivery_seq from groups order by event_seq") == [
-        {"event": "decided", "delivery_seq": -1}, {"event": "delivered", "delivery_seq": 0},
-    ]  # fmt: skip
+        {"event": "decided", "delivery_seq": -1},
+        {"event": "delivered", "delivery_seq": 0},
+    ]
     assert bench.sql("select count(*) as n from tasks") == [{"n": 1}]
-    assert bench.log.snapshot()["terminals"] == bench.log.snapshot()["tasks"] == bench.log.snapshot()["group_events"] == []
+    assert (
+        bench.log.snapshot()["terminals"]
+        == bench.log.snapshot()["tasks"]
+        == bench.log.snapshot()["group_events"]
+        == []
+    )
 
 
-async def test_a_full_disk_holds_acks_back_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_holds_acks_back_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer_module, "FULL_DISK_WAIT_S", 0.01)
     full = 5
 
@@ -237,7 +282,9 @@ async def test_any_other_write_error_ends_the_writer_without_an_ack(tmp_path: Pa
     assert Kind.COMMIT not in bench.log.requests
 
 
-async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(tmp_path: Path) -> None:
+async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path)
     bench.log.accept((0, 1), (1, 1))
     async with running(bench):
@@ -252,7 +299,11 @@ async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
     async with running(again):
         pass
     assert [commit.commit_seq for commit in again.directory.commits()] == [1]
-    assert sorted(path.name for path in (tmp_path / "demo" / "turns").iterdir() if not path.name.startswith("part-")) == [
+    assert sorted(
+        path.name
+        for path in (tmp_path / "demo" / "turns").iterdir()
+        if not path.name.startswith("part-")
+    ) == [
         "empty.parquet",
         "mine.txt",
     ]
@@ -262,11 +313,24 @@ async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
 
 
 @pytest.mark.parametrize(
-    ("first", "stride"), [(3, 9), pytest.param(1, 1, marks=pytest.mark.faults)], ids=["some-steps", "every-step"]
-)  # fmt: skip
-def test_sigkill_at_every_step_loses_nothing_and_stores_nothing_twice(tmp_path: Path, first: int, stride: int) -> None:
-    """A real writer process is killed before or after each publish and each request; the next one finishes."""
-    command = [sys.executable, "-m", "tests.storage.crash_script", str(tmp_path), str(first), str(stride)]
+    ("first", "stride"),
+    [(3, 9), pytest.param(1, 1, marks=pytest.mark.faults)],
+    ids=["some-steps", "every-step"],
+)
+def test_sigkill_at_every_step_loses_nothing_and_stores_nothing_twice(
+    tmp_path: Path, first: int, stride: int
+) -> None:
+    """A real writer process is killed before or after each publish and each request; the next one
+    finishes.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tests.storage.crash_script",
+        str(tmp_path),
+        str(first),
+        str(stride),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-2]) >= 20

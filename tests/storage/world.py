@@ -1,4 +1,6 @@
-"""A real gateway, a real store, and a pipeline of one object between them: leases become SCORED rows at once."""
+"""A real gateway, a real store, and a pipeline of one object between them: leases become SCORED
+rows at once.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from prorl.flight.inlet import Inlet
 from prorl.flight.outlet import Outlet
 from prorl.rows import Row
 from prorl.storage.service import Store, serving
-from prorl.types import AttemptKey, Failure, FailureCode, RewardPart, SandboxRef, Score, StopReason, Trajectory
+from prorl.types import (
+    AttemptKey,
+    Failure,
+    FailureCode,
+    RewardPart,
+    SandboxRef,
+    Score,
+    StopReason,
+    Trajectory,
+)
 from tests.grown import put, ran_row, ready_row, scored_row
 from tests.service.world import TOKEN, World
 from tests.storage.rows import sequence, turn
@@ -37,7 +48,11 @@ class Pipeline:
 
     def __init__(self, world: World, reward: Reward, version: Callable[[int], int]) -> None:
         self._reward, self._version = reward, version
-        self.location = world.config.worker_flight("eval-0") if isinstance(world.network, FlightNetwork) else "at-eval-0"
+        self.location = (
+            world.config.worker_flight("eval-0")
+            if isinstance(world.network, FlightNetwork)
+            else "at-eval-0"
+        )
         self._network = world.network
         init = Identity(role="init", worker="init-0", slots=64)
         scored = Identity(role="eval", worker="eval-0", location=self.location, slots=64)
@@ -75,17 +90,29 @@ class Pipeline:
     def _scored(self, key: AttemptKey, row: Row) -> pa.RecordBatch:
         lease = read_lease(row)
         trajectory = Trajectory(
-            sequences=(sequence(key.rollout_id, version=self._version(lease.group_id)),), turns=(turn(0), turn(1)), messages=(),
-            artefact=b"2", stop_reason=StopReason.DONE, failure=Failure(code=FailureCode.NONE), llm_s=1.0, tool_s=0.5,
-        )  # fmt: skip
+            sequences=(sequence(key.rollout_id, version=self._version(lease.group_id)),),
+            turns=(turn(0), turn(1)),
+            messages=(),
+            artefact=b"2",
+            stop_reason=StopReason.DONE,
+            failure=Failure(code=FailureCode.NONE),
+            llm_s=1.0,
+            tool_s=0.5,
+        )
         value = self._reward(lease.group_id, lease.sample_index)
-        ran = ran_row(ready_row(row.alone, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1), trajectory, run_s=2.0)
+        ran = ran_row(
+            ready_row(row.alone, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1),
+            trajectory,
+            run_s=2.0,
+        )
         score = Score(parts=(RewardPart(name="exact", value=value),))
         return scored_row(ran, score=score, failure=Failure(code=FailureCode.NONE), eval_s=0.1)
 
 
 @asynccontextmanager
-async def pipeline(world: World, reward: Reward = alternate, version: Callable[[int], int] = lambda group_id: 0) -> AsyncIterator[Pipeline]:
+async def pipeline(
+    world: World, reward: Reward = alternate, version: Callable[[int], int] = lambda group_id: 0
+) -> AsyncIterator[Pipeline]:
     """A pipeline that works."""
     async with Pipeline(world, reward, version) as made:
         yield made
@@ -94,7 +121,10 @@ async def pipeline(world: World, reward: Reward = alternate, version: Callable[[
 @asynccontextmanager
 async def store(world: World) -> AsyncIterator[Store]:
     """A store that works; leaving drains it. Raises what it died of."""
-    async with FlightNetwork(token=TOKEN) as trainers, serving(world.config, world.network, trainers) as (made, work):
+    async with (
+        FlightNetwork(token=TOKEN) as trainers,
+        serving(world.config, world.network, trainers) as (made, work),
+    ):
         await made.control.welcomed.wait()
         yield made
         if work.done():

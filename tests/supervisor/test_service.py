@@ -49,7 +49,9 @@ async def _gone(pid: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "root"
     supervisor = Supervisor(ServiceConfig(root=root), family(tmp_path, "a", "b", "c"))
     async with supervisor:
@@ -74,13 +76,17 @@ async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(tm
 async def test_the_token_survives_a_restart_of_the_service(tmp_path: Path) -> None:
     tokens = []
     for _ in range(2):
-        async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a")) as supervisor:
+        async with Supervisor(
+            ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a")
+        ) as supervisor:
             tokens.append(supervisor.config.token)
     assert tokens[0] == tokens[1]
 
 
 async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
-    async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "b")) as supervisor:
+    async with Supervisor(
+        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "b")
+    ) as supervisor:
         child = supervisor.children["child-1"]
         before = child.pid
         (supervisor.config.socket_dir / "child-1.sock").touch()
@@ -98,9 +104,13 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
-    async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "crashes")) as supervisor:
+    async with Supervisor(
+        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "crashes")
+    ) as supervisor:
         async with asyncio.timeout(30):
-            with pytest.raises(UnavailableError, match=r"child-1 exited with code 3 again and again.*out of luck"):
+            with pytest.raises(
+                UnavailableError, match=r"child-1 exited with code 3 again and again.*out of luck"
+            ):
                 await supervisor.failed()
         assert supervisor.children["child-1"].lives == 6
 
@@ -122,7 +132,9 @@ def make_socket_prefix(root: Path) -> str:
 
 
 async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    async with Supervisor(ServiceConfig(root=tmp_path / "root"), family(tmp_path, "stubborn"), grace_s=0.2) as supervisor:
+    async with Supervisor(
+        ServiceConfig(root=tmp_path / "root"), family(tmp_path, "stubborn"), grace_s=0.2
+    ) as supervisor:
         pid = supervisor.children["gateway"].pid
     assert start_ticks(pid) is None
 
@@ -139,8 +151,12 @@ async def test_two_services_never_share_a_root(tmp_path: Path) -> None:
 async def test_a_taken_port_is_one_clear_error_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"http_port {port} on 127.0.0.1: Address already in use"):
-            await Supervisor(ServiceConfig(root=tmp_path / "root", http_port=port), family(tmp_path, "a")).__aenter__()
+        with pytest.raises(
+            ConfigError, match=f"http_port {port} on 127.0.0.1: Address already in use"
+        ):
+            await Supervisor(
+                ServiceConfig(root=tmp_path / "root", http_port=port), family(tmp_path, "a")
+            ).__aenter__()
     assert not (tmp_path / "root").exists()
 
 

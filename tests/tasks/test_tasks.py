@@ -27,20 +27,31 @@ HUMANEVAL = {
 PRORL = {"task_id": "a", "env": "noop", "prompt": "p", "data": {"x": [1]}}
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
 
 
 def _write(path: Path, *rows: Mapping[str, Json] | bytes) -> Path:
-    path.write_bytes(b"\n".join(row if isinstance(row, bytes) else orjson.dumps(row) for row in rows) + b"\n")
+    path.write_bytes(
+        b"\n".join(row if isinstance(row, bytes) else orjson.dumps(row) for row in rows) + b"\n"
+    )
     return path
 
 
 @given(
     st.builds(
-        Task, task_id=st.text(min_size=1), env=st.text(), prompt=st.text(), data=st.dictionaries(st.text(), values), data_source=st.text()
+        Task,
+        task_id=st.text(min_size=1),
+        env=st.text(),
+        prompt=st.text(),
+        data=st.dictionaries(st.text(), values),
+        data_source=st.text(),
     )
 )
 def test_json_round_trip(task: Task) -> None:
@@ -49,7 +60,16 @@ def test_json_round_trip(task: Task) -> None:
     assert task_to_json(task_from_json(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"task_id":"a","env":"b","prompt":1}', '{"task_id":"","env":"b","prompt":"p"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"task_id":"a","env":"b","prompt":1}',
+        '{"task_id":"","env":"b","prompt":"p"}',
+    ],
+)
 def test_json_of_no_task_is_refused(text: str) -> None:
     with pytest.raises(TaskError):
         task_from_json(text)
@@ -57,7 +77,12 @@ def test_json_of_no_task_is_refused(text: str) -> None:
 
 def test_formats_are_told_apart(tmp_path: Path) -> None:
     (math,) = load_tasks(_write(tmp_path / "a.jsonl", GSM8K))
-    assert (math.task_id, math.env, math.data["answer"], math.data_source) == ("gsm8k/0", "math", "1024", "gsm8k")
+    assert (math.task_id, math.env, math.data["answer"], math.data_source) == (
+        "gsm8k/0",
+        "math",
+        "1024",
+        "gsm8k",
+    )
     (code,) = load_tasks(_write(tmp_path / "b.jsonl", HUMANEVAL))
     assert (code.task_id, code.env, code.data["entry_point"]) == ("HumanEval/0", "code", "f")
     (own,) = load_tasks(_write(tmp_path / "c.jsonl", PRORL))
@@ -66,7 +91,9 @@ def test_formats_are_told_apart(tmp_path: Path) -> None:
 
 def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + orjson.dumps(GSM8K) + b"\n\n" + orjson.dumps(GSM8K) + b"\n"))
+    path.write_bytes(
+        gzip.compress(b"\xef\xbb\xbf" + orjson.dumps(GSM8K) + b"\n\n" + orjson.dumps(GSM8K) + b"\n")
+    )
     assert [task.task_id for task in load_tasks(path)] == ["gsm8k/0", "gsm8k/1"]
     assert [task.env for task in load_tasks(path, env="noop", limit=1)] == ["noop"]
 
@@ -87,7 +114,9 @@ def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
         ((b'{"question": "\xff"}',), 1, "not valid JSON"),
     ],
 )
-def test_a_bad_row_is_named_with_its_place(tmp_path: Path, rows: tuple[Mapping[str, Json] | bytes, ...], line: int, found: str) -> None:
+def test_a_bad_row_is_named_with_its_place(
+    tmp_path: Path, rows: tuple[Mapping[str, Json] | bytes, ...], line: int, found: str
+) -> None:
     path = _write(tmp_path / "bad.jsonl", *rows)
     with pytest.raises(TaskError) as caught:
         load_tasks(path)
@@ -111,7 +140,8 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "env"), [("gsm8k/train-2000.jsonl", 2000, "math"), ("humaneval/HumanEval.jsonl.gz", 164, "code")]
+    ("name", "count", "env"),
+    [("gsm8k/train-2000.jsonl", 2000, "math"), ("humaneval/HumanEval.jsonl.gz", 164, "code")],
 )
 def test_the_real_files_load(name: str, count: int, env: str) -> None:
     if not (DATA / name).exists():

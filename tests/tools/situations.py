@@ -1,7 +1,8 @@
-"""Real terminal situations for bash: each a name and steps (command, what its output must be, exit code). 124 = timed out.
+"""Real terminal situations for bash: each a name and steps (command, what its output must be, exit
+code). 124 = timed out.
 
-An output is compared whole, or searched when it is a compiled pattern. `Keep` leaves a program running at the time-out, `Input`
-types to it.
+An output is compared whole, or searched when it is a compiled pattern. `Keep` leaves a program
+running at the time-out, `Input` types to it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Step(NamedTuple):
 
 ANY = re.compile("")
 RESTARTED = re.compile(r"\[the shell ended and was started again in ")
-UNREAD_THEN_B = re.compile(r"^\[the shell (ended|could not read the command) and was started again in .*\]\nb\n$")
+UNREAD_THEN_B = re.compile(
+    r"^\[the shell (ended|could not read the command) and was started again in .*\]\nb\n$"
+)
 STATUS_OF_OPEN = {"echo $(": 1, 'echo "$(': 1, "a=(1 2": 1}
 """bash gives 2 for the other constructs that have no end."""
 
@@ -55,52 +58,103 @@ SITUATIONS: dict[str, list[Step]] = {
     "here-document": [Step("cat <<'EOF'\n$not `done`\n  kept\nEOF", "$not `done`\n  kept\n", 0)],
     "here-document with expansion": [Step("v=7\ncat <<EOF | tr 7 8\n$v $((v+1))\nEOF", "8 8\n", 0)],
     "here-string": [Step("read a b <<< 'x y'; echo $b$a", "yx\n", 0)],
-    "here-document without its end": [Step("cat <<EOF\nopen", has("open"), 0), Step("echo ok", "ok\n", 0)],
-    "quotes and history signs": [Step("echo \"it's\" 'a \"b\"' !! !x $'t\\tx'", 'it\'s a "b" !! !x t\tx\n', 0)],
+    "here-document without its end": [
+        Step("cat <<EOF\nopen", has("open"), 0),
+        Step("echo ok", "ok\n", 0),
+    ],
+    "quotes and history signs": [
+        Step("echo \"it's\" 'a \"b\"' !! !x $'t\\tx'", 'it\'s a "b" !! !x t\tx\n', 0)
+    ],
     "syntax error": [Step("if", has("syntax error"), 2), Step("echo ok", "ok\n", 0)],
     "stray bracket": [Step(")", has("syntax error"), 2), Step("echo ok", "ok\n", 0)],
     "open quote": [Step("echo 'open", has("unexpected EOF"), 2), Step("echo ok", "ok\n", 0)],
-    "unicode": [Step("echo 'žluťoučký 漢字 🦊'", "žluťoučký 漢字 🦊\n", 0), Step("x=漢字; echo ${#x}", "2\n", 0)],
+    "unicode": [
+        Step("echo 'žluťoučký 漢字 🦊'", "žluťoučký 漢字 🦊\n", 0),
+        Step("x=漢字; echo ${#x}", "2\n", 0),
+    ],
     "200 kB command": [Step(f"x='{'y' * 200_000}'; echo ${{#x}}", "200000\n", 0)],
     "line longer than the tty takes": [Step(f"echo {'z' * 5000} | wc -c", "5001\n", 0)],
-    "2,000 lines": [Step("\n".join(f"a{i}={i}" for i in range(2000)) + "\necho $a1999", "1999\n", 0)],
+    "2,000 lines": [
+        Step("\n".join(f"a{i}={i}" for i in range(2000)) + "\necho $a1999", "1999\n", 0)
+    ],
     "command substitution and pipes": [Step("echo $(seq 3 | tac | tr '\\n' ,)", "3,2,1,\n", 0)],
     "process substitution": [Step("diff <(echo a) <(echo b)", "1c1\n< a\n---\n> b\n", 1)],
     "arithmetic and braces": [Step("echo {1..3} $((2**10))", "1 2 3 1024\n", 0)],
     "arrays": [Step("a=(x 'y z'); echo ${#a[@]} \"${a[1]}\"", "2 y z\n", 0)],
     # ---- exit codes
     "false": [Step("false", "", 1)],
-    "last exit code is kept": [Step("(exit 9)", "", 9), Step("echo $?", "9\n", 0), Step("echo $?", "0\n", 0)],
+    "last exit code is kept": [
+        Step("(exit 9)", "", 9),
+        Step("echo $?", "9\n", 0),
+        Step("echo $?", "0\n", 0),
+    ],
     "not found": [Step("no-such-program", has("command not found"), 127)],
     "not executable": [Step("/etc/passwd", has("Permission denied"), 126)],
     "killed by a signal": [Step("sh -c 'kill -9 $$'", has("Killed"), 137)],
-    "pipefail": [Step("false | true", "", 0), Step("set -o pipefail; false | true", "", 1), Step("set +o pipefail", "", 0)],
+    "pipefail": [
+        Step("false | true", "", 0),
+        Step("set -o pipefail; false | true", "", 1),
+        Step("set +o pipefail", "", 0),
+    ],
     "both streams in order": [Step("echo 1; echo 2 >&2; echo 3", "1\n2\n3\n", 0)],
     # ---- state
-    "directory stays": [Step("cd /usr/bin", "", 0), Step("pwd", "/usr/bin\n", 0), Step("cd - >/dev/null", "", 0)],
-    "variables and exports stay": [Step("x=5; export Y=6", "", 0), Step("echo $x; sh -c 'echo $x$Y'", "5\n6\n", 0)],
-    "functions and aliases stay": [Step("alias hi='echo hello'", "", 0), Step("hi", "hello\n", 0), Step("unalias hi", "", 0)],
+    "directory stays": [
+        Step("cd /usr/bin", "", 0),
+        Step("pwd", "/usr/bin\n", 0),
+        Step("cd - >/dev/null", "", 0),
+    ],
+    "variables and exports stay": [
+        Step("x=5; export Y=6", "", 0),
+        Step("echo $x; sh -c 'echo $x$Y'", "5\n6\n", 0),
+    ],
+    "functions and aliases stay": [
+        Step("alias hi='echo hello'", "", 0),
+        Step("hi", "hello\n", 0),
+        Step("unalias hi", "", 0),
+    ],
     "shell options stay": [Step("set -u; echo $-", has("u"), 0), Step("set +u", "", 0)],
-    "open descriptors stay": [Step("exec 10>f10 3>f3; echo a >&10; echo b >&3", "", 0), Step("cat f10 f3", "a\nb\n", 0)],
+    "open descriptors stay": [
+        Step("exec 10>f10 3>f3; echo a >&10; echo b >&3", "", 0),
+        Step("cat f10 f3", "a\nb\n", 0),
+    ],
     "umask and ulimit": [Step("umask 077; touch u; stat -c %a u; umask 022", "600\n", 0)],
     # ---- ways to lose a shell
     "exit": [Step("cd /tmp", "", 0), Step("exit 7", RESTARTED, 7), Step("pwd", "/tmp\n", 0)],
-    "exec of a program": [Step("exec echo replaced", re.compile(r"^replaced\n\n\[the shell"), 0), Step("echo ok", "ok\n", 0)],
+    "exec of a program": [
+        Step("exec echo replaced", re.compile(r"^replaced\n\n\[the shell"), 0),
+        Step("echo ok", "ok\n", 0),
+    ],
     "set -e": [Step("set -e; false", RESTARTED, 1), Step("echo ok", "ok\n", 0)],
     "kill -9 itself": [Step("kill -9 $$", RESTARTED, 137), Step("echo ok", "ok\n", 0)],
     "kill -TERM itself": [Step("kill -TERM $$; echo still here", "still here\n", 0)],
     "kill -STOP itself": [Step("kill -STOP $$; echo continued", "continued\n", 0)],
     "suspend": [Step("suspend; echo continued", "continued\n", 0)],
     "stop the whole group": [Step("kill -STOP 0; true", "", 0), Step("echo ok", "ok\n", 0)],
-    "stdin from nowhere": [Step("exec </dev/null; echo a", "a\n", 0), Step("echo b", has("b\n"), 0)],
+    "stdin from nowhere": [
+        Step("exec </dev/null; echo a", "a\n", 0),
+        Step("echo b", has("b\n"), 0),
+    ],
     "stdin closed": [Step("exec <&-; echo a", "a\n", 0), Step("echo b", has("b\n"), 0)],
     "stdout closed": [Step("exec >&-; echo x", ANY, 1), Step("exec >/dev/tty; echo ok", "ok\n", 0)],
-    "stderr away": [Step("exec 2>/dev/null; ls /none", "", 2), Step("exec 2>&1; echo ok", "ok\n", 0)],
-    "directory removed under it": [Step("mkdir -p /tmp/d && cd /tmp/d && rmdir /tmp/d; echo ok; cd", "ok\n", 0)],
-    "directory with a newline": [Step("mkdir -p $'/tmp/a\\nb'; cd $'/tmp/a\\nb'; pwd; cd", "/tmp/a\nb\n", 0)],
+    "stderr away": [
+        Step("exec 2>/dev/null; ls /none", "", 2),
+        Step("exec 2>&1; echo ok", "ok\n", 0),
+    ],
+    "directory removed under it": [
+        Step("mkdir -p /tmp/d && cd /tmp/d && rmdir /tmp/d; echo ok; cd", "ok\n", 0)
+    ],
+    "directory with a newline": [
+        Step("mkdir -p $'/tmp/a\\nb'; cd $'/tmp/a\\nb'; pwd; cd", "/tmp/a\nb\n", 0)
+    ],
     # ---- prompts and builtins that the protocol stands on
-    "PROMPT_COMMAND replaced": [Step("PROMPT_COMMAND='echo hi'; echo a", "a\nhi\n", 0), Step("PROMPT_COMMAND=", "", 0)],
-    "PROMPT_COMMAND unset": [Step("unset PROMPT_COMMAND; echo a", "a\n", 0), Step("echo b", "b\n", 0)],
+    "PROMPT_COMMAND replaced": [
+        Step("PROMPT_COMMAND='echo hi'; echo a", "a\nhi\n", 0),
+        Step("PROMPT_COMMAND=", "", 0),
+    ],
+    "PROMPT_COMMAND unset": [
+        Step("unset PROMPT_COMMAND; echo a", "a\n", 0),
+        Step("echo b", "b\n", 0),
+    ],
     "exported prompt says nothing in a shell below": [
         Step("export PS1", "", 0),
         Step(Keep("bash --norc"), "", 124, 0.5),
@@ -115,23 +169,45 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("export -n PS1", "", 0),
     ],
     "prompt replaced": [Step("PS1='$ '; echo a", "a\n", 0), Step("echo b", "b\n", 0)],
-    "printf overridden": [Step("printf() { echo fake; }; printf x", "fake\n", 0), Step("unset -f printf; printf x", "x", 0)],
-    "forged end": [Step(r"printf '\x1e0\x1f0\x1f\x1e\n'; echo more", "\x1e0\x1f0\x1f\x1e\nmore\n", 0)],
-    "variables of our own unset": [Step("unset ${!__prorl*}; echo a", "a\n", 0), Step("echo b", "b\n", 0), Step("exit", ANY, 0)],
-    "debug trap": [Step("trap 'true' DEBUG; echo a", "a\n", 0), Step("trap - DEBUG; echo b", "b\n", 0)],
+    "printf overridden": [
+        Step("printf() { echo fake; }; printf x", "fake\n", 0),
+        Step("unset -f printf; printf x", "x", 0),
+    ],
+    "forged end": [
+        Step(r"printf '\x1e0\x1f0\x1f\x1e\n'; echo more", "\x1e0\x1f0\x1f\x1e\nmore\n", 0)
+    ],
+    "variables of our own unset": [
+        Step("unset ${!__prorl*}; echo a", "a\n", 0),
+        Step("echo b", "b\n", 0),
+        Step("exit", ANY, 0),
+    ],
+    "debug trap": [
+        Step("trap 'true' DEBUG; echo a", "a\n", 0),
+        Step("trap - DEBUG; echo b", "b\n", 0),
+    ],
     "exit trap": [Step("trap 'echo bye' EXIT; exit 3", has("bye"), 3), Step("echo ok", "ok\n", 0)],
     # ---- time
     "sleeps too long": [quick("sleep 60", ANY), Step("echo $?", "130\n", 0)],
-    "endless loop in the shell": [Step("x=1", "", 0), quick("while :; do :; done", ANY), Step("echo $x", "1\n", 0)],
+    "endless loop in the shell": [
+        Step("x=1", "", 0),
+        quick("while :; do :; done", ANY),
+        Step("echo $x", "1\n", 0),
+    ],
     "ignores Ctrl-C": [quick("(trap '' INT; sleep 60)", ANY), Step("echo ok", "ok\n", 0)],
-    "ignores Ctrl-C and TERM": [quick("(trap '' INT TERM; sleep 60)", ANY), Step("echo ok", "ok\n", 0)],
+    "ignores Ctrl-C and TERM": [
+        quick("(trap '' INT TERM; sleep 60)", ANY),
+        Step("echo ok", "ok\n", 0),
+    ],
     "signals from the tty off": [quick("stty -isig; sleep 60", ANY), Step("echo ok", "ok\n", 0)],
     "output for ever": [quick("yes", has("left out")), Step("echo ok", "ok\n", 0)],
     "foreground again": [quick("sleep 60 & fg", has("sleep 60")), Step("echo ok", "ok\n", 0)],
     "shell replaced by another": [quick("exec bash", RESTARTED), Step("echo ok", "ok\n", 0)],
     "partial output at the deadline": [quick("echo first; sleep 60", has("first\n"))],
     # ---- jobs
-    "background job": [Step("sleep 0.1 & echo started", has("started\n"), 0), Step("wait; echo $?", has("0\n"), 0)],
+    "background job": [
+        Step("sleep 0.1 & echo started", has("started\n"), 0),
+        Step("wait; echo $?", has("0\n"), 0),
+    ],
     "late output belongs to the next": [
         Step("(sleep 0.2; echo late) & true", ANY, 0),
         Step("sleep 0.5", has("late"), 0),
@@ -141,7 +217,13 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("pgrep -u $UID -cx sleep; pkill -u $UID -x sleep", "1\n", 0),
     ],
     "daemon holds the tty": [Step("setsid sleep 1 & exit", ANY, 0), Step("echo ok", "ok\n", 0)],
-    "coprocess": [Step("coproc cat; echo x >&${COPROC[1]}; read -u ${COPROC[0]} l; echo got $l; kill %1", has("got x"), 0)],
+    "coprocess": [
+        Step(
+            "coproc cat; echo x >&${COPROC[1]}; read -u ${COPROC[0]} l; echo got $l; kill %1",
+            has("got x"),
+            0,
+        )
+    ],
     # ---- programs that want a terminal
     "it is a terminal": [Step("test -t 0 && test -t 1 && echo tty", "tty\n", 0)],
     "cat without arguments": [quick("cat", ANY), Step("echo ok", "ok\n", 0)],
@@ -161,18 +243,41 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("cat typed", "line\n", 0),
     ],
     "Ctrl-C typed": [Step(Keep("sleep 60"), "", 124, 0.2), Step(Input("\x03"), ANY, 130)],
-    "new command while one runs": [Step(Keep("sleep 60"), "", 124, 0.2), Step("echo ok", has("ok\n"), 0)],
+    "new command while one runs": [
+        Step(Keep("sleep 60"), "", 124, 0.2),
+        Step("echo ok", has("ok\n"), 0),
+    ],
     "input without a program": [Step(Input("x\n"), has("no program is running"), 2)],
     "pager by itself": [quick("LESS= less /etc/passwd", ANY), Step("echo ok", "ok\n", 0)],
-    "git does not page": [Step("git init -q r && cd r && git log; cd ..", has("does not have any commits"), 0)],
+    "git does not page": [
+        Step("git init -q r && cd r && git log; cd ..", has("does not have any commits"), 0)
+    ],
     "echo switched on by a program": [Step("stty echo", "", 0), Step("echo a", "a\n", 0)],
     "raw mode left behind": [Step("stty raw; echo a", "a\n", 0), Step("echo b", "b\n", 0)],
-    "nested shell": [Step("bash -c 'echo sub; exit 6'", "sub\n", 6), quick("bash --norc", ANY), Step("echo ok", "ok\n", 0)],
+    "nested shell": [
+        Step("bash -c 'echo sub; exit 6'", "sub\n", 6),
+        quick("bash --norc", ANY),
+        Step("echo ok", "ok\n", 0),
+    ],
     # ---- what the protocol itself stands on, taken away
-    "our input closed": [Step("exec 198<&-; echo a", "a\n", 0), Step("echo b", UNREAD_THEN_B, 0), Step("echo c", "c\n", 0)],
-    "our input replaced": [Step("exec 198</dev/null; echo a", "a\n", 0), Step("echo b", UNREAD_THEN_B, 0)],
-    "our output closed": [Step("exec 199>&-; echo a", "a\n", 0), Step("echo b", "b\n", 0), Step("exit 3", RESTARTED, 3)],
-    "all outputs and inputs closed": [Step("exec 0<&- 1>&- 2>&-", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "our input closed": [
+        Step("exec 198<&-; echo a", "a\n", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+        Step("echo c", "c\n", 0),
+    ],
+    "our input replaced": [
+        Step("exec 198</dev/null; echo a", "a\n", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+    ],
+    "our output closed": [
+        Step("exec 199>&-; echo a", "a\n", 0),
+        Step("echo b", "b\n", 0),
+        Step("exit 3", RESTARTED, 3),
+    ],
+    "all outputs and inputs closed": [
+        Step("exec 0<&- 1>&- 2>&-", "", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+    ],
     "read-only prompt": [Step("readonly PS1; x=1", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
     "read-only status": [Step("readonly __prorl_r", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
     "read-only command": [Step("readonly __prorl_c", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
@@ -181,10 +286,21 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("echo a", "a\n", 0),
         Step("unset -f read eval", "", 0),
     ],
-    "eval is an alias": [Step("alias eval='echo no'; alias read=false", "", 0), Step("echo a", "a\n", 0), Step("unalias -a", "", 0)],
-    "builtins switched off": [Step("enable -n printf read", "", 0), Step("echo b", UNREAD_THEN_B, 0)],
+    "eval is an alias": [
+        Step("alias eval='echo no'; alias read=false", "", 0),
+        Step("echo a", "a\n", 0),
+        Step("unalias -a", "", 0),
+    ],
+    "builtins switched off": [
+        Step("enable -n printf read", "", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+    ],
     "eval switched off": [Step("enable -n eval", "", 0), Step("echo b", "b\n", 0)],
-    "field separator changed": [Step("IFS=/; x=a/b; echo $x", "a b\n", 0), Step("echo $x", "a b\n", 0), Step("unset IFS", "", 0)],
+    "field separator changed": [
+        Step("IFS=/; x=a/b; echo $x", "a b\n", 0),
+        Step("echo $x", "a b\n", 0),
+        Step("unset IFS", "", 0),
+    ],
     "trace shows only the command": [
         Step("set -x; echo a", "++ echo a\na\n", 0),
         Step("echo b", "+ builtin eval 'echo b'\n++ echo b\nb\n", 0),
@@ -201,7 +317,10 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("printf def", "printf def\ndef", 0),
         Step("set +v", "set +v\n", 0),
     ],
-    "verbose shows only the command": [Step("set -v; echo a", "a\n", 0), Step("set +v; echo b", "set +v; echo b\nb\n", 0)],
+    "verbose shows only the command": [
+        Step("set -v; echo a", "a\n", 0),
+        Step("set +v; echo b", "set +v; echo b\nb\n", 0),
+    ],
     "debug trap that prints": [
         Step("trap 'echo \"> $BASH_COMMAND\"' DEBUG; echo a", "> echo a\na\n", 0),
         Step("trap - DEBUG", "> trap - DEBUG\n", 0),
@@ -227,11 +346,22 @@ SITUATIONS: dict[str, list[Step]] = {
             "[[ x ==",
             "echo ${x",
         )
-        for step in (Step(text, re.compile("syntax error|unexpected|conditional"), STATUS_OF_OPEN.get(text, 2)), Step("echo ok", "ok\n", 0))
+        for step in (
+            Step(
+                text, re.compile("syntax error|unexpected|conditional"), STATUS_OF_OPEN.get(text, 2)
+            ),
+            Step("echo ok", "ok\n", 0),
+        )
     ],
     # ---- things that agents do
-    "bad option then good": [Step("set -u; echo $nothing_there", has("unbound variable"), 1), Step("set +u; echo b", "b\n", 0)],
-    "no file matches": [Step("shopt -s failglob; ls /tmp/*none*", has("no match"), 1), Step("shopt -u failglob; echo b", "b\n", 0)],
+    "bad option then good": [
+        Step("set -u; echo $nothing_there", has("unbound variable"), 1),
+        Step("set +u; echo b", "b\n", 0),
+    ],
+    "no file matches": [
+        Step("shopt -s failglob; ls /tmp/*none*", has("no match"), 1),
+        Step("shopt -u failglob; echo b", "b\n", 0),
+    ],
     "signals that end a shell": [
         Step("kill -HUP $$; echo k", RESTARTED, 129),
         Step("kill -PIPE $$", RESTARTED, 141),
@@ -240,38 +370,77 @@ SITUATIONS: dict[str, list[Step]] = {
     "size of the terminal": [Step("stty size; tput cols", "50 200\n200\n", 0)],
     "carriage returns in the command": [Step("echo a\r\necho b\r", "a\r\nb\r\n", 0)],
     "backslash at the end": [Step("echo a \\", "a \\\n", 0), Step("echo b", "b\n", 0)],
-    "full-screen editor": [quick("vi x", has("\x1b[")), Step("echo ok", "ok\n", 0), Step("stty -a | grep -c -- -echo", ANY, 0)],
-    "editor left by its keys": [Step(Keep("vi x"), has("\x1b["), 124, 1.0), Step(Input("\x1b:q!\n"), ANY, 0), Step("echo b", "b\n", 0)],
-    "password asked for": [Step(Keep("read -s p; echo got $p"), "", 124, 0.3), Step(Input("x y\n"), "got x y\n", 0)],
+    "full-screen editor": [
+        quick("vi x", has("\x1b[")),
+        Step("echo ok", "ok\n", 0),
+        Step("stty -a | grep -c -- -echo", ANY, 0),
+    ],
+    "editor left by its keys": [
+        Step(Keep("vi x"), has("\x1b["), 124, 1.0),
+        Step(Input("\x1b:q!\n"), ANY, 0),
+        Step("echo b", "b\n", 0),
+    ],
+    "password asked for": [
+        Step(Keep("read -s p; echo got $p"), "", 124, 0.3),
+        Step(Input("x y\n"), "got x y\n", 0),
+    ],
     "job stopped and continued": [
         Step(Keep("sleep 30"), "", 124, 0.2),
         Step(Input("\x1a"), has("Stopped"), 148),
         quick("fg", has("sleep 30")),
         Step("jobs", "", 0),
     ],
-    "program asks for input": [quick("python3 -c 'input()'", has("KeyboardInterrupt"), 1.0), Step("echo ok", "ok\n", 0)],
+    "program asks for input": [
+        quick("python3 -c 'input()'", has("KeyboardInterrupt"), 1.0),
+        Step("echo ok", "ok\n", 0),
+    ],
     "output to a file for good": [
         Step("exec >log 2>&1; echo hidden", "", 0),
         Step("echo more", "", 0),
         Step("exec >/dev/tty 2>&1; cat log", "hidden\nmore\n", 0),
     ],
-    "size limit of the shell": [Step("ulimit -t 1; while :; do :; done", RESTARTED, 137), Step("echo ok", "ok\n", 0)],
+    "size limit of the shell": [
+        Step("ulimit -t 1; while :; do :; done", RESTARTED, 137),
+        Step("echo ok", "ok\n", 0),
+    ],
     "shell without memory": [
-        Step("ulimit -v 60000; x=$(head -c 100000000 /dev/zero | tr '\\0' x)", has("cannot allocate"), 2),
+        Step(
+            "ulimit -v 60000; x=$(head -c 100000000 /dev/zero | tr '\\0' x)",
+            has("cannot allocate"),
+            2,
+        ),
         Step("echo ok", "ok\n", 0),
     ],
     # ---- bytes
     "binary": [Step(r"printf 'a\0b\xff\xfe'", "a\0b\ufffd\ufffd", 0)],
     "escapes": [Step(r"printf '\x1b[31mred\x1b[0m\r\n'", "\x1b[31mred\x1b[0m\r\n", 0)],
-    "200 MB": [Step("yes | head -c 200000000", re.compile(r"^(y\n){16384}\n\[\.\.\. \d+ bytes left out \.\.\.\]\n(y\n){16384}$"), 0, 60.0)],
-    "just over the cap": [Step("head -c 70000 /dev/zero | tr '\\0' x", has("\n[... 4464 bytes left out ...]\n"), 0)],
-    "bad bytes in a loop": [Step("for i in $(seq 200); do printf '\\xe2\\x82'; done | wc -c", "400\n", 0)],
-    "half a surrogate pair": [Step("echo \ud83d", has("surrogates not allowed"), 2), Step("echo ok", "ok\n", 0)],
+    "200 MB": [
+        Step(
+            "yes | head -c 200000000",
+            re.compile(r"^(y\n){16384}\n\[\.\.\. \d+ bytes left out \.\.\.\]\n(y\n){16384}$"),
+            0,
+            60.0,
+        )
+    ],
+    "just over the cap": [
+        Step("head -c 70000 /dev/zero | tr '\\0' x", has("\n[... 4464 bytes left out ...]\n"), 0)
+    ],
+    "bad bytes in a loop": [
+        Step("for i in $(seq 200); do printf '\\xe2\\x82'; done | wc -c", "400\n", 0)
+    ],
+    "half a surrogate pair": [
+        Step("echo \ud83d", has("surrogates not allowed"), 2),
+        Step("echo ok", "ok\n", 0),
+    ],
     # ---- what a program inherits
-    "descriptors of a program": [Step("ls /proc/self/fd | sort -n | xargs", "0 1 2 3 198 199\n", 0)],
+    "descriptors of a program": [
+        Step("ls /proc/self/fd | sort -n | xargs", "0 1 2 3 198 199\n", 0)
+    ],
     "ends of its own session": [Step("ps -o sid= -p $$ | tr -d ' ' | grep -cx $$", "1\n", 0)],
     "first to go without memory": [Step("cat /proc/self/oom_score_adj", "1000\n", 0)],
-    "the server's memory is out of reach": [Step("cat /proc/$PPID/mem", has("Permission denied"), 1)],
+    "the server's memory is out of reach": [
+        Step("cat /proc/$PPID/mem", has("Permission denied"), 1)
+    ],
     # ---- abuse that must stay a result
     "all processes killed": [Step("kill -9 -1; true", ANY, 0), Step("echo ok", "ok\n", 0)],
     "time in a subshell": [Step("time sleep 0", re.compile(r"\nreal\t0m0"), 0)],

@@ -1,4 +1,6 @@
-"""Snapshots by the image's tar and by Python: the same files, modes and links on the other side, and a limit."""
+"""Snapshots by the image's tar and by Python: the same files, modes and links on the other side,
+and a limit.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ def _server(pyz: Path, workspace: Path, path: str) -> Iterator[Client]:
         listener.bind(address)
         listener.listen(1)
         status_read, status_write = os.pipe()
-        config = {"listener": listener.fileno(), "status": status_write, "workspace": str(workspace), "env": {"PATH": path}, "tools": []}
+        config = {
+            "listener": listener.fileno(),
+            "status": status_write,
+            "workspace": str(workspace),
+            "env": {"PATH": path},
+            "tools": [],
+        }
         argv = [sys.executable, "-I", "-S", str(pyz), json.dumps(config)]
         process = subprocess.Popen(argv, pass_fds=(listener.fileno(), status_write))
     os.close(status_write)
@@ -96,6 +104,9 @@ def test_a_workspace_crosses_whole(tmp_path: Path, first: str, second: str) -> N
         assert len(content) == size
     with _server(tmp_path / "server.pyz", new, second) as ask:
         assert ask(content[:4096], op="unpack", offset=0, last=False).header["ok"]
-        assert ask(content[4096:], op="unpack", offset=4096, last=True).header == {"id": 1, "ok": True}
+        assert ask(content[4096:], op="unpack", offset=4096, last=True).header == {
+            "id": 1,
+            "ok": True,
+        }
         assert _listing(new) == _listing(old)
         assert not ask(b"no archive", op="unpack", offset=0, last=True).header["ok"]

@@ -1,4 +1,6 @@
-"""bash through the whole stack: each situation's output, exit code and state, in every kind of sandbox that works here."""
+"""bash through the whole stack: each situation's output, exit code and state, in every kind of
+sandbox that works here.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ async def take(shell: Shell, step: Step) -> None:
 @pytest.mark.parametrize("name", SITUATIONS)
 async def test_situation(shell: Shell, name: str) -> None:
     if name == "all processes killed" and "/workspace" not in (await shell.send("pwd")).output:
-        pytest.skip("in `local` this kills the tool server: tests/security/test_abuse.py holds that")
+        pytest.skip(
+            "in `local` this kills the tool server: tests/security/test_abuse.py holds that"
+        )
     await shell.send("cd; wait 2>/dev/null", 10.0)
     for step in SITUATIONS[name]:
         await take(shell, step)

@@ -25,7 +25,15 @@ def test_equal_sources_give_equal_bytes_and_nothing_but_the_standard_library() -
     data = bundle.build()
     assert data == bundle.build()
     assert len(data) < 600_000
-    allowed = {*sys.stdlib_module_names, "prorl", "IPython", "traitlets", "jupyter_client", "zmq", "__builtin__"}
+    allowed = {
+        *sys.stdlib_module_names,
+        "prorl",
+        "IPython",
+        "traitlets",
+        "jupyter_client",
+        "zmq",
+        "__builtin__",
+    }
     for name in zipfile.ZipFile(io.BytesIO(data)).namelist():
         if name.endswith(".pyc"):
             continue
@@ -33,22 +41,46 @@ def test_equal_sources_give_equal_bytes_and_nothing_but_the_standard_library() -
         tree = ast.parse(source, name, feature_version=OLDEST)
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            )
             assert {module.partition(".")[0] for module in names} <= allowed, name
 
 
 def test_the_server_imports_nothing_dear(tmp_path: Path) -> None:
     """Each of these costs a cold start milliseconds; json, re, signal and socket all build enums."""
     bundle.write(tmp_path / "server.pyz")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'server.pyz')!r}); import prorl.tools.server.main; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
-    dear = {"collections", "ctypes", "enum", "functools", "json", "re", "signal", "socket", "tempfile", "typing"}
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'server.pyz')!r}); import"
+        " prorl.tools.server.main; print(*sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    dear = {
+        "collections",
+        "ctypes",
+        "enum",
+        "functools",
+        "json",
+        "re",
+        "signal",
+        "socket",
+        "tempfile",
+        "typing",
+    }
     assert not dear & set(found.stdout.split())
 
 
 def pythons() -> list[str]:
-    """This one, the system's, and those beside ours (pyenv and its like keep versions in one folder)."""
-    beside = (path for path in Path(sys.base_prefix).parent.glob("3.*/bin/python3.*") if path.suffix[1:].isdigit())
+    """This one, the system's, and those beside ours (pyenv and its like keep versions in one
+    folder).
+    """
+    beside = (
+        path
+        for path in Path(sys.base_prefix).parent.glob("3.*/bin/python3.*")
+        if path.suffix[1:].isdigit()
+    )
     known = {str(path) for path in beside if (3, int(path.suffix[1:])) >= OLDEST}
     return sorted({sys.executable, *known, *filter(None, [shutil.which("/usr/bin/python3")])})
 
@@ -62,7 +94,12 @@ def test_it_serves(python: str, tmp_path: Path) -> None:
         listener.listen(1)
         status_read, status_write = os.pipe()
         fds = (listener.fileno(), status_write)
-        config = {"listener": fds[0], "status": fds[1], "workspace": str(tmp_path), "env": {"PATH": os.environ["PATH"]}}
+        config = {
+            "listener": fds[0],
+            "status": fds[1],
+            "workspace": str(tmp_path),
+            "env": {"PATH": os.environ["PATH"]},
+        }
         argv = [python, "-I", "-S", str(tmp_path / "server.pyz"), json.dumps(config)]
         process = subprocess.Popen(argv, pass_fds=fds)
         os.close(status_write)
@@ -70,8 +107,17 @@ def test_it_serves(python: str, tmp_path: Path) -> None:
         assert os.read(status_read, 100) == b"ok\n"
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
-            for tool, arguments, output in (("bash", {"command": "echo $((6*7))"}, b"42\n"), ("python", {"code": "6*7"}, b"42\n")):
-                header = {"id": 1, "op": "call", "tool": tool, "arguments": arguments, "timeout_s": 5}
+            for tool, arguments, output in (
+                ("bash", {"command": "echo $((6*7))"}, b"42\n"),
+                ("python", {"code": "6*7"}, b"42\n"),
+            ):
+                header = {
+                    "id": 1,
+                    "op": "call",
+                    "tool": tool,
+                    "arguments": arguments,
+                    "timeout_s": 5,
+                }
                 frames.send(client, header)
                 buffer = frames.FrameBuffer()
                 while (frame := buffer.next()) is None:

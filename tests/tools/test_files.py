@@ -26,7 +26,10 @@ def test_create_view_replace_insert_undo(files: Files, tmp_path: Path) -> None:
     path = tmp_path / "a" / "f.py"
     assert run(files, "create", path="a/f.py", file_text="one\ntwo\nthree\n")[0] == 0
     assert run(files, "view", path="a/f.py") == (0, "     1\tone\n     2\ttwo\n     3\tthree\n")
-    assert run(files, "view", path="a/f.py", view_range=[2, -1]) == (0, "     2\ttwo\n     3\tthree\n")
+    assert run(files, "view", path="a/f.py", view_range=[2, -1]) == (
+        0,
+        "     2\ttwo\n     3\tthree\n",
+    )
     assert run(files, "view", path="a") == (0, "f.py\n")
     assert run(files, "str_replace", path="a/f.py", old_str="two", new_str="2")[0] == 0
     assert run(files, "insert", path="a/f.py", insert_line=1, new_str="one and a half")[0] == 0
@@ -65,7 +68,9 @@ def test_bytes_that_are_no_text_survive_an_edit(files: Files, tmp_path: Path) ->
         {"command": "view", "path": "huge"},
     ],
 )
-def test_the_agents_mistakes_are_output(files: Files, tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_the_agents_mistakes_are_output(
+    files: Files, tmp_path: Path, arguments: dict[str, Any]
+) -> None:
     (tmp_path / "f").write_text("a\na\n")
     os.mkfifo(tmp_path / "pipe")
     with open(tmp_path / "huge", "wb") as huge:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from prorl.sandbox import wire
 from prorl.tools.server import frames
 
-HEADERS = st.dictionaries(st.text(max_size=9), st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=9), st.booleans()))
+HEADERS = st.dictionaries(
+    st.text(max_size=9), st.one_of(st.integers(-(2**53), 2**53), st.text(max_size=9), st.booleans())
+)
 
 
 def _host_reads(data: bytes) -> wire.Frame | None:
@@ -31,7 +33,9 @@ def test_the_host_reads_what_the_server_writes(header: dict[str, object], body: 
 
 
 @given(st.lists(st.tuples(HEADERS, st.binary(max_size=99)), max_size=5), st.integers(1, 50))
-def test_the_server_reads_what_the_host_writes_in_any_pieces(messages: list[tuple[dict[str, object], bytes]], step: int) -> None:
+def test_the_server_reads_what_the_host_writes_in_any_pieces(
+    messages: list[tuple[dict[str, object], bytes]], step: int
+) -> None:
     data = b"".join(wire.encode(header, body) for header, body in messages)
     buffer = frames.FrameBuffer()
     found = []

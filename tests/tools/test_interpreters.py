@@ -52,7 +52,10 @@ async def test_the_last_expression_is_shown(run: Interpreter) -> None:
 
 
 async def test_printed_output_of_both_streams_and_of_programs(run: Interpreter) -> None:
-    done = await run("import sys, subprocess\nprint('a')\nprint('b', file=sys.stderr)\nsubprocess.run(['echo', 'c'])\nprint('d')")
+    done = await run(
+        "import sys, subprocess\nprint('a')\nprint('b', file=sys.stderr)\nsubprocess.run(['echo',"
+        " 'c'])\nprint('d')"
+    )
     assert {"a", "b", "d"} <= set(done.output.split())
     if run.tool != "jupyter":  # a kernel sends a program's output later than its own
         assert done.output.split() == ["a", "b", "c", "d"]
@@ -65,7 +68,9 @@ async def test_what_programs_print_is_shown_once(run: Interpreter) -> None:
 
 
 async def test_what_comes_after_the_end_of_a_cell_belongs_to_the_next(run: Interpreter) -> None:
-    assert (await run("import subprocess; _ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])")).output == ""
+    assert (
+        await run("import subprocess; _ = subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late'])")
+    ).output == ""
     assert (await run("import time; time.sleep(1)")).output == "late\n"
 
 
@@ -103,8 +108,12 @@ async def test_output_is_capped(run: Interpreter) -> None:
 
 async def test_a_cell_that_ignores_the_interrupt_is_killed(run: Interpreter) -> None:
     if run.tool == "jupyter":
-        pytest.skip("the relay outlives a kernel that ignores SIGINT; `python` and `ipython` hold the rule")
-    done = await run("import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)", 0.3)
+        pytest.skip(
+            "the relay outlives a kernel that ignores SIGINT; `python` and `ipython` hold the rule"
+        )
+    done = await run(
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)", 0.3
+    )
     assert done.timed_out
     assert "its state is lost" in done.output
     assert (await run("2 + 2")).output.endswith("4\n")
@@ -113,7 +122,10 @@ async def test_a_cell_that_ignores_the_interrupt_is_killed(run: Interpreter) -> 
 async def test_images_are_kept_as_data(run: Interpreter) -> None:
     if run.tool == "python":
         pytest.skip("plain Python shows no images")
-    done = await run(f"from IPython.display import Image, display; import base64\ndisplay(Image(data=base64.b64decode('{PIXEL}')))")
+    done = await run(
+        "from IPython.display import Image, display; import"
+        f" base64\ndisplay(Image(data=base64.b64decode('{PIXEL}')))"
+    )
     assert "image/png" in done.output
     path = done.output.rpartition(": ")[2].strip("]\n")
     assert (await run.sandbox.get(path)).startswith(b"\x89PNG")

@@ -14,11 +14,17 @@ BYTES = st.lists(st.sampled_from([b"\x1e", b"\x1f", b"7", b"x", b"\n"]), max_siz
 
 def printed(marker: Marker, sequence: str, exit_code: str) -> bytes:
     """A marker as the terminal shows it."""
-    return re.sub(rb"\\(\d{3})", lambda found: bytes([int(found[1], 8)]), marker.text(sequence, exit_code).encode())
+    return re.sub(
+        rb"\\(\d{3})",
+        lambda found: bytes([int(found[1], 8)]),
+        marker.text(sequence, exit_code).encode(),
+    )
 
 
 @given(BYTES, BYTES, st.integers(0, 999), st.integers(0, 255))
-def test_it_is_found_between_any_bytes(before: bytes, after: bytes, sequence: int, exit_code: int) -> None:
+def test_it_is_found_between_any_bytes(
+    before: bytes, after: bytes, sequence: int, exit_code: int
+) -> None:
     marker = Marker()
     mark = printed(marker, str(sequence), str(exit_code))
     found = marker.find(before + mark + after)

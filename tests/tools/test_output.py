@@ -21,7 +21,9 @@ def test_head_and_tail_stay_and_the_rest_is_counted(chunks: list[bytes], limit: 
     else:
         left_out = len(everything) - 2 * half
         tail = everything[-half:] if half else b""
-        assert out.value() == everything[:half] + b"\n[... %d bytes left out ...]\n" % left_out + tail
+        assert (
+            out.value() == everything[:half] + b"\n[... %d bytes left out ...]\n" % left_out + tail
+        )
         assert out.truncated
 
 

@@ -1,4 +1,6 @@
-"""Users' tools by entry point: the schema reaches the policy, the call runs inside the sandbox, and mistakes are told before a rollout."""
+"""Users' tools by entry point: the schema reaches the policy, the call runs inside the sandbox, and
+mistakes are told before a rollout.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ FILES = {
     "acme/tools.py": WEATHER,
     "acme/units.py": "def degrees(n):\n    return f'{n} degrees'\n",
     "acme/cities.txt": "Oslo\n",
-    "acme/here.py": f"""
+    "acme/here.py": (
+        f"""
         import os
 
         class Here:
@@ -82,8 +85,10 @@ FILES = {
 
             def __call__(self, city):
                 return city
-    """,
-    "acme/slow.py": f"""
+    """
+    ),
+    "acme/slow.py": (
+        f"""
         import time
 
         class Slow:
@@ -93,8 +98,10 @@ FILES = {
                 time.sleep(60)
 
             def __call__(self, city): ...
-    """,
-    "acme/bad.py": f"""
+    """
+    ),
+    "acme/bad.py": (
+        f"""
         class NoText:
             parameters = {SCHEMA}
             def __call__(self, city): ...
@@ -109,7 +116,8 @@ FILES = {
         class OddType:
             description, parameters = "x", {{"type": "object", "properties": {{"city": {{"type": ["string", "null"]}}}}}}
             def __call__(self, city): ...
-    """,
+    """
+    ),
     "compiled/__init__.py": "",
     "compiled/fast.so": "",
 }
@@ -137,7 +145,12 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _task(*tools: Json) -> Task:
-    return Task(task_id="t/0", env="math", prompt="How warm is it?", data={"answer": "4", "tools": list(tools)})
+    return Task(
+        task_id="t/0",
+        env="math",
+        prompt="How warm is it?",
+        data={"answer": "4", "tools": list(tools)},
+    )
 
 
 # ---- on the host
@@ -166,7 +179,10 @@ def test_the_schema_is_rendered_to_the_policy_and_the_sandbox_is_asked_for_the_t
         ("no-text", r"tool 'no-text': its description is None"),
         ("no-call", r"tool 'no-call' is <class .*; expected a class with a method __call__"),
         ("no-schema", r"tool 'no-schema': its parameters: 'city' is no object schema"),
-        ("odd-type", r"tool 'odd-type': its parameters: property 'city' has type \['string', 'null'\]"),
+        (
+            "odd-type",
+            r"tool 'odd-type': its parameters: property 'city' has type \['string', 'null'\]",
+        ),
         (3, r"data.tools is \[3\]"),
     ],
 )
@@ -191,13 +207,18 @@ def test_the_zip_holds_the_package_whole_and_says_what_it_leaves_out() -> None:
 
 @pytest.fixture
 async def sandbox(package: None) -> AsyncIterator[ConnectedSandbox]:
-    async with prorl.sandbox.open("pyns", SandboxSpec(tools=("bash", "python", "weather"))) as sandbox:
+    async with prorl.sandbox.open(
+        "pyns", SandboxSpec(tools=("bash", "python", "weather"))
+    ) as sandbox:
         yield sandbox
 
 
 async def test_a_call_runs_inside_and_keeps_its_state(sandbox: ConnectedSandbox) -> None:
     first = await sandbox.call("weather", {"city": "Oslo"}, 10.0)
-    assert (first.exit_code, first.output) == (0, "asked for Oslo\n4 degrees in Oslo on sandbox, call 1, uid 1000")
+    assert (first.exit_code, first.output) == (
+        0,
+        "asked for Oslo\n4 degrees in Oslo on sandbox, call 1, uid 1000",
+    )
     assert socket.gethostname() != "sandbox"
     assert "call 2" in (await sandbox.call("weather", {"city": "Rome"}, 10.0)).output
     for city, output in (("raw", '{"degrees": [4, null]}'), ("silent", ""), ("file", "Oslo\n")):
@@ -213,20 +234,28 @@ async def test_what_goes_wrong_in_a_call_is_a_result(sandbox: ConnectedSandbox) 
     assert (await sandbox.call("weather", {"town": "Oslo"}, 10.0)).exit_code == 1
     hung = await sandbox.call("weather", {"city": "limbo"}, 0.3)
     assert (hung.timed_out, hung.exit_code) == (True, 124)
-    assert "call 4" in (await sandbox.call("weather", {"city": "Oslo"}, 10.0)).output  # the interrupt cost no state
+    # the interrupt cost no state
+    assert "call 4" in (await sandbox.call("weather", {"city": "Oslo"}, 10.0)).output
     died = await sandbox.call("weather", {"city": "grave"}, 10.0)
     assert died.exit_code == 7
     assert "the tool ended; the next call starts a new one" in died.output
     assert "call 1," in (await sandbox.call("weather", {"city": "Oslo"}, 10.0)).output
 
 
-async def test_the_agent_can_neither_replace_the_tool_nor_read_what_is_not_its_own(sandbox: ConnectedSandbox) -> None:
+async def test_the_agent_can_neither_replace_the_tool_nor_read_what_is_not_its_own(
+    sandbox: ConnectedSandbox,
+) -> None:
     await sandbox.put("acme/tools.py", b"raise SystemExit('mine')")
     await sandbox.put("socket.py", b"raise SystemExit('mine')")
     await sandbox.call("weather", {"city": "grave"}, 10.0)
     assert "4 degrees" in (await sandbox.call("weather", {"city": "Oslo"}, 10.0)).output
-    assert await _open_in(sandbox, "weather") == 5  # three outputs, the server's socket, the zip; and the listing itself
-    listed = await sandbox.call("bash", {"command": "ls -l /proc/$$/fd; for f in /proc/$$/fd/*; do [ -f $f ] && head -c2 $f; done"}, 10.0)
+    # three outputs, the server's socket, the zip; and the listing itself
+    assert await _open_in(sandbox, "weather") == 5
+    listed = await sandbox.call(
+        "bash",
+        {"command": "ls -l /proc/$$/fd; for f in /proc/$$/fd/*; do [ -f $f ] && head -c2 $f; done"},
+        10.0,
+    )
     assert "tools.zip" not in listed.output
     assert "PK" not in listed.output
 
@@ -245,7 +274,9 @@ async def _open_in(sandbox: ConnectedSandbox, tool: str) -> int:
         ("nobody", "no tool 'nobody' on this node; there are bash, .*weather"),
     ],
 )
-async def test_a_tool_that_cannot_work_inside_fails_the_start_as_bad_task(tool: str, says: str) -> None:
+async def test_a_tool_that_cannot_work_inside_fails_the_start_as_bad_task(
+    tool: str, says: str
+) -> None:
     with pytest.raises(SandboxError, match=f"(?s){says}") as caught:
         async with prorl.sandbox.open("pyns", SandboxSpec(tools=("bash", tool))):
             pass
@@ -255,14 +286,18 @@ async def test_a_tool_that_cannot_work_inside_fails_the_start_as_bad_task(tool: 
 @pytest.mark.slow
 @pytest.mark.usefixtures("package")
 async def test_a_tool_that_takes_too_long_to_make_is_no_fault_of_the_task() -> None:
-    with pytest.raises(SandboxError, match="'slow' does not start inside the sandbox: it was not made in 25 s") as caught:
+    with pytest.raises(
+        SandboxError, match="'slow' does not start inside the sandbox: it was not made in 25 s"
+    ) as caught:
         async with prorl.sandbox.open("pyns", SandboxSpec(tools=("slow",))):
             pass
     assert caught.value.code is FailureCode.SANDBOX_START
 
 
 @pytest.mark.usefixtures("package")
-@pytest.mark.parametrize("kind", ["local", "bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+@pytest.mark.parametrize(
+    "kind", ["local", "bwrap", pytest.param("apptainer", marks=pytest.mark.apptainer)]
+)
 async def test_every_kind_serves_it_and_leaves_nothing(kind: str, folder: Path) -> None:
     if reason := await asyncio.to_thread(why_not, kind):
         pytest.skip(reason)
@@ -278,7 +313,10 @@ async def _ask_twice(host: UnixSandboxHost) -> None:
     for number in range(2):
         ref = await host.start(f"run/{number}/1", "run", SandboxSpec(tools=("bash", "weather")))
         async with host.connect(ref) as sandbox:
-            assert "4 degrees in Oslo" in (await sandbox.call("weather", {"city": "Oslo"}, 10.0)).output
+            assert (
+                "4 degrees in Oslo"
+                in (await sandbox.call("weather", {"city": "Oslo"}, 10.0)).output
+            )
             assert await _open_in(sandbox, "weather") == 5
     with pytest.raises(SandboxError, match="no display") as caught:
         await host.start("run/9/1", "run", SandboxSpec(tools=("here",)))
@@ -286,5 +324,7 @@ async def _ask_twice(host: UnixSandboxHost) -> None:
 
 
 def test_names_of_our_own_tools_are_known_below_the_tool_server() -> None:
-    """`plugins.SERVED_TOOLS` and what a server makes are written in two places, since the server runs without the rest of prorl."""
+    """`plugins.SERVED_TOOLS` and what a server makes are written in two places, since the server
+    runs without the rest of prorl.
+    """
     assert set(SERVED_TOOLS) == OURS

@@ -46,7 +46,13 @@ def test_transformers_loads_it_without_us(tmp_path: Path) -> None:
 
     source = save_model(tmp_path / "model")
     model = load_model(source)
-    path = save(tmp_path / "out", Progress(step=3), model, torch.optim.AdamW(model.parameters()), source=source)
+    path = save(
+        tmp_path / "out",
+        Progress(step=3),
+        model,
+        torch.optim.AdamW(model.parameters()),
+        source=source,
+    )
     plain: Any = AutoModelForCausalLM.from_pretrained(path)
     assert "prorl" not in (path / "config.json").read_text()
     assert (path / "tokenizer.json").exists()
@@ -63,7 +69,10 @@ def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
     assert newest(tmp_path / "out") is None
     for step in (1, 2, 3, 3):
         save(tmp_path / "out", Progress(step=step), model, optimizer, source=source, keep=2)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["step-00000002", "step-00000003"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "step-00000002",
+        "step-00000003",
+    ]
 
 
 def test_a_save_that_fails_midway_leaves_the_one_before(tmp_path: Path) -> None:
@@ -83,4 +92,10 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     model = load_model(save_model(tmp_path / "model"))
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="checkpoint"):
-        save(tmp_path / "file", Progress(), model, torch.optim.AdamW(model.parameters()), source=tmp_path)
+        save(
+            tmp_path / "file",
+            Progress(),
+            model,
+            torch.optim.AdamW(model.parameters()),
+            source=tmp_path,
+        )

@@ -1,4 +1,6 @@
-"""One update: masks for stale tokens, warm-up, and passes and minibatches that are only a matter of memory."""
+"""One update: masks for stale tokens, warm-up, and passes and minibatches that are only a matter of
+memory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def learner(model_dir: Path, **changes: Any) -> Learner:
-    values = {"service": "unused", "run": "demo", "model": model_dir, "output": model_dir, "steps": 1, **changes}
+    values = {
+        "service": "unused",
+        "run": "demo",
+        "model": model_dir,
+        "output": model_dir,
+        "steps": 1,
+        **changes,
+    }
     return Learner(TrainerConfig(**values), model_dir, resume=False)
 
 
@@ -29,7 +38,9 @@ def test_tokens_beyond_the_staleness_bound_do_not_train(model_dir: Path) -> None
     before = [parameter.detach().clone() for parameter in one.model.parameters()]
     figures = one.update(batch_of(2), step=9, version=2)
     assert (figures["trained_tokens"], figures["staleness_max"], figures["grad_norm"]) == (0, 2, 0)
-    assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
+    assert all(
+        torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True)
+    )
     assert one.update(batch_of(2), step=9, version=1)["trained_tokens"] == len(batch_of(2).logprobs)
 
 
@@ -63,5 +74,9 @@ def test_figures_count_what_the_batch_holds(model_dir: Path) -> None:
     figures = learner(model_dir).update(batch, step=0, version=0)
     rewards = dict(zip(batch.rollout_ids.tolist(), batch.rewards.tolist(), strict=True))
     assert figures["reward"] == pytest.approx(np.mean(list(rewards.values())))
-    assert (figures["rollouts"], figures["sequences"], figures["groups"]) == (len(rewards), batch.num_sequences, 3)
+    assert (figures["rollouts"], figures["sequences"], figures["groups"]) == (
+        len(rewards),
+        batch.num_sequences,
+        3,
+    )
     assert figures["logprob_diff_max"] > 0.1, "synthetic logprobs are not this model's"

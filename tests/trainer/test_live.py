@@ -1,4 +1,6 @@
-"""The trainer against a whole live service: it submits, streams, checkpoints, commits and publishes, and goes on after a stop."""
+"""The trainer against a whole live service: it submits, streams, checkpoints, commits and
+publishes, and goes on after a stop.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
     """A service whose policy is right now and then."""
-    command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(tmp_path / "root"), "--policy", "flaky"]
+    command = [
+        sys.executable,
+        "-m",
+        "prorl.cli",
+        "serve",
+        "--root",
+        str(tmp_path / "root"),
+        "--policy",
+        "flaky",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("serving"), "the service did not start"
@@ -35,16 +46,34 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_live_training_consumes_each_kept_group_once(root: Path, tmp_path: Path, steps_ahead: Literal[0, 1]) -> None:
+def test_live_training_consumes_each_kept_group_once(
+    root: Path, tmp_path: Path, steps_ahead: Literal[0, 1]
+) -> None:
     tasks = tmp_path / "tasks.jsonl"
-    rows = [{"task_id": f"t{i}", "env": "math", "prompt": f"What is {i} + 1?", "data": {"answer": str(i + 1)}} for i in range(7)]
+    rows = [
+        {
+            "task_id": f"t{i}",
+            "env": "math",
+            "prompt": f"What is {i} + 1?",
+            "data": {"answer": str(i + 1)},
+        }
+        for i in range(7)
+    ]
     tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
 
     def go(steps: int) -> Progress:
         config = TrainerConfig(
-            service=str(root), run="live", model=save_model(tmp_path / "model", vocab_size=512, max_tokens=4096), output=tmp_path / "out",
-            steps=steps, groups_per_step=2, n=4, tasks=tasks, steps_ahead=steps_ahead, wait_s=1.0,
-        )  # fmt: skip
+            service=str(root),
+            run="live",
+            model=save_model(tmp_path / "model", vocab_size=512, max_tokens=4096),
+            output=tmp_path / "out",
+            steps=steps,
+            groups_per_step=2,
+            n=4,
+            tasks=tasks,
+            steps_ahead=steps_ahead,
+            wait_s=1.0,
+        )
         with connect(root) as client:
             client.create_run(run_id="live", filter="dapo", delivery="stream")
             return train(config, client)
@@ -58,7 +87,9 @@ def test_live_training_consumes_each_kept_group_once(root: Path, tmp_path: Path,
     with connect(root) as client:
         run = client.run("live")
         assert (run["version"], run["cursors"]) == (4, {"primary": 8})
-        assert run["groups"]["acked"] == run["delivered"] == 8, "nothing is handed out before its step"
+        assert run["groups"]["acked"] == run["delivered"] == 8, (
+            "nothing is handed out before its step"
+        )
         waiting = sum(run["groups"][state] for state in ("open", "kept", "delivered"))
         assert waiting <= 2 * (1 + steps_ahead), "no more was asked for than the next steps need"
         again = next(client.stream("live", "check", "live@0", groups_per_batch=8))

@@ -1,4 +1,6 @@
-"""The loop over a real replay: bit-equal losses, bit-equal parameters after SIGKILL, exactly one step per group."""
+"""The loop over a real replay: bit-equal losses, bit-equal parameters after SIGKILL, exactly one
+step per group.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,28 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    run_dir = write_run(tmp_path_factory.mktemp("runs") / "demo", [group(i, SHAPE) for i in range(STEPS * GROUPS)], "demo")
+    run_dir = write_run(
+        tmp_path_factory.mktemp("runs") / "demo",
+        [group(i, SHAPE) for i in range(STEPS * GROUPS)],
+        "demo",
+    )
     with served(run_dir) as where:
         yield where
 
 
 def settings(location: str, model_dir: Path, output: Path, **changes: Any) -> TrainerConfig:
     values: dict[str, Any] = {
-        "service": location, "run": "demo", "model": model_dir, "output": output, "steps": STEPS, "groups_per_step": GROUPS,
-        "minibatches": 2, "tokens_per_pass": 150, "publish": False, "consumer": output.name,
-    }  # fmt: skip
+        "service": location,
+        "run": "demo",
+        "model": model_dir,
+        "output": output,
+        "steps": STEPS,
+        "groups_per_step": GROUPS,
+        "minibatches": 2,
+        "tokens_per_pass": 150,
+        "publish": False,
+        "consumer": output.name,
+    }
     return TrainerConfig(**{**values, **changes})
 
 
@@ -71,7 +85,9 @@ def assert_equal_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tenso
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_two_fresh_trainers_have_bit_equal_losses(location: str, model_dir: Path, tmp_path: Path) -> None:
+def test_two_fresh_trainers_have_bit_equal_losses(
+    location: str, model_dir: Path, tmp_path: Path
+) -> None:
     one = losses(settings(location, model_dir, tmp_path / "one"))
     other = losses(settings(location, model_dir, tmp_path / "other"))
     assert len(one) == STEPS
@@ -81,14 +97,18 @@ def test_two_fresh_trainers_have_bit_equal_losses(location: str, model_dir: Path
 
 
 def test_the_proximal_ratio_starts_at_one(location: str, model_dir: Path, tmp_path: Path) -> None:
-    config = settings(location, model_dir, tmp_path / "proximal", proximal=True, minibatches=1, steps=1)
+    config = settings(
+        location, model_dir, tmp_path / "proximal", proximal=True, minibatches=1, steps=1
+    )
     losses(config)
     row = pq.read_table(config.output / "metrics" / "step-00000001.parquet").to_pylist()[0]
     assert row["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert 0 < row["correction"] <= 2.0
 
 
-def test_resumed_in_this_process_it_ends_with_equal_bits(location: str, model_dir: Path, tmp_path: Path) -> None:
+def test_resumed_in_this_process_it_ends_with_equal_bits(
+    location: str, model_dir: Path, tmp_path: Path
+) -> None:
     whole = settings(location, model_dir, tmp_path / "whole", steps=6)
     losses(whole)
     for steps in (1, 4, 6):
@@ -114,7 +134,9 @@ def start(config: TrainerConfig, file: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.faults
-def test_killed_at_random_steps_it_ends_with_equal_bits(location: str, model_dir: Path, tmp_path: Path) -> None:
+def test_killed_at_random_steps_it_ends_with_equal_bits(
+    location: str, model_dir: Path, tmp_path: Path
+) -> None:
     losses(settings(location, model_dir, tmp_path / "whole"))
     config = settings(location, model_dir, tmp_path / "killed")
     chance = random.Random(os.environ.get("PRORL_TEST_SEED", "7"))
@@ -136,11 +158,15 @@ def test_killed_at_random_steps_it_ends_with_equal_bits(location: str, model_dir
     by_step: dict[int, set[float]] = {}
     for figures in seen:
         by_step.setdefault(figures["step"], set()).add(figures["loss"])
-    assert all(len(values) == 1 for values in by_step.values()), "a step that was done again is the same step"
+    assert all(len(values) == 1 for values in by_step.values()), (
+        "a step that was done again is the same step"
+    )
     assert pq.read_table(tmp_path / "killed" / "metrics").num_rows == STEPS
 
 
-def test_sigterm_ends_it_after_the_step_in_hand(location: str, model_dir: Path, tmp_path: Path) -> None:
+def test_sigterm_ends_it_after_the_step_in_hand(
+    location: str, model_dir: Path, tmp_path: Path
+) -> None:
     config = settings(location, model_dir, tmp_path / "stopped")
     with start(config, tmp_path / "trainer.json") as process:
         assert process.stdout is not None

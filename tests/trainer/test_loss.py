@@ -17,7 +17,9 @@ token = st.tuples(logprob, logprob, logprob, st.floats(-3, 3), st.booleans())
 tokens = st.lists(token, min_size=1, max_size=12)
 
 
-def reference(rows: list[tuple[float, float, float, float, bool]], num_trained: int, proximal: bool) -> float:
+def reference(
+    rows: list[tuple[float, float, float, float, bool]], num_trained: int, proximal: bool
+) -> float:
     total = 0.0
     for now, mu, old, advantage, trained in rows:
         if not trained:
@@ -29,15 +31,27 @@ def reference(rows: list[tuple[float, float, float, float, bool]], num_trained: 
     return -total / max(num_trained, 1)
 
 
-def columns(rows: list[tuple[float, float, float, float, bool]], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def columns(
+    rows: list[tuple[float, float, float, float, bool]], dtype: torch.dtype = torch.float64
+) -> list[torch.Tensor]:
     return [torch.tensor(column, dtype=dtype) for column in zip(*rows, strict=True)]
 
 
 @given(rows=tokens, proximal=st.booleans())
-def test_equal_to_the_formula(rows: list[tuple[float, float, float, float, bool]], proximal: bool) -> None:
+def test_equal_to_the_formula(
+    rows: list[tuple[float, float, float, float, bool]], proximal: bool
+) -> None:
     now, mu, old, advantages, trained = columns(rows)
     num = int(trained.sum())
-    loss = dapo_loss(now, mu, advantages, trained, num_trained=num, config=CONFIG, proximal_C=old if proximal else None)
+    loss = dapo_loss(
+        now,
+        mu,
+        advantages,
+        trained,
+        num_trained=num,
+        config=CONFIG,
+        proximal_C=old if proximal else None,
+    )
     assert float(loss.value) == pytest.approx(reference(rows, num, proximal), abs=1e-12)
 
 
@@ -46,21 +60,33 @@ def test_float32_stays_close(rows: list[tuple[float, float, float, float, bool]]
     now, mu, _, advantages, trained = columns(rows, torch.float32)
     num = int(trained.sum())
     loss = dapo_loss(now, mu, advantages, trained, num_trained=num, config=CONFIG)
-    assert float(loss.value) == pytest.approx(reference(rows, num, proximal=False), rel=1e-4, abs=1e-5)
+    assert float(loss.value) == pytest.approx(
+        reference(rows, num, proximal=False), rel=1e-4, abs=1e-5
+    )
 
 
 @given(rows=tokens, cut=st.integers(0, 12))
-def test_passes_of_a_minibatch_add_up(rows: list[tuple[float, float, float, float, bool]], cut: int) -> None:
+def test_passes_of_a_minibatch_add_up(
+    rows: list[tuple[float, float, float, float, bool]], cut: int
+) -> None:
     now, mu, _, advantages, trained = columns(rows)
     num = int(trained.sum())
 
     def value(part: slice) -> float:
-        return float(dapo_loss(now[part], mu[part], advantages[part], trained[part], num_trained=num, config=CONFIG).value)
+        return float(
+            dapo_loss(
+                now[part], mu[part], advantages[part], trained[part], num_trained=num, config=CONFIG
+            ).value
+        )
 
-    assert value(slice(None)) == pytest.approx(value(slice(cut)) + value(slice(cut, None)), abs=1e-12)
+    assert value(slice(None)) == pytest.approx(
+        value(slice(cut)) + value(slice(cut, None)), abs=1e-12
+    )
 
 
-def gradient(now: float, mu: float, advantage: float, trained: float = 1.0, proximal: float | None = None) -> float:
+def gradient(
+    now: float, mu: float, advantage: float, trained: float = 1.0, proximal: float | None = None
+) -> float:
     leaf = torch.tensor([now], dtype=torch.float64, requires_grad=True)
     old = None if proximal is None else torch.tensor([proximal], dtype=torch.float64)
     column = [torch.tensor([value], dtype=torch.float64) for value in (mu, advantage, trained)]
@@ -71,7 +97,9 @@ def gradient(now: float, mu: float, advantage: float, trained: float = 1.0, prox
 
 def test_gradient_at_the_old_policy_is_the_policy_gradient() -> None:
     assert gradient(-1.0, -1.0, 2.0) == pytest.approx(-2.0)
-    assert gradient(-1.0, -1.5, 2.0, proximal=-1.0) == pytest.approx(-2.0 * math.exp(0.5)), "the correction weighs, without a gradient"
+    assert gradient(-1.0, -1.5, 2.0, proximal=-1.0) == pytest.approx(-2.0 * math.exp(0.5)), (
+        "the correction weighs, without a gradient"
+    )
 
 
 def test_the_clip_is_higher_above_than_below() -> None:

@@ -1,4 +1,6 @@
-"""Packed forward passes against the same model, one sequence at a time, with transformers' own attention."""
+"""Packed forward passes against the same model, one sequence at a time, with transformers' own
+attention.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def one_at_a_time(model_dir: Path, batch: PackedBatch) -> torch.Tensor:
     """Float64, eager attention, no packing: the definition."""
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float64, attn_implementation="eager")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.float64, attn_implementation="eager"
+    )
     found = []
     for row in range(batch.num_sequences):
         one = batch.rows(row, row + 1)
@@ -35,7 +39,11 @@ def one_at_a_time(model_dir: Path, batch: PackedBatch) -> torch.Tensor:
         index = torch.from_numpy(one.sampled_index())
         temperature = torch.from_numpy(one.per_sampled(one.span_temperature)).double()
         logprobs = torch.log_softmax(logits[index - 1] / temperature[:, None], -1)
-        found.append(logprobs.gather(1, torch.from_numpy(one.token_ids.astype(np.int64))[index][:, None])[:, 0])
+        found.append(
+            logprobs.gather(1, torch.from_numpy(one.token_ids.astype(np.int64))[index][:, None])[
+                :, 0
+            ]
+        )
     return torch.cat(found)
 
 
@@ -87,8 +95,15 @@ def test_what_cannot_be_trained_on_is_refused(model_dir: Path) -> None:
     query = torch.zeros(1, 2, 4, 8)
     with pytest.raises(UserError, match="sliding window of 2"):
         packed_attention(
-            torch.nn.Identity(), query, query, query, None,
-            pad_index=torch.arange(4), cu_seq_lens_q=torch.tensor([0, 4]), max_length_q=4, sliding_window=2,
-        )  # fmt: skip
+            torch.nn.Identity(),
+            query,
+            query,
+            query,
+            None,
+            pad_index=torch.arange(4),
+            cu_seq_lens_q=torch.tensor([0, 4]),
+            max_length_q=4,
+            sliding_window=2,
+        )
     with pytest.raises(ConfigError, match="directory with config"):
         load_model(model_dir / "nothing")

@@ -1,4 +1,6 @@
-"""The toy checkpoint and its making: demonstrations as the service would render them, repeatable training, a low start."""
+"""The toy checkpoint and its making: demonstrations as the service would render them, repeatable
+training, a low start.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
 from prorl.trainer.demonstrations import ENVS, MEDIOCRE, demonstrate, encode, evaluate
-from prorl.types import AttemptKey, Json, RolloutLimits, SamplingParams, SandboxRef, Task, ToolResult
+from prorl.types import (
+    AttemptKey,
+    Json,
+    RolloutLimits,
+    SamplingParams,
+    SandboxRef,
+    Task,
+    ToolResult,
+)
 
 RENDERER = ChatMLRenderer(HFTokenizer(TOY))
 MAX_BYTES = 3 << 20
@@ -30,7 +40,9 @@ PLAIN = re.compile(r"[0-9+\-*%()/]{1,64}")
 
 
 class Calculator:
-    """A sandbox whose python evaluates plain expressions, since a thousand interpreters would take a minute."""
+    """A sandbox whose python evaluates plain expressions, since a thousand interpreters would take
+    a minute.
+    """
 
     ref = SandboxRef()
 
@@ -40,7 +52,9 @@ class Calculator:
             return ToolResult(output="NameError: x", exit_code=1)
         output = evaluate(code)
         failed = output.startswith("error: ")
-        return ToolResult(output=output.removeprefix("error: ") if failed else output, exit_code=int(failed))
+        return ToolResult(
+            output=output.removeprefix("error: ") if failed else output, exit_code=int(failed)
+        )
 
 
 async def _reward(backend: EmbeddedBackend, task: Task, sample: int) -> float:
@@ -68,7 +82,9 @@ async def test_the_toy_starts_low_but_not_at_nothing(name: str) -> None:
     """So that there is something to learn and something to learn from."""
     backend = EmbeddedBackend(TOY)
     tasks = generate(name, split="heldout", seed=0, n=96)
-    rewards = await asyncio.gather(*(_reward(backend, task, index) for index, task in enumerate(tasks)))
+    rewards = await asyncio.gather(
+        *(_reward(backend, task, index) for index, task in enumerate(tasks))
+    )
     await backend.close()
     assert 0.08 < np.mean(rewards) < 0.5
 
@@ -81,7 +97,10 @@ def test_the_toy_is_small_and_says_what_it_is() -> None:
 
 def test_every_digit_and_operator_is_one_token_and_a_calls_frame_is_two() -> None:
     encode_text = RENDERER.tokenizer.encode
-    assert [len(encode_text(text)) for text in ("12*(345+6)", "7//8", '\n{"name":"python","arguments":{"code":"', '"}}\n')] == [10, 4, 1, 1]
+    assert [
+        len(encode_text(text))
+        for text in ("12*(345+6)", "7//8", '\n{"name":"python","arguments":{"code":"', '"}}\n')
+    ] == [10, 4, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["arith", "shop"])
@@ -110,11 +129,17 @@ def test_demonstrations_err_at_about_the_stated_rates() -> None:
         if task.data["form"] == "less_than" and said[0].tool_calls:
             outcomes["hard"] += 1
             naive = "-".join(reversed(task.data["expression"].split("-")))
-            outcomes["naive"] += any(naive == call.arguments["code"] for message in said for call in message.tool_calls)
+            outcomes["naive"] += any(
+                naive == call.arguments["code"] for message in said for call in message.tool_calls
+            )
         outcomes["syntax"] += any("SyntaxError" in message.content for message in said)
     assert outcomes["tool"] / len(tasks) == pytest.approx(1 - MEDIOCRE["arith"].guess, abs=0.03)
-    assert outcomes["syntax"] / outcomes["tool"] == pytest.approx(MEDIOCRE["arith"].syntax, abs=0.03)
-    assert outcomes["naive"] / outcomes["hard"] == pytest.approx(MEDIOCRE["arith"].wrong_hard_expression, abs=0.12)
+    assert outcomes["syntax"] / outcomes["tool"] == pytest.approx(
+        MEDIOCRE["arith"].syntax, abs=0.03
+    )
+    assert outcomes["naive"] / outcomes["hard"] == pytest.approx(
+        MEDIOCRE["arith"].wrong_hard_expression, abs=0.12
+    )
     assert 0.15 < outcomes["right"] / len(tasks) < 0.4
 
 

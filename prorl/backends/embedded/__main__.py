@@ -1,8 +1,11 @@
-"""The embedded backend as a process: `python -m prorl.backends.embedded --model DIR [--port 0] [--parent PID]`.
+"""The embedded backend as a process:
 
-Prints `ready {"url", "model", "version", "pid"}` when it listens. It dies with the thread that started it, and at once when `--parent`
-is not its parent any more. SIGTERM ends it within a second; requests in flight get what they have. With the environment variable
-VLLM_API_KEY set, everything but /health asks for that bearer token.
+`python -m prorl.backends.embedded --model DIR [--port 0] [--parent PID]`.
+
+Prints `ready {"url", "model", "version", "pid"}` when it listens. It dies with the thread that
+started it, and at once when `--parent` is not its parent any more. SIGTERM ends it within a second;
+requests in flight get what they have. With the environment variable VLLM_API_KEY set, everything
+but /health asks for that bearer token.
 """
 
 from __future__ import annotations
@@ -24,14 +27,18 @@ _PR_SET_PDEATHSIG = 1
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM; 0, or 2 with one line on stderr for a mistake of the caller."""
-    parser = argparse.ArgumentParser(prog="python -m prorl.backends.embedded", description="Serve a Qwen3 checkpoint in numpy.")
+    parser = argparse.ArgumentParser(
+        prog="python -m prorl.backends.embedded", description="Serve a Qwen3 checkpoint in numpy."
+    )
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--served-model-name", default="", help="default: the directory's name")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes any free port")
     parser.add_argument("--version", type=int, default=0, help="id of these weights")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="requests computed at a time")
-    parser.add_argument("--max-model-len", type=int, default=4096, help="context, at most the model's")
+    parser.add_argument(
+        "--max-model-len", type=int, default=4096, help="context, at most the model's"
+    )
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads")
     parser.add_argument("--parent", type=int, default=0, help="pid to die with")
     options = parser.parse_args(argv)
@@ -57,7 +64,9 @@ async def _serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     backend = EmbeddedBackend(
-        options.model, version=options.version, settings=Settings(rows=options.max_num_seqs, length=options.max_model_len)
+        options.model,
+        version=options.version,
+        settings=Settings(rows=options.max_num_seqs, length=options.max_model_len),
     )
     name = options.served_model_name or options.model.resolve().name
     server = TokenServer(

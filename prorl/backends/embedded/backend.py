@@ -1,8 +1,10 @@
-"""The engine as a `Backend`: one asyncio task steps it while there is work; weights change while it is paused.
+"""The engine as a `Backend`: one asyncio task steps it while there is work; weights change while it
+is paused.
 
-Invariants: everything happens on one event loop, which is the engine's alone for the length of a step (milliseconds for the models it
-is meant for); a cancelled `generate` leaves no request behind; weights never change in the middle of a step; a request that comes
-while it is paused waits and is answered after `resume`.
+Invariants: everything happens on one event loop, which is the engine's alone for the length of a
+step (milliseconds for the models it is meant for); a cancelled `generate` leaves no request behind;
+weights never change in the middle of a step; a request that comes while it is paused waits and is
+answered after `resume`.
 """
 
 from __future__ import annotations
@@ -36,13 +38,27 @@ class Settings(NamedTuple):
 
 
 class EmbeddedBackend:
-    """Implements `prorl.protocols.Backend` and what a weight publisher needs: `pause`, `update_weights`, `resume`."""
+    """Implements `prorl.protocols.Backend` and what a weight publisher needs:
 
-    def __init__(self, directory: str | Path, *, version: int = 0, name: str = "embedded", settings: Settings | None = None) -> None:
+    `pause`, `update_weights`, `resume`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        version: int = 0,
+        name: str = "embedded",
+        settings: Settings | None = None,
+    ) -> None:
         self.name = name
         chosen = settings or Settings()
         self.engine = Engine(
-            Path(directory), version=PolicyVersion(version), rows=chosen.rows, length=chosen.length, prefix_bytes=chosen.prefix_bytes
+            Path(directory),
+            version=PolicyVersion(version),
+            rows=chosen.rows,
+            length=chosen.length,
+            prefix_bytes=chosen.prefix_bytes,
         )
         self._waiters: dict[Row, asyncio.Future[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -59,7 +75,10 @@ class EmbeddedBackend:
         return self.engine.version
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one completion. Raises BackendError; cancelling takes the request out of the batch."""
+        """Sample one completion.
+
+        Raises BackendError; cancelling takes the request out of the batch.
+        """
         started = time.monotonic()
         row = self.engine.add(request)
         waiter = self._waiters[row] = asyncio.get_running_loop().create_future()
@@ -72,7 +91,10 @@ class EmbeddedBackend:
         return _completion(row, self.name, time.monotonic() - started)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop between two steps. `abort` ends what runs with its tokens so far, `keep` freezes it until `resume`."""
+        """Stop between two steps.
+
+        `abort` ends what runs with its tokens so far, `keep` freezes it until `resume`.
+        """
         self._paused = True
         if mode == "abort":
             for row in self.engine.running_and_waiting():
@@ -85,7 +107,10 @@ class EmbeddedBackend:
         self._wake()
 
     def update_weights(self, directory: str | Path, version: int) -> None:
-        """Take over another version of the weights between two steps. Raises ConfigError; then the old ones go on serving."""
+        """Take over another version of the weights between two steps.
+
+        Raises ConfigError; then the old ones go on serving.
+        """
         self.engine.load(Path(directory), PolicyVersion(version))
 
     async def close(self) -> None:
@@ -99,7 +124,10 @@ class EmbeddedBackend:
             self._task = asyncio.create_task(self._drive())
 
     async def _drive(self) -> None:
-        """Step while there is work, giving way to the loop after each step. A bug in the engine fails the requests, not the server."""
+        """Step while there is work, giving way to the loop after each step.
+
+        A bug in the engine fails the requests, not the server.
+        """
         while self.engine.busy and not self._paused:
             try:
                 with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, "embedded engine"):

@@ -1,8 +1,11 @@
-"""Continuous batching over the numpy model: requests join and leave between steps. Knows no event loop, no socket and no clock.
+"""Continuous batching over the numpy model: requests join and leave between steps.
 
-Invariants: running requests occupy rows 0 .. n-1 of the cache without a gap; a request's tokens and logprobs do not depend on
-its neighbours (up to float32 rounding); tokens sampled before new weights keep the version that sampled them. Bounded: running
-requests by rows, waiting ones by `max_waiting`, the prefix store by bytes, a step by `STEP_TOKENS` packed tokens.
+Knows no event loop, no socket and no clock.
+
+Invariants: running requests occupy rows 0 .. n-1 of the cache without a gap; a request's tokens and
+logprobs do not depend on its neighbours (up to float32 rounding); tokens sampled before new weights
+keep the version that sampled them. Bounded: running requests by rows, waiting ones by
+`max_waiting`, the prefix store by bytes, a step by `STEP_TOKENS` packed tokens.
 """
 
 from __future__ import annotations
@@ -26,12 +29,16 @@ if TYPE_CHECKING:
 
 STEP_TOKENS = 1024
 _CHUNK_TOKENS = 128
-_WORTH_WAITING = 16  # a sibling's prompt that is being computed now is worth a step's wait from this many tokens on
+# a sibling's prompt that is being computed now is worth a step's wait from this many tokens on
+_WORTH_WAITING = 16
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One request on its way. `ids[:length]` are prompt and sampled so far; `computed` of them are in the cache."""
+    """One request on its way.
+
+    `ids[:length]` are prompt and sampled so far; `computed` of them are in the cache.
+    """
 
     request: GenerateRequest
     ids: Int32
@@ -70,7 +77,14 @@ class Engine:
     """Serves one checkpoint directory. `step` until `busy` is false."""
 
     def __init__(
-        self, directory: Path, *, version: PolicyVersion, rows: int, length: int, prefix_bytes: int, max_waiting: int = 4096
+        self,
+        directory: Path,
+        *,
+        version: PolicyVersion,
+        rows: int,
+        length: int,
+        prefix_bytes: int,
+        max_waiting: int = 4096,
     ) -> None:
         self.shape = read_shape(directory)
         self.length = min(length, self.shape.max_length)
@@ -103,16 +117,28 @@ class Engine:
         """Queue a request. Raises BackendError for one that cannot be served."""
         prompt, limit = request.prompt_ids_L, self.length - len(request.prompt_ids_L)
         if len(self._waiting) >= self._max_waiting:
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self._max_waiting} requests are waiting")
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE, f"{self._max_waiting} requests are waiting"
+            )
         if limit < 1:
-            raise BackendError(FailureCode.MAX_TOKENS, f"{len(prompt)} tokens fill a context of {self.length}")
+            raise BackendError(
+                FailureCode.MAX_TOKENS, f"{len(prompt)} tokens fill a context of {self.length}"
+            )
         if not len(prompt) or request.sampling.max_tokens < 1:
-            raise BackendError(FailureCode.BACKEND_PROTOCOL, f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample")
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL,
+                f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample",
+            )
         if int(prompt.min()) < 0 or int(prompt.max()) >= self.shape.vocab_size:
-            raise BackendError(FailureCode.BACKEND_PROTOCOL, f"a prompt id outside a vocabulary of {self.shape.vocab_size}")
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL,
+                f"a prompt id outside a vocabulary of {self.shape.vocab_size}",
+            )
         count = min(limit, request.sampling.max_tokens)
         ids = np.concatenate([prompt, np.full(count, -1, dtype=np.int32)])
-        row = Row(request, ids, len(prompt), uniforms(request.seed, len(prompt), count), len(prompt))
+        row = Row(
+            request, ids, len(prompt), uniforms(request.seed, len(prompt), count), len(prompt)
+        )
         self._waiting.append(row)
         return row
 
@@ -159,13 +185,19 @@ class Engine:
         return [*self._running, *self._waiting]
 
     def load(self, directory: Path, version: PolicyVersion) -> None:
-        """Serve other weights from the next step on. What runs goes on with them: its context is computed anew, its tokens stay.
+        """Serve other weights from the next step on.
+
+        What runs goes on with them: its context is computed anew, its tokens stay.
 
         Raises ConfigError for a directory that is not this model; then nothing has changed.
         """
         shape = read_shape(directory)
         if shape != self.shape:
-            raise ConfigError(f"{directory} holds {shape}", f"the shape that is served, {self.shape}", "start another backend for it")
+            raise ConfigError(
+                f"{directory} holds {shape}",
+                f"the shape that is served, {self.shape}",
+                "start another backend for it",
+            )
         self._model = Model(load(directory), self.length)
         self.version = version
         self._prefixes.clear()
@@ -190,11 +222,17 @@ class Engine:
             pending.append(prompt)
 
     def _reuse(self, row: Row) -> int:
-        """Fill the next free row of the cache from a running row or from the store; at least one token is left to compute."""
+        """Fill the next free row of the cache from a running row or from the store; at least one
+        token is left to compute.
+        """
         target = len(self._running)
         prompt = row.ids[: row.length]
         limit = row.length - 1
-        running = common_prefix(self._ids[:target, : row.length], prompt) if target else np.zeros(1, dtype=np.intp)
+        running = (
+            common_prefix(self._ids[:target, : row.length], prompt)
+            if target
+            else np.zeros(1, dtype=np.intp)
+        )
         source = int(running.argmax())
         stored = self._prefixes.find(prompt)
         common = min(limit, max(int(running[source]), stored.common if stored else 0))
@@ -207,7 +245,9 @@ class Engine:
         return common
 
     def _chunks(self) -> list[Chunk]:
-        """What each row computes next; rows that sample come first in the budget, so that a long prompt delays nobody for long."""
+        """What each row computes next; rows that sample come first in the budget, so that a long
+        prompt delays nobody for long.
+        """
         left = STEP_TOKENS - len(self._running)
         chunks = []
         for index, row in enumerate(self._running):
@@ -221,7 +261,9 @@ class Engine:
             return
         uniform = np.array([row.uniforms[row.length - row.prompt_length] for row in rows])
         draws = draw(logits, uniform, [row.request.sampling for row in rows])
-        for row, token, logprob in zip(rows, draws.ids.tolist(), draws.logprobs.tolist(), strict=True):
+        for row, token, logprob in zip(
+            rows, draws.ids.tolist(), draws.logprobs.tolist(), strict=True
+        ):
             row.take(token, logprob, self.version)
         self.sampled_tokens += len(rows)
 

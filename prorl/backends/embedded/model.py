@@ -1,11 +1,14 @@
-"""The Qwen3 decoder in numpy over rows of a key-value cache: one call advances every row by a chunk of tokens of its own length.
+"""The Qwen3 decoder in numpy over rows of a key-value cache: one call advances every row by a chunk
+of tokens of its own length.
 
-Shapes: N packed tokens of all chunks, R rows, C longest chunk, S longest context, D hidden, V vocabulary, H heads, K key-value heads,
-G = H/K, E head_dim, L layers. Products run packed over N; only attention is per row, padded to (C, S) where chunks differ.
+Shapes: N packed tokens of all chunks, R rows, C longest chunk, S longest context, D hidden, V
+vocabulary, H heads, K key-value heads, G = H/K, E head_dim, L layers. Products run packed over N;
+only attention is per row, padded to (C, S) where chunks differ.
 
-Why numpy: at this size the cost is calls, not arithmetic. `prorl bench policy` measures it beside transformers on the same checkpoint.
-It promises float32 results within 1e-4 of transformers' logprobs, whatever else is in the batch; it does not promise speed for
-models beyond some ten million parameters.
+Why numpy: at this size the cost is calls, not arithmetic. `prorl bench policy` measures it beside
+transformers on the same checkpoint. It promises float32 results within 1e-4 of transformers'
+logprobs, whatever else is in the batch; it does not promise speed for models beyond some ten
+million parameters.
 """
 
 from __future__ import annotations
@@ -45,7 +48,11 @@ class KVCache:
         size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
         if 4 * math.prod(size) > MAX_CACHE_BYTES:
             mend = "lower --max-num-seqs or --max-model-len, or serve this model with vLLM"
-            raise ConfigError(f"a key-value cache of {4 * math.prod(size) >> 20} MiB", f"at most {MAX_CACHE_BYTES >> 20} MiB", mend)
+            raise ConfigError(
+                f"a key-value cache of {4 * math.prod(size) >> 20} MiB",
+                f"at most {MAX_CACHE_BYTES >> 20} MiB",
+                mend,
+            )
         self.rows, self.length = rows, length
         self.values: Float32 = np.zeros(size, dtype=np.float32)
 
@@ -74,7 +81,9 @@ class _Plan(NamedTuple):
     single_place: Int
     single_mask: Float32
     multi: Int
-    """Rows with more, and where each (row, step of its chunk) lies among the packed tokens; -1 is padding."""
+    """Rows with more, and where each (row, step of its chunk) lies among the packed tokens; -1 is
+    padding.
+    """
     multi_place_RC: Int
     multi_mask: Float32
     context: int
@@ -86,18 +95,24 @@ class Model:
     def __init__(self, weights: Weights, length: int) -> None:
         self.weights = weights
         shape = weights.shape
-        # In float32, as transformers and vLLM have it: exact angles would be further from theirs than all other rounding is.
-        frequency = 1 / np.float32(shape.rope_theta) ** (np.arange(0, shape.head_dim, 2, dtype=np.float32) / np.float32(shape.head_dim))
+        # In float32, as transformers and vLLM have it: exact angles would be further from theirs
+        # than all other rounding is.
+        frequency = 1 / np.float32(shape.rope_theta) ** (
+            np.arange(0, shape.head_dim, 2, dtype=np.float32) / np.float32(shape.head_dim)
+        )
         angle = np.arange(length, dtype=np.float32)[:, None] * frequency
         # Both halves of a head turn by the same angles; shape [length, 1, E] broadcasts over heads.
         self._cos = np.tile(np.cos(angle), 2)[:, None].astype(np.float32)
-        self._sin = np.concatenate([-np.sin(angle), np.sin(angle)], axis=1)[:, None].astype(np.float32)
+        self._sin = np.concatenate([-np.sin(angle), np.sin(angle)], axis=1)[:, None].astype(
+            np.float32
+        )
 
     def forward(self, chunks: list[Chunk], cache: KVCache) -> Float32:
         """Advance the rows and return the logits after each chunk's last token: [len(chunks), V]."""
         plan = self._plan(chunks, cache.length)
         x_ND = self.weights.embedding[np.concatenate([chunk.ids for chunk in chunks])]
-        with np.errstate(over="ignore"):  # exp(-x) of a strongly negative gate is infinite, its SiLU 0: what is meant
+        # exp(-x) of a strongly negative gate is infinite, its SiLU 0: what is meant
+        with np.errstate(over="ignore"):
             for layer, (keys, values) in zip(self.weights.layers, cache.values, strict=True):
                 x_ND += self._attention(x_ND, layer, keys, values, plan) @ layer.out
                 gate, up = np.split(self._norm(x_ND) @ layer.gate_up, 2, axis=1)
@@ -108,13 +123,19 @@ class Model:
     def _norm(self, x: Float32) -> Float32:
         """RMS norm over the last axis, without its weight."""
         square: Float32 = np.einsum("...d,...d->...", x, x)[..., None]
-        normed: Float32 = x / np.sqrt(square / np.float32(x.shape[-1]) + np.float32(self.weights.shape.norm_epsilon))
+        normed: Float32 = x / np.sqrt(
+            square / np.float32(x.shape[-1]) + np.float32(self.weights.shape.norm_epsilon)
+        )
         return normed
 
-    def _attention(self, x_ND: Float32, layer: Layer, keys: Float32, values: Float32, plan: _Plan) -> Float32:
+    def _attention(
+        self, x_ND: Float32, layer: Layer, keys: Float32, values: Float32, plan: _Plan
+    ) -> Float32:
         shape = self.weights.shape
         turned = shape.heads + shape.kv_heads
-        qkv = (self._norm(x_ND) @ layer.qkv).reshape(len(x_ND), turned + shape.kv_heads, shape.head_dim)
+        qkv = (self._norm(x_ND) @ layer.qkv).reshape(
+            len(x_ND), turned + shape.kv_heads, shape.head_dim
+        )
         qk = self._rope(self._norm(qkv[:, :turned]) * layer.qk_norm, plan)
         keys[plan.row_N, :, plan.position_N] = qk[:, shape.heads :]
         values[plan.row_N, :, plan.position_N] = qkv[:, turned:]
@@ -122,21 +143,35 @@ class Model:
         out = np.empty_like(query)
         if len(plan.single_place):
             k, v = keys[plan.single, :, : plan.context], values[plan.single, :, : plan.context]
-            out[plan.single_place] = _softmax(query[plan.single_place] @ k.swapaxes(-1, -2) + plan.single_mask) @ v
+            out[plan.single_place] = (
+                _softmax(query[plan.single_place] @ k.swapaxes(-1, -2) + plan.single_mask) @ v
+            )
         if len(plan.multi):
             self._attend_chunks(query, keys, values, plan, out)
         return out.reshape(len(x_ND), -1)
 
-    def _attend_chunks(self, query: Float32, keys: Float32, values: Float32, plan: _Plan, out: Float32) -> None:
-        """Rows whose chunks have more than one token: queries of a row are laid out [K, C*G, E] so that one product serves the row."""
+    def _attend_chunks(
+        self, query: Float32, keys: Float32, values: Float32, plan: _Plan, out: Float32
+    ) -> None:
+        """Rows whose chunks have more than one token: queries of a row are laid out [K, C*G, E] so
+        that one product serves the row.
+        """
         rows, length = plan.multi_place_RC.shape
         _, kv_heads, group, head_dim = query.shape
-        padded = query[plan.multi_place_RC].transpose(0, 2, 1, 3, 4).reshape(rows, kv_heads, length * group, head_dim)
+        padded = (
+            query[plan.multi_place_RC]
+            .transpose(0, 2, 1, 3, 4)
+            .reshape(rows, kv_heads, length * group, head_dim)
+        )
         k, v = keys[plan.multi, :, : plan.context], values[plan.multi, :, : plan.context]
-        scores = (padded @ k.swapaxes(-1, -2)).reshape(rows, kv_heads, length, group, plan.context) + plan.multi_mask
+        scores = (padded @ k.swapaxes(-1, -2)).reshape(
+            rows, kv_heads, length, group, plan.context
+        ) + plan.multi_mask
         mixed = _softmax(scores).reshape(rows, kv_heads, length * group, plan.context) @ v
         real = plan.multi_place_RC >= 0
-        out[plan.multi_place_RC[real]] = mixed.reshape(rows, kv_heads, length, group, head_dim).transpose(0, 2, 1, 3, 4)[real]
+        out[plan.multi_place_RC[real]] = mixed.reshape(
+            rows, kv_heads, length, group, head_dim
+        ).transpose(0, 2, 1, 3, 4)[real]
 
     def _rope(self, x: Float32, plan: _Plan) -> Float32:
         half = x.shape[-1] // 2
@@ -164,7 +199,8 @@ class Model:
             position_N=position_N,
             cos_N=self._cos[position_N],
             sin_N=self._sin[position_N],
-            single=slice(0, len(rows)) if dense else rows[single],  # a slice is a view, an index copies the cache
+            # a slice is a view, an index copies the cache
+            single=slice(0, len(rows)) if dense else rows[single],
             single_place=offsets[single],
             single_mask=_mask(starts[single], context)[:, None, None],
             multi=rows[multi],

@@ -1,7 +1,9 @@
-"""Keys and values of finished requests, found again by what they hold: the next turn, or a sibling, computes only what differs.
+"""Keys and values of finished requests, found again by what they hold: the next turn, or a sibling,
+computes only what differs.
 
-Invariants: bounded by bytes, least recently used goes first; an entry that another one extends is dropped. An entry is only ever
-reused for the ids that made it, under the weights that made it: whoever changes weights calls `clear`.
+Invariants: bounded by bytes, least recently used goes first; an entry that another one extends is
+dropped. An entry is only ever reused for the ids that made it, under the weights that made it:
+whoever changes weights calls `clear`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class PrefixStore:
         return Match(int(common[best]), self._entries[slot])
 
     def add(self, ids: Int32, saved: Float32) -> None:
-        """Keep `saved`, the keys and values of exactly these ids. What does not fit in the budget at all is not kept."""
+        """Keep `saved`, the keys and values of exactly these ids.
+
+        What does not fit in the budget at all is not kept.
+        """
         self._drop_prefixes_of(ids)
         if len(ids) == 0 or saved.nbytes > self._budget_bytes:
             return

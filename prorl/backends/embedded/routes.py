@@ -1,9 +1,11 @@
-"""How a weight publisher speaks to the embedded backend: vLLM's own routes for pausing, and one for weights on disk.
+"""How a weight publisher speaks to the embedded backend: vLLM's own routes for pausing, and one for
+weights on disk.
 
     POST /pause?mode=abort|keep    POST /resume    GET /is_paused    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7}
 
-Invariants: weights are taken over whole or not at all (400 says why, the old ones go on serving); the reply comes after they serve.
+Invariants: weights are taken over whole or not at all (400 says why, the old ones go on serving);
+the reply comes after they serve.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
         except (orjson.JSONDecodeError, KeyError, TypeError):
             return _refuse('{"path": "/dir", "version": 7} is expected')
         if not isinstance(path, str) or not isinstance(version, int) or version < 0:
-            return _refuse(f"path {path!r}, version {version!r}; a directory and an integer >= 0 are expected")
+            return _refuse(
+                f"path {path!r}, version {version!r}; a directory and an integer >= 0 are expected"
+            )
         try:
             backend.update_weights(path, version)
         except ConfigError as error:
@@ -66,4 +70,6 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
 
 
 def _refuse(message: str) -> web.Response:
-    return web.json_response({"error": {"message": message, "type": "BadRequestError", "code": 400}}, status=400)
+    return web.json_response(
+        {"error": {"message": message, "type": "BadRequestError", "code": 400}}, status=400
+    )

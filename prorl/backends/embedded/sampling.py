@@ -1,12 +1,14 @@
 """Draws tokens from logits, one row per request, independent of what else is in the batch.
 
-The draw for the token at position p of a sequence uses the number that a counter-based generator (Philox, Salmon et al. 2011) gives
-for (seed, p): the same request samples the same tokens alone, in a batch, or continued after an abort with prompt + partial.
-Probabilities are float64 and the draw inverts their cumulative sum, so that float32 noise of a different batch (1e-6) changes a
-token about once in a million draws.
+The draw for the token at position p of a sequence uses the number that a counter-based generator
+(Philox, Salmon et al. 2011) gives for (seed, p): the same request samples the same tokens alone, in
+a batch, or continued after an abort with prompt + partial. Probabilities are float64 and the draw
+inverts their cumulative sum, so that float32 noise of a different batch (1e-6) changes a token
+about once in a million draws.
 
-Logprobs are those of the distribution sampled from: log-softmax at the temperature, after top-k and top-p. At temperature 0 the
-most likely token is taken and its logprob is that of temperature 1, as vLLM reports it.
+Logprobs are those of the distribution sampled from: log-softmax at the temperature, after top-k and
+top-p. At temperature 0 the most likely token is taken and its logprob is that of temperature 1, as
+vLLM reports it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Draws(NamedTuple):
 
 
 def uniforms(seed: int, position: int, count: int) -> Float64:
-    """Numbers in [0, 1) for the tokens at `position`, `position + 1` ...: the same however they are asked for.
+    """Numbers in [0, 1) for the tokens at `position`, `position + 1` ...: the same however they are
+    asked for.
 
     >>> bool((uniforms(7, 0, 10)[3:] == uniforms(7, 3, 7)).all())
     True
@@ -55,7 +58,8 @@ def draw(logits_RV: Float32, uniform_R: Float64, params: list[SamplingParams]) -
     scaled_RV -= scaled_RV.max(axis=1, keepdims=True)
     cumulative_RV = np.exp(scaled_RV).cumsum(axis=1)
     total_R = cumulative_RV[:, -1]
-    # The first token whose cumulative weight exceeds the draw; rounding can leave none, then it is the last with any weight.
+    # The first token whose cumulative weight exceeds the draw; rounding can leave none, then it is
+    # the last with any weight.
     ids_R = (cumulative_RV <= (uniform_R * total_R)[:, None]).sum(axis=1)
     ids_R = np.minimum(ids_R, (cumulative_RV < total_R[:, None]).sum(axis=1))
     ids_R[greedy_R] = scaled_RV[greedy_R].argmax(axis=1)
@@ -64,7 +68,9 @@ def draw(logits_RV: Float32, uniform_R: Float64, params: list[SamplingParams]) -
 
 
 def _restrict(scaled_V: Float64, param: SamplingParams) -> Float64:
-    """Minus infinity for every token outside the k likeliest and outside the smallest set of probability top_p."""
+    """Minus infinity for every token outside the k likeliest and outside the smallest set of
+    probability top_p.
+    """
     order = np.argsort(-scaled_V, kind="stable")
     weights = np.exp(scaled_V[order] - scaled_V[order[0]])
     if param.top_k:

@@ -1,8 +1,9 @@
 """Qwen3 checkpoints in the Hugging Face layout, read into numpy arrays that are ready to multiply.
 
-Invariants: everything is float32 in memory, whatever the file holds (float32, float16, bfloat16); a directory with a missing,
-misshapen or non-finite tensor is refused as a whole, before anything that runs is touched. Matrices are stored input-major, and the
-weight of each RMS norm is folded into the matrix behind it, so that a layer is four products.
+Invariants: everything is float32 in memory, whatever the file holds (float32, float16, bfloat16); a
+directory with a missing, misshapen or non-finite tensor is refused as a whole, before anything that
+runs is touched. Matrices are stored input-major, and the weight of each RMS norm is folded into the
+matrix behind it, so that a layer is four products.
 """
 
 from __future__ import annotations
@@ -77,14 +78,26 @@ def read_shape(directory: Path) -> Shape:
     try:
         config = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as cause:
-        raise ConfigError(f"cannot read {path}: {cause}", "a Hugging Face checkpoint directory") from cause
+        raise ConfigError(
+            f"cannot read {path}: {cause}", "a Hugging Face checkpoint directory"
+        ) from cause
     if config.get("model_type") != "qwen3":
         raise ConfigError(
-            f"{path}: model_type {config.get('model_type')!r}", "`qwen3`", "serve other models with vLLM and name its URL as backend"
+            f"{path}: model_type {config.get('model_type')!r}",
+            "`qwen3`",
+            "serve other models with vLLM and name its URL as backend",
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", "default") != "default" or config.get("use_sliding_window") or config.get("attention_bias"):
-        raise ConfigError(f"{path}: scaled rotary embedding, sliding window or attention bias", "a plain Qwen3", "serve it with vLLM")
+    if (
+        rope.get("rope_type", "default") != "default"
+        or config.get("use_sliding_window")
+        or config.get("attention_bias")
+    ):
+        raise ConfigError(
+            f"{path}: scaled rotary embedding, sliding window or attention bias",
+            "a plain Qwen3",
+            "serve it with vLLM",
+        )
     return Shape(
         vocab_size=config["vocab_size"],
         hidden=config["hidden_size"],
@@ -108,17 +121,28 @@ def load(directory: Path) -> Weights:
     embedding = tensors.take("model.embed_tokens.weight", (v, d))
     head = embedding if shape.tied else tensors.take("lm_head.weight", (v, d))
     norm = tensors.take("model.norm.weight", (d,))
-    layers = tuple(_layer(tensors, shape, f"model.layers.{index}.") for index in range(shape.layers))
+    layers = tuple(
+        _layer(tensors, shape, f"model.layers.{index}.") for index in range(shape.layers)
+    )
     return Weights(shape=shape, embedding=embedding, layers=layers, head=_input_major(head * norm))
 
 
 def _layer(tensors: _Tensors, shape: Shape, prefix: str) -> Layer:
-    d, f, q, k = shape.hidden, shape.inner, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    d, f, q, k = (
+        shape.hidden,
+        shape.inner,
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    )
 
     def take(name: str, *size: int) -> Float32:
         return tensors.take(f"{prefix}{name}.weight", size)
 
-    attention = [take("self_attn.q_proj", q, d), take("self_attn.k_proj", k, d), take("self_attn.v_proj", k, d)]
+    attention = [
+        take("self_attn.q_proj", q, d),
+        take("self_attn.k_proj", k, d),
+        take("self_attn.v_proj", k, d),
+    ]
     mlp = [take("mlp.gate_proj", f, d), take("mlp.up_proj", f, d)]
     query_norm = take("self_attn.q_norm", shape.head_dim) * np.float32(shape.head_dim**-0.5)
     norms = [query_norm] * shape.heads + [take("self_attn.k_norm", shape.head_dim)] * shape.kv_heads
@@ -142,28 +166,43 @@ class _Tensors:
         try:
             import safetensors
         except ImportError as cause:
-            raise ConfigError("the embedded backend reads safetensors files", "safetensors", "pip install 'prorl[torch]'") from cause
+            raise ConfigError(
+                "the embedded backend reads safetensors files",
+                "safetensors",
+                "pip install 'prorl[torch]'",
+            ) from cause
         files = sorted(directory.glob("*.safetensors"))
         if not files:
-            raise ConfigError(f"no *.safetensors in {directory}", "a Hugging Face checkpoint directory")
+            raise ConfigError(
+                f"no *.safetensors in {directory}", "a Hugging Face checkpoint directory"
+            )
         self._directory = directory
         self._raw: dict[str, Mapping[str, Any]] = {}
         for file in files:
             try:
                 self._raw.update(safetensors.deserialize(file.read_bytes()))  # type: ignore[no-untyped-call]
             except (OSError, safetensors.SafetensorError) as cause:
-                raise ConfigError(f"cannot read {file}: {cause}", "a whole safetensors file") from cause
+                raise ConfigError(
+                    f"cannot read {file}: {cause}", "a whole safetensors file"
+                ) from cause
 
     def take(self, name: str, size: tuple[int, ...]) -> Float32:
         """One tensor as float32."""
         raw = self._raw.get(name)
         if raw is None:
-            raise ConfigError(f"{self._directory} has no tensor {name}", "all tensors of a Qwen3 model")
+            raise ConfigError(
+                f"{self._directory} has no tensor {name}", "all tensors of a Qwen3 model"
+            )
         if tuple(raw["shape"]) != size:
-            raise ConfigError(f"{self._directory}: {name} is {tuple(raw['shape'])}", f"{size}, as config.json says")
+            raise ConfigError(
+                f"{self._directory}: {name} is {tuple(raw['shape'])}",
+                f"{size}, as config.json says",
+            )
         values = _float32(raw["dtype"], raw["data"]).reshape(size)
         if not np.isfinite(values).all():
-            raise ConfigError(f"{self._directory}: {name} holds NaN or infinite values", "finite weights")
+            raise ConfigError(
+                f"{self._directory}: {name} holds NaN or infinite values", "finite weights"
+            )
         return values
 
 

@@ -1,14 +1,20 @@
-"""apptainer: Apptainer or Singularity, rootless, with every isolating flag, inside a pid namespace of our own (`wrapped.py`).
+"""apptainer:
 
-Default runs of Apptainer integrate (they share /tmp, the home, the network and the environment); here each of these is cut. The tool
-server is the container's only child and pid 1 (`--no-init`). One foreground `exec` per sandbox and no instance: an instance is a daemon
-that outlives whoever started it, costs 0.3 s to start and 1.7 s to stop, and has a name that others can take.
+Apptainer or Singularity, rootless, with every isolating flag, inside a pid namespace of our own
+(`wrapped.py`).
 
-Images: a folder (fastest: kernel overlay), a .sif (FUSE, ends with the pid namespace), or none: a skeleton with the host's /usr.
-Workspace, /tmp, /dev/shm and an overlay over the image are tmpfs of our own, sized; Apptainer only binds them.
+Default runs of Apptainer integrate (they share /tmp, the home, the network and the environment);
+here each of these is cut. The tool server is the container's only child and pid 1 (`--no-init`).
+One foreground `exec` per sandbox and no instance: an instance is a daemon that outlives whoever
+started it, costs 0.3 s to start and 1.7 s to stop, and has a name that others can take.
 
-Without an image a virtual environment below /tmp is not shown (no IPython inside then). With `fakeroot`, /dev is bounded by the memory
-control group only, and the root inside has an ordinary container engine's capabilities over files, none over the machine.
+Images: a folder (fastest: kernel overlay), a .sif (FUSE, ends with the pid namespace), or none: a
+skeleton with the host's /usr. Workspace, /tmp, /dev/shm and an overlay over the image are tmpfs of
+our own, sized; Apptainer only binds them.
+
+Without an image a virtual environment below /tmp is not shown (no IPython inside then). With
+`fakeroot`, /dev is bounded by the memory control group only, and the root inside has an ordinary
+container engine's capabilities over files, none over the machine.
 """
 
 from __future__ import annotations
@@ -26,13 +32,38 @@ from prorl.sandbox.kinds.common import limits_of
 from prorl.sandbox.kinds.image_view import SUPPORT
 from prorl.sandbox.kinds.rootfs import SHM_BYTES
 from prorl.sandbox.kinds.wrapped import Mount
-from prorl.sandbox.launch import SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots, server_command
+from prorl.sandbox.launch import (
+    SANDBOX_UID,
+    WORKSPACE,
+    Launch,
+    interpreter,
+    interpreter_roots,
+    server_command,
+)
 from prorl.sandbox.zygote import Serve
 
-FLAGS = ("--containall", "--cleanenv", "--no-home", "--no-eval", "--no-init", "--net", "--network", "none", "--no-mount", "sys")
-FAKEROOT = ("--fakeroot", "--no-privs", "--add-caps", "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_FSETID,CAP_SETGID,CAP_SETUID")
+FLAGS = (
+    "--containall",
+    "--cleanenv",
+    "--no-home",
+    "--no-eval",
+    "--no-init",
+    "--net",
+    "--network",
+    "none",
+    "--no-mount",
+    "sys",
+)
+FAKEROOT = (
+    "--fakeroot",
+    "--no-privs",
+    "--add-caps",
+    "CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_FOWNER,CAP_FSETID,CAP_SETGID,CAP_SETUID",
+)
 NO_WRAPPER = "--ignore-fakeroot-command"
-"""Apptainer would put the program `fakeroot` around the tool server, which then were not pid 1 and could be killed."""
+"""Apptainer would put the program `fakeroot` around the tool server, which then were not pid 1 and
+could be killed.
+"""
 FOLDERS = ("workspace", "scratch", "shm", "overlay", "state")
 IMAGE_SUPPORT = "image"
 """Beside the skeleton: what an image gets at /opt/prorl."""
@@ -70,19 +101,28 @@ def _mounts(launch: Launch) -> list[Mount]:
         mounts.append(Mount.sized(f"{home}/overlay", launch.overlay_bytes, uid))
     if launch.uid >= 0:
         os.chown(f"{home}/state", uid, uid)
-    if launch.fakeroot:  # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
-        mounts += [Mount(path, os.devnull) for path in ("/etc/subuid", "/etc/subgid") if os.path.exists(path)]
+    # one uid only: a range of them would need newuidmap, which does nothing in a nested namespace
+    if launch.fakeroot:
+        mounts += [
+            Mount(path, os.devnull)
+            for path in ("/etc/subuid", "/etc/subgid")
+            if os.path.exists(path)
+        ]
     return mounts + _passwd(launch, uid)
 
 
 def _passwd(launch: Launch, uid: int) -> list[Mount]:
-    """Apptainer wants its user to have an account; a uid from our block has one in this mount namespace only."""
+    """Apptainer wants its user to have an account; a uid from our block has one in this mount
+    namespace only.
+    """
     try:
         pwd.getpwuid(uid)
     except KeyError:
         path = f"{launch.folder}.passwd"
         with open("/etc/passwd") as known, open(path, "w") as file:
-            file.write(f"{known.read().rstrip()}\nprorl{uid}:x:{uid}:{uid}::{launch.folder}:/bin/sh\n")
+            file.write(
+                f"{known.read().rstrip()}\nprorl{uid}:x:{uid}:{uid}::{launch.folder}:/bin/sh\n"
+            )
         return [Mount("/etc/passwd", path)]
     return []
 
@@ -92,11 +132,17 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
     binds = [f"{home}/workspace:{WORKSPACE}", f"{home}/shm:/dev/shm"]
     server = server_command(f"{SUPPORT}/server.pyz")
     if launch.image:
-        binds += [f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *(f"{host}:{shown}:ro" for host, shown in image_view.parts())]
+        binds += [
+            f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro",
+            *(f"{host}:{shown}:ro" for host, shown in image_view.parts()),
+        ]
         server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
     else:
         binds += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
-        binds += [f"{root}:{root}:ro" for root in interpreter_roots() if not root.startswith("/tmp/")]  # its own /tmp takes no binds
+        # its own /tmp takes no binds
+        binds += [
+            f"{root}:{root}:ro" for root in interpreter_roots() if not root.startswith("/tmp/")
+        ]
     argv = [
         program(),
         "-s",
@@ -110,26 +156,50 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
         "--workdir",
         f"{home}/scratch",
     ]
-    argv += [*((*FAKEROOT, NO_WRAPPER) if launch.fakeroot else ()), *(("--overlay", f"{home}/overlay") if launch.overlay_bytes else ())]
+    argv += [
+        *((*FAKEROOT, NO_WRAPPER) if launch.fakeroot else ()),
+        *(("--overlay", f"{home}/overlay") if launch.overlay_bytes else ()),
+    ]
     for bind in binds:
         argv += ["--bind", bind]
-    extra = {"limits": limits_of(launch), "seccomp": seccomp.bytecode().hex(), "with_image": bool(launch.image)}
-    argv += [launch.image or f"{support}/skeleton", *server, wrapped.argument(launch, listener_fd, status_fd, extra)]
-    outer = dict(wrapped.PLAIN_ENV, HOME=home, APPTAINER_CONFIGDIR=f"{home}/state", APPTAINER_CACHEDIR=f"{home}/state")
+    extra = {
+        "limits": limits_of(launch),
+        "seccomp": seccomp.bytecode().hex(),
+        "with_image": bool(launch.image),
+    }
+    argv += [
+        launch.image or f"{support}/skeleton",
+        *server,
+        wrapped.argument(launch, listener_fd, status_fd, extra),
+    ]
+    outer = dict(
+        wrapped.PLAIN_ENV,
+        HOME=home,
+        APPTAINER_CONFIGDIR=f"{home}/state",
+        APPTAINER_CACHEDIR=f"{home}/state",
+    )
     return wrapped.Foreign(argv, outer)
 
 
 def _config(launch: Launch, support: str) -> list[str]:
-    """A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs that ours does not look for."""
+    """A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs
+    that ours does not look for.
+    """
     if launch.image and not os.path.isdir(launch.image):
         return []
-    flat = not launch.overlay_bytes and not launch.fakeroot and (not launch.image or has_mount_points(launch.image))
+    flat = (
+        not launch.overlay_bytes
+        and not launch.fakeroot
+        and (not launch.image or has_mount_points(launch.image))
+    )
     path = f"{support}/{FLAT_CONFIG if flat else CONFIG}"
     return ["--config", path] if os.path.exists(path) else []
 
 
 def make_support(folder: str) -> None:
-    """What every sandbox of this kind gets read-only at /opt/prorl: with an image, and without one, where a skeleton takes its place."""
+    """What every sandbox of this kind gets read-only at /opt/prorl: with an image, and without one,
+    where a skeleton takes its place.
+    """
     os.makedirs(f"{folder}/bin", exist_ok=True)
     for name in ("python", "python3"):
         if not os.path.lexists(f"{folder}/bin/{name}"):
@@ -143,11 +213,14 @@ def make_support(folder: str) -> None:
 
 
 def write_configs(folder: str) -> None:
-    """The site's configuration for images that are folders: no FUSE programs, which would be tried three times in each start.
+    """The site's configuration for images that are folders: no FUSE programs, which would be tried
+    three times in each start.
 
     An Apptainer that runs setuid, or a Singularity, keeps its own.
     """
-    said = subprocess.run([program(), "buildcfg"], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        [program(), "buildcfg"], capture_output=True, text=True, check=False
+    ).stdout
     built = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     site = built.get("APPTAINER_CONF_FILE", "")
     if built.get("APPTAINER_SUID_INSTALL") != "0" or not os.access(site, os.R_OK):
@@ -157,7 +230,9 @@ def write_configs(folder: str) -> None:
     for name, settings in ((CONFIG, LEAN), (FLAT_CONFIG, FLAT)):
         kept = [line for line in lines if not line.startswith(tuple(settings))]
         with open(f"{folder}/{name}", "w") as file:
-            file.writelines([*kept, "\n", *(f"{key} = {value}\n" for key, value in settings.items())])
+            file.writelines(
+                [*kept, "\n", *(f"{key} = {value}\n" for key, value in settings.items())]
+            )
 
 
 def _make_image_support(folder: str, server: str) -> None:
@@ -165,14 +240,29 @@ def _make_image_support(folder: str, server: str) -> None:
     for _, shown in image_view.parts():
         os.mkdir(folder + shown.removeprefix(SUPPORT))
     for name in ("python", "python3"):
-        with open(f"{folder}/bin/{name}", "w", opener=lambda path, flags: os.open(path, flags, 0o755)) as file:
+        with open(
+            f"{folder}/bin/{name}", "w", opener=lambda path, flags: os.open(path, flags, 0o755)
+        ) as file:
             file.write(image_view.python_script())
     if os.path.exists(server):
         os.link(server, f"{folder}/server.pyz")
 
 
 def _make_skeleton(skeleton: str) -> None:
-    for name in ("usr", "etc", "tmp", "var/tmp", "proc", "sys", "dev", "root", "home", "opt/prorl", "workspace", "run"):
+    for name in (
+        "usr",
+        "etc",
+        "tmp",
+        "var/tmp",
+        "proc",
+        "sys",
+        "dev",
+        "root",
+        "home",
+        "opt/prorl",
+        "workspace",
+        "run",
+    ):
         os.makedirs(f"{skeleton}/{name}")
     for root in interpreter_roots():
         os.makedirs(skeleton + root, exist_ok=True)
@@ -182,7 +272,15 @@ def _make_skeleton(skeleton: str) -> None:
         shutil.copytree("/etc/alternatives", f"{skeleton}/etc/alternatives", symlinks=True)
     if os.path.exists("/etc/ld.so.cache"):
         shutil.copy("/etc/ld.so.cache", f"{skeleton}/etc/ld.so.cache")
-    texts = {"passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n", "group": f"user:x:{SANDBOX_UID}:\n"}
-    for name, text in {**texts, "hosts": "127.0.0.1 localhost sandbox\n", "localtime": "", "hostname": ""}.items():
+    texts = {
+        "passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n",
+        "group": f"user:x:{SANDBOX_UID}:\n",
+    }
+    for name, text in {
+        **texts,
+        "hosts": "127.0.0.1 localhost sandbox\n",
+        "localtime": "",
+        "hostname": "",
+    }.items():
         with open(f"{skeleton}/etc/{name}", "w") as file:
             file.write(text)

@@ -1,7 +1,8 @@
 """bwrap: bubblewrap with every isolating flag, inside a pid namespace of our own (`wrapped.py`).
 
-Contains what pyns contains, by a program that many eyes have read. The tool server runs as a zipapp and is pid 1 inside.
-bwrap is started with a minimal environment: `--clearenv` does not clean its own /proc entry.
+Contains what pyns contains, by a program that many eyes have read. The tool server runs as a zipapp
+and is pid 1 inside. bwrap is started with a minimal environment: `--clearenv` does not clean its
+own /proc entry.
 """
 
 from __future__ import annotations
@@ -12,9 +13,26 @@ from typing import NoReturn
 
 from prorl.sandbox import seccomp
 from prorl.sandbox.kinds import image_view, wrapped
-from prorl.sandbox.kinds.rootfs import ETC_FILES, ETC_FOLDERS, GROUP, HOSTS, LINKS, NSSWITCH, PASSWD, SHM_BYTES
+from prorl.sandbox.kinds.rootfs import (
+    ETC_FILES,
+    ETC_FOLDERS,
+    GROUP,
+    HOSTS,
+    LINKS,
+    NSSWITCH,
+    PASSWD,
+    SHM_BYTES,
+)
 from prorl.sandbox.kinds.wrapped import Mount
-from prorl.sandbox.launch import BIN, SANDBOX_UID, WORKSPACE, Launch, interpreter, interpreter_roots, server_command
+from prorl.sandbox.launch import (
+    BIN,
+    SANDBOX_UID,
+    WORKSPACE,
+    Launch,
+    interpreter,
+    interpreter_roots,
+    server_command,
+)
 from prorl.sandbox.zygote import Serve
 
 SERVER = "/opt/prorl/server.pyz"
@@ -34,14 +52,21 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
 
 
 def _mounts(launch: Launch) -> list[Mount]:
-    """What can be written, each bounded in bytes and files, which bwrap's own tmpfs is not. Each sandbox mounts over the same folders."""
+    """What can be written, each bounded in bytes and files, which bwrap's own tmpfs is not.
+
+    Each sandbox mounts over the same folders.
+    """
     uid = launch.uid if launch.uid >= 0 else os.getuid()
     for name in ("workspace", "tmp", "vartmp", "shm"):
         os.makedirs(_place(launch, name), exist_ok=True)
     return [
         Mount.sized(_place(launch, "workspace"), launch.workspace_bytes, uid),
         Mount.sized(_place(launch, "tmp"), launch.tmp_bytes, uid, "1777", "64k"),
-        *([Mount.sized(_place(launch, "vartmp"), launch.tmp_bytes, uid, "1777", "64k")] if launch.image else []),
+        *(
+            [Mount.sized(_place(launch, "vartmp"), launch.tmp_bytes, uid, "1777", "64k")]
+            if launch.image
+            else []
+        ),
         Mount.sized(_place(launch, "shm"), SHM_BYTES, uid, "1777", "4k"),
     ]
 
@@ -52,11 +77,34 @@ def _place(launch: Launch, name: str) -> str:
 
 def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> wrapped.Foreign:
     os.set_inheritable(program, True)
-    argv = [shutil.which("bwrap") or "bwrap", *(f"--unshare-{name}" for name in NAMESPACES), "--unshare-cgroup-try"]
-    argv += ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID), "--hostname", "sandbox", "--die-with-parent", "--as-pid-1"]
+    argv = [
+        shutil.which("bwrap") or "bwrap",
+        *(f"--unshare-{name}" for name in NAMESPACES),
+        "--unshare-cgroup-try",
+    ]
+    argv += [
+        "--uid",
+        str(SANDBOX_UID),
+        "--gid",
+        str(SANDBOX_UID),
+        "--hostname",
+        "sandbox",
+        "--die-with-parent",
+        "--as-pid-1",
+    ]
     argv += ["--cap-drop", "ALL", "--disable-userns", "--clearenv", *_seccomp()]
     argv += _image(launch.image) if launch.image else _system()
-    argv += ["--proc", "/proc", "--dev", "/dev", "--bind", _place(launch, "shm"), "/dev/shm", "--remount-ro", "/dev"]
+    argv += [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--bind",
+        _place(launch, "shm"),
+        "/dev/shm",
+        "--remount-ro",
+        "/dev",
+    ]
     argv += ["--bind", _place(launch, "tmp"), "/tmp"]
     if launch.image and os.path.isdir(f"{launch.image}/var/tmp"):
         argv += ["--bind", _place(launch, "vartmp"), "/var/tmp"]
@@ -83,17 +131,37 @@ def _system() -> list[str]:
         argv += _shown(f"/{name}", f"/{name}")
     for name in (*ETC_FOLDERS, *ETC_FILES):
         argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
+    for name, text in {
+        "passwd": PASSWD,
+        "group": GROUP,
+        "hosts": HOSTS,
+        "nsswitch.conf": NSSWITCH,
+    }.items():
         argv += _file(text, f"/etc/{name}")
-    return [*argv, "--dir", "/var", "--symlink", "../tmp", "/var/tmp", "--dir", "/run", "--dir", "/home"]
+    return [
+        *argv,
+        "--dir",
+        "/var",
+        "--symlink",
+        "../tmp",
+        "/var/tmp",
+        "--dir",
+        "/run",
+        "--dir",
+        "/home",
+    ]
 
 
 def _image(image: str) -> list[str]:
-    """What the image (a folder) holds, piece by piece, so that ours find a place beside it: bwrap makes no folder in a read-only one."""
+    """What the image (a folder) holds, piece by piece, so that ours find a place beside it: bwrap
+    makes no folder in a read-only one.
+    """
     argv: list[str] = []
     for name in sorted(os.listdir(image)):
         if name == "opt" and not os.path.islink(f"{image}/opt"):
-            for inner in sorted(set(os.listdir(f"{image}/opt")) - {os.path.basename(image_view.SUPPORT)}):
+            for inner in sorted(
+                set(os.listdir(f"{image}/opt")) - {os.path.basename(image_view.SUPPORT)}
+            ):
                 argv += _shown(f"{image}/opt/{inner}", f"/opt/{inner}")
         elif f"/{name}" not in (WORKSPACE, "/tmp", "/proc", "/dev", "/sys"):
             argv += _shown(f"{image}/{name}", f"/{name}")
@@ -118,7 +186,9 @@ def _interpreter_beside() -> list[str]:
 
 
 def _interpreter() -> list[str]:
-    """Our Python at its own path, after what could cover it: a virtual environment may lie below /tmp."""
+    """Our Python at its own path, after what could cover it: a virtual environment may lie below
+    /tmp.
+    """
     argv: list[str] = []
     for root in interpreter_roots():
         argv += ["--ro-bind", root, root]
@@ -128,7 +198,9 @@ def _interpreter() -> list[str]:
 
 
 def _file(text: str, path: str, mode: str = "0644") -> list[str]:
-    """A file in the root's own tmpfs, which is read-only at the end: two mounts less than binding one."""
+    """A file in the root's own tmpfs, which is read-only at the end: two mounts less than binding
+    one.
+    """
     return ["--perms", mode, "--file", str(_data(text.encode())), path]
 
 

@@ -1,4 +1,6 @@
-"""Steps that several kinds share: joining control groups, dropping to an ordinary uid, limits, waiting for the one inside."""
+"""Steps that several kinds share: joining control groups, dropping to an ordinary uid, limits,
+waiting for the one inside.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ from prorl.sandbox.launch import Launch
 MAX_OPEN_FILES = 1024
 OOM_FIRST = "1000"
 OTHER_PROCESSES = 4096
-"""Room for all that a user runs besides: without a uid or a user namespace of its own, a sandbox's limit counts everything of its user."""
+"""Room for all that a user runs besides: without a uid or a user namespace of its own, a sandbox's
+limit counts everything of its user.
+"""
 
 
 def join_cgroups(launch: Launch) -> None:
-    """Everything that this process, which has one thread, starts from now on is counted and limited together.
+    """Everything that this process, which has one thread, starts from now on is counted and limited
+    together.
 
-    Version 1 has a file for threads too, and a thread may move itself at once; moving a process waits 10 ms for an RCU grace period.
+    Version 1 has a file for threads too, and a thread may move itself at once; moving a process
+    waits 10 ms for an RCU grace period.
     """
     for folder in launch.cgroups:
         threads = f"{folder}/tasks"
@@ -28,9 +34,12 @@ def join_cgroups(launch: Launch) -> None:
 
 
 def drop_to(uid: int) -> None:
-    """Become an ordinary user for good, whose processes go first when the machine's memory runs out. PermissionError for uid 0."""
+    """Become an ordinary user for good, whose processes go first when the machine's memory runs
+    out. PermissionError for uid 0.
+    """
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write(OOM_FIRST)  # before: what a privileged process wrote, an ordinary one cannot lower
+        # before: what a privileged process wrote, an ordinary one cannot lower
+        file.write(OOM_FIRST)
     if uid >= 0:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -71,7 +80,10 @@ def exit_like(status: int) -> NoReturn:
 
 
 def guard(pid: int) -> NoReturn:
-    """Wait for pid 1 of the sandbox; on SIGTERM kill it. Its end means that everything inside has ended."""
+    """Wait for pid 1 of the sandbox; on SIGTERM kill it.
+
+    Its end means that everything inside has ended.
+    """
     watched = {signal.SIGTERM, signal.SIGCHLD}
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -1,5 +1,6 @@
-"""Makes our Python and the image reachable for another uid where they lie in a private home: the home is hidden behind an empty tmpfs
-that holds only them. In a mount namespace of its own, as root."""
+"""Makes our Python and the image reachable for another uid where they lie in a private home: the
+home is hidden behind an empty tmpfs that holds only them. In a mount namespace of its own, as root.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ def needed() -> bool:
 
 
 def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
-    """In the caller's private mount namespace: cover closed homes, put the interpreter and `others` back at their own paths.
+    """In the caller's private mount namespace: cover closed homes, put the interpreter and `others`
+    back at their own paths.
 
-    `others`: paths with a clone of their mount each; those outside closed homes are covered by their clone.
+    `others`: paths with a clone of their mount each; those outside closed homes are covered by
+    their clone.
     """
     hidden: dict[str, list[tuple[str, int]]] = {}
     for path, fd in (*((path, -1) for path in interpreter_roots()), *others):

@@ -1,9 +1,12 @@
-"""A task's image as one sandbox gets it: read-only, with files that belong to the sandbox's uid, and with our Python beside it.
+"""A task's image as one sandbox gets it: read-only, with files that belong to the sandbox's uid,
+and with our Python beside it.
 
-As root each sandbox has a uid of its own, so the image is shown by an idmapped mount in which its owner is that uid: it can read what
-its owner can, and change it in its overlay. Nothing on disk changes. Otherwise the image belongs to whoever runs sandboxd, or is foreign.
+As root each sandbox has a uid of its own, so the image is shown by an idmapped mount in which its
+owner is that uid: it can read what its owner can, and change it in its overlay. Nothing on disk
+changes. Otherwise the image belongs to whoever runs sandboxd, or is foreign.
 
-Our Python runs with the host's own C library, so an image may be old, musl, or have no Python at all; bash is all that it needs:
+Our Python runs with the host's own C library, so an image may be old, musl, or have no Python at
+all; bash is all that it needs:
 
     /opt/prorl/host        the host's /usr: dynamic loader, libraries, and our Python if it is installed there
     /opt/prorl/part0 ...   what else our Python runs from
@@ -23,7 +26,10 @@ SUPPORT = "/opt/prorl"
 
 
 def clone(launch: Launch) -> int:
-    """As root, before any namespace: a detached mount of the image. Raises OSError where an overlay needs what the kernel refuses."""
+    """As root, before any namespace: a detached mount of the image.
+
+    Raises OSError where an overlay needs what the kernel refuses.
+    """
     tree = linux.clone_tree(launch.image)
     flags = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
     if os.path.isdir(launch.image):
@@ -32,9 +38,13 @@ def clone(launch: Launch) -> int:
         try:
             linux.change_tree(tree, flags | linux.MOUNT_ATTR_IDMAP, owners)
             return tree
-        except OSError as error:  # an old kernel, or a file system without it: what its modes let others read is all there is
+        # an old kernel, or a file system without it: what its modes let others read is all there is
+        except OSError as error:
             if launch.overlay_bytes:
-                raise OSError(error.errno, f"no overlay over {launch.image}: its file system has no idmapped mounts") from error
+                raise OSError(
+                    error.errno,
+                    f"no overlay over {launch.image}: its file system has no idmapped mounts",
+                ) from error
         finally:
             os.close(owners)
     linux.change_tree(tree, flags)
@@ -57,7 +67,9 @@ def _user_namespace(owner: tuple[int, int], uid: int) -> int:
 
 
 def _forked_with_namespace() -> tuple[int, int, int]:
-    """A child in a new user namespace; it says so on the second, and lives until the third is closed."""
+    """A child in a new user namespace; it says so on the second, and lives until the third is
+    closed.
+    """
     ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -102,7 +114,9 @@ def inside(path: str) -> str:
 
 @cache
 def loader() -> tuple[str, ...]:
-    """The host's dynamic loader with its library path, as seen inside: what to put before our Python's executable."""
+    """The host's dynamic loader with its library path, as seen inside: what to put before our
+    Python's executable.
+    """
     own = next(path for path in _mapped_libraries() if os.path.basename(path).startswith("ld-"))
     return inside(own), "--library-path", ":".join(inside(path) for path in _library_folders())
 
@@ -115,12 +129,22 @@ def python_script() -> str:
 
 def _library_folders() -> list[str]:
     """Our Python's own first: /usr may hold a libpython of the same name."""
-    folders = dict.fromkeys(os.path.dirname(path) for path in _mapped_libraries() if "/lib-dynload/" not in path)
+    folders = dict.fromkeys(
+        os.path.dirname(path) for path in _mapped_libraries() if "/lib-dynload/" not in path
+    )
     return sorted(folders, key=lambda folder: not folder.startswith(interpreter_roots()))
 
 
 def _mapped_libraries() -> list[str]:
     """Shared libraries of this very process: the ones that our Python needs."""
     with open("/proc/self/maps") as file:
-        paths = [line.split(maxsplit=5)[5].strip() for line in file if ".so" in line and "/" in line]
-    return list(dict.fromkeys(path for path in paths if "site-packages" not in path and ".so" in os.path.basename(path)))
+        paths = [
+            line.split(maxsplit=5)[5].strip() for line in file if ".so" in line and "/" in line
+        ]
+    return list(
+        dict.fromkeys(
+            path
+            for path in paths
+            if "site-packages" not in path and ".so" in os.path.basename(path)
+        )
+    )

@@ -1,11 +1,15 @@
-"""local: a plain process tree with an ordinary uid of its own, rlimits and a session of its own. It isolates little.
+"""local: a plain process tree with an ordinary uid of its own, rlimits and a session of its own.
 
-Contained: the host's other users' private files (by uid, where we are root), process count, file size, memory per process; every
-process of the sandbox ends with it. Not contained: network, host's readable files, /tmp, other processes' names. Total memory and
-the workspace on disk are the control group's and the watchdog's. Without root it has not even a uid of its own. Never chosen by itself.
+It isolates little.
 
-The guardian stays outside (root where we are root, no agent's byte reaches it) and is the reaper of all orphans inside, so that
-ending the sandbox is: kill everything of the uid, reap until nothing is left.
+Contained: the host's other users' private files (by uid, where we are root), process count, file
+size, memory per process; every process of the sandbox ends with it. Not contained: network, host's
+readable files, /tmp, other processes' names. Total memory and the workspace on disk are the control
+group's and the watchdog's. Without root it has not even a uid of its own. Never chosen by itself.
+
+The guardian stays outside (root where we are root, no agent's byte reaches it) and is the reaper of
+all orphans inside, so that ending the sandbox is: kill everything of the uid, reap until nothing is
+left.
 """
 
 from __future__ import annotations
@@ -58,7 +62,13 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         folder = os.path.dirname(interpreter())
-        serve(listener_fd, status_fd, server_config(launch, launch.folder, f"{folder}:{BASE_PATH}", launch.uid, launch.uid >= 0))
+        serve(
+            listener_fd,
+            status_fd,
+            server_config(
+                launch, launch.folder, f"{folder}:{BASE_PATH}", launch.uid, launch.uid >= 0
+            ),
+        )
     os._exit(EXIT_CRASHED)
 
 
@@ -96,7 +106,9 @@ def _end_all(uid: int) -> None:
             _kill_descendants(os.getpid())
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
-                pass  # all at once: the dead of a fork storm would make each round longer than the one before
+                # all at once: the dead of a fork storm would make each round longer than the one
+                # before
+                pass
         except ChildProcessError:
             return
         signal.sigtimedwait({signal.SIGCHLD}, 0.02)

@@ -1,14 +1,19 @@
-"""pyns: a rootless namespace sandbox in pure Python, no package needed. The order of the steps is the whole secret.
+"""pyns: a rootless namespace sandbox in pure Python, no package needed.
+
+The order of the steps is the whole secret.
 
     launcher (ordinary uid)  unshare user, mount, pid, net, ipc, uts, cgroup -> fork
     `- pid 1                 a root of its own on tmpfs, /usr read-only, own /dev /proc /tmp /workspace, pivot_root,
-                             second user namespace (uid 1000, no capability over the mounts), limits, tool server
+                             second user namespace (uid 1000, no capability over the mounts),
+                             limits, tool server
 
-pid 1 is the tool server, so nothing inside can kill it, and its end takes every process, mount and file of the sandbox along.
-It dies with the launcher, the launcher with the zygote, the zygote with sandboxd.
+pid 1 is the tool server, so nothing inside can kill it, and its end takes every process, mount and
+file of the sandbox along. It dies with the launcher, the launcher with the zygote, the zygote with
+sandboxd.
 
-Contained: files, processes, network, IPC, nested namespaces, sized /tmp, /dev/shm and workspace. Not contained: kernel bugs, CPU
-share; memory is bounded per process and tmpfs unless a control group is usable (`prorl doctor` says).
+Contained: files, processes, network, IPC, nested namespaces, sized /tmp, /dev/shm and workspace.
+Not contained: kernel bugs, CPU share; memory is bounded per process and tmpfs unless a control
+group is usable (`prorl doctor` says).
 """
 
 from __future__ import annotations
@@ -22,7 +27,16 @@ from typing import NoReturn
 from prorl.sandbox import linux, seccomp
 from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
-from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, SANDBOX_UID, WORKSPACE, Forked, Launch, server_config
+from prorl.sandbox.launch import (
+    BASE_PATH,
+    BIN,
+    EXIT_CRASHED,
+    SANDBOX_UID,
+    WORKSPACE,
+    Forked,
+    Launch,
+    server_config,
+)
 from prorl.sandbox.zygote import Serve
 
 NAMESPACES = (
@@ -44,10 +58,12 @@ def prepare() -> None:
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the launcher of one sandbox."""
     join_cgroups(launch)
-    sources = open_sources(launch) if launch.uid >= 0 else []  # root can open what the ordinary uid cannot reach
+    # root can open what the ordinary uid cannot reach
+    sources = open_sources(launch) if launch.uid >= 0 else []
     parent = os.getppid()
     drop_to(launch.uid)
-    uid, gid = os.getuid(), os.getgid()  # inside the new namespace both read as nobody until they are mapped
+    # inside the new namespace both read as nobody until they are mapped
+    uid, gid = os.getuid(), os.getgid()
     linux.unshare(NAMESPACES)
     _map_ids(0, uid, gid)
     _stay_with(parent)
@@ -77,7 +93,14 @@ def _map_ids(inside: int, uid: int, gid: int) -> None:
     _write("/proc/self/gid_map", f"{inside} {gid} 1")
 
 
-def _pid_one(launch: Launch, sources: list[Source], listener_fd: int, status_fd: int, serve: Serve, alive_read: int) -> NoReturn:
+def _pid_one(
+    launch: Launch,
+    sources: list[Source],
+    listener_fd: int,
+    status_fd: int,
+    serve: Serve,
+    alive_read: int,
+) -> NoReturn:
     with Forked(status_fd):
         linux.die_with_parent(signal.SIGKILL)
         socket.sethostname("sandbox")
@@ -86,23 +109,32 @@ def _pid_one(launch: Launch, sources: list[Source], listener_fd: int, status_fd:
         _lock()
         set_limits(launch)
         seccomp.install()
-        # The last change of credentials has cleared it; and a launcher that died before this line is noticed by the pipe.
+        # The last change of credentials has cleared it; and a launcher that died before this line
+        # is noticed by the pipe.
         linux.die_with_parent(signal.SIGKILL)
         if select.select([alive_read], [], [], 0)[0]:
             os._exit(1)
         os.close(alive_read)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
         refuse_uid = SANDBOX_UID if launch.uid >= 0 else -1
-        serve(listener_fd, status_fd, server_config(launch, WORKSPACE, f"{BIN}:{BASE_PATH}", refuse_uid, alone=True))
+        serve(
+            listener_fd,
+            status_fd,
+            server_config(launch, WORKSPACE, f"{BIN}:{BASE_PATH}", refuse_uid, alone=True),
+        )
     os._exit(EXIT_CRASHED)
 
 
 def _lock() -> None:
-    """Give up every power over the namespaces: an ordinary user in a second user namespace, and no third one."""
+    """Give up every power over the namespaces: an ordinary user in a second user namespace, and no
+    third one.
+    """
     try:
         _write("/proc/sys/user/max_user_namespaces", "1")
     except OSError:
-        pass  # a kernel without this limit: nested namespaces stay possible, without capabilities over ours
+        # a kernel without this limit: nested namespaces stay possible, without capabilities over
+        # ours
+        pass
     linux.unshare(linux.CLONE_NEWUSER)
     _map_ids(SANDBOX_UID, 0, 0)
     linux.drop_capabilities()

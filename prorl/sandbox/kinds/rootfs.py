@@ -1,10 +1,12 @@
-"""The file system that a pyns sandbox sees: built on a tmpfs over /tmp of a private mount namespace, then pivoted into.
+"""The file system that a pyns sandbox sees: built on a tmpfs over /tmp of a private mount
+namespace, then pivoted into.
 
-Host folders come in read-only: /usr, a few files of /etc, and the Python that the tool server runs in, at its own path. Such a
-folder may lie where the sandbox's uid cannot go (a home of mode 0700); it is opened before privileges are dropped.
+Host folders come in read-only: /usr, a few files of /etc, and the Python that the tool server runs
+in, at its own path. Such a folder may lie where the sandbox's uid cannot go (a home of mode 0700);
+it is opened before privileges are dropped.
 
-What is equal in all sandboxes is a list of calls that is made once, by the zygote: deciding costs a launcher more than doing, for each
-page of Python that it touches is first copied.
+What is equal in all sandboxes is a list of calls that is made once, by the zygote: deciding costs a
+launcher more than doing, for each page of Python that it touches is first copied.
 """
 
 from __future__ import annotations
@@ -61,15 +63,21 @@ def open_sources(launch: Launch) -> list[Source]:
         if launch.uid >= 0:
             sources.append(Source(path, linux.clone_tree(path), True))
         else:
-            sources.append(Source(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), False))
+            sources.append(
+                Source(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), False)
+            )
     return sources
 
 
 def build_root(launch: Launch, sources: list[Source]) -> None:
-    """Mount everything and make it this process's root; the working directory becomes the workspace."""
+    """Mount everything and make it this process's root; the working directory becomes the
+    workspace.
+    """
     for step in steps():
         step.call(*step.arguments)
-    linux.mount("tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777")
+    linux.mount(
+        "tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777"
+    )
     size = f"size={launch.workspace_bytes},nr_inodes=256k,mode=755"
     linux.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
     # After what could cover them: a virtual environment may lie below /tmp.
@@ -86,12 +94,30 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
 @cache
 def steps() -> tuple[Step, ...]:
     """All that does not depend on the sandbox."""
-    names = ("usr", "etc", "proc", "dev", "tmp", "var", "run", "home", "root", WORKSPACE[1:], "old", "opt", "opt/prorl", BIN[1:])
+    names = (
+        "usr",
+        "etc",
+        "proc",
+        "dev",
+        "tmp",
+        "var",
+        "run",
+        "home",
+        "root",
+        WORKSPACE[1:],
+        "old",
+        "opt",
+        "opt/prorl",
+        BIN[1:],
+    )
     return (
         Step(linux.mount, (None, "/", None, linux.MS_REC | linux.MS_PRIVATE)),
         Step(linux.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
         *(Step(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
-        *(Step(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}")) for name in ("python", "python3")),
+        *(
+            Step(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
+            for name in ("python", "python3")
+        ),
         Step(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
         *_system(),
         *_etc(),
@@ -108,7 +134,10 @@ def _read_only(source: str, target: str) -> Step:
 
 
 def _bind(source: str, target: str) -> list[Step]:
-    return [Step(linux.mount, (source, target, None, linux.MS_BIND | linux.MS_REC)), _read_only(source, target)]
+    return [
+        Step(linux.mount, (source, target, None, linux.MS_BIND | linux.MS_REC)),
+        _read_only(source, target),
+    ]
 
 
 def _system() -> list[Step]:
@@ -138,11 +167,22 @@ def _etc() -> list[Step]:
     found = []
     for name in ETC_FOLDERS:
         if os.path.isdir(f"/etc/{name}"):
-            found += [Step(os.mkdir, (f"{ROOT}/etc/{name}",)), *_bind(f"/etc/{name}", f"{ROOT}/etc/{name}")]
+            found += [
+                Step(os.mkdir, (f"{ROOT}/etc/{name}",)),
+                *_bind(f"/etc/{name}", f"{ROOT}/etc/{name}"),
+            ]
     for name in ETC_FILES:
         if os.path.isfile(f"/etc/{name}"):
-            found += [Step(_file, (f"{ROOT}/etc/{name}",)), *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}")]
-    for name, text in {"passwd": PASSWD, "group": GROUP, "hosts": HOSTS, "nsswitch.conf": NSSWITCH}.items():
+            found += [
+                Step(_file, (f"{ROOT}/etc/{name}",)),
+                *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}"),
+            ]
+    for name, text in {
+        "passwd": PASSWD,
+        "group": GROUP,
+        "hosts": HOSTS,
+        "nsswitch.conf": NSSWITCH,
+    }.items():
         found.append(Step(_file, (f"{ROOT}/etc/{name}", text.encode())))
     return found
 
@@ -156,13 +196,30 @@ def _file(path: str, content: bytes = b"") -> None:
 
 def _devices() -> list[Step]:
     dev = f"{ROOT}/dev"
-    found = [Step(linux.mount, ("tmpfs", dev, "tmpfs", linux.MS_NOSUID, "size=64k,nr_inodes=64,mode=755"))]
+    found = [
+        Step(
+            linux.mount, ("tmpfs", dev, "tmpfs", linux.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
+        )
+    ]
     for name in DEVICES:
-        found += [Step(_file, (f"{dev}/{name}",)), Step(linux.mount, (f"/dev/{name}", f"{dev}/{name}", None, linux.MS_BIND))]
+        found += [
+            Step(_file, (f"{dev}/{name}",)),
+            Step(linux.mount, (f"/dev/{name}", f"{dev}/{name}", None, linux.MS_BIND)),
+        ]
     found += [Step(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
     found += [Step(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
     flags, options = linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
     found.append(Step(linux.mount, ("devpts", f"{dev}/pts", "devpts", flags, options)))
-    found.append(Step(linux.mount, ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777")))
-    found.append(Step(linux.mount, (None, dev, None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_BIND)))
+    found.append(
+        Step(
+            linux.mount,
+            ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777"),
+        )
+    )
+    found.append(
+        Step(
+            linux.mount,
+            (None, dev, None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_BIND),
+        )
+    )
     return found

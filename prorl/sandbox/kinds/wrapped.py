@@ -1,13 +1,16 @@
-"""Running a foreign launcher (bwrap, apptainer) so that its end takes everything along: a pid namespace of our own around it.
+"""Running a foreign launcher (bwrap, apptainer) so that its end takes everything along: a pid
+namespace of our own around it.
 
     guard (launcher)  new mount and pid namespace -> fork
     `- pid 1          ordinary uid -> exec of the foreign launcher, which ends with its container; or, as `reaper`, in a child
 
-Killing pid 1 kills its FUSE helpers and every daemon inside, and the guard's `waitpid` returns after the last of them. As root the
-namespaces need no user namespace; otherwise one with our own uid mapped to itself, which needs nesting.
+Killing pid 1 kills its FUSE helpers and every daemon inside, and the guard's `waitpid` returns
+after the last of them. As root the namespaces need no user namespace; otherwise one with our own
+uid mapped to itself, which needs nesting.
 
-A launcher that enters a user namespace loses the death signal that ties pid 1 to the guard (the kernel clears it with every change of
-credentials): bwrap sets it again (`--die-with-parent`), Apptainer does not, so pid 1 is then a process of ours that keeps it.
+A launcher that enters a user namespace loses the death signal that ties pid 1 to the guard (the
+kernel clears it with every change of credentials): bwrap sets it again (`--die-with-parent`),
+Apptainer does not, so pid 1 is then a process of ours that keeps it.
 """
 
 from __future__ import annotations
@@ -23,9 +26,20 @@ from prorl.sandbox import linux
 from prorl.sandbox.kinds import image_view
 from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
-from prorl.sandbox.launch import BASE_PATH, BIN, EXIT_CRASHED, WORKSPACE, Forked, Launch, server_config
+from prorl.sandbox.launch import (
+    BASE_PATH,
+    BIN,
+    EXIT_CRASHED,
+    WORKSPACE,
+    Forked,
+    Launch,
+    server_config,
+)
 
-PLAIN_ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+PLAIN_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+}
 PROGRAM_FD = 9
 
 
@@ -45,15 +59,24 @@ class Mount(NamedTuple):
     data: str | None = None
 
     @staticmethod
-    def sized(target: str, num_bytes: int, uid: int, mode: str = "755", num_files: str = "256k") -> Mount:
+    def sized(
+        target: str, num_bytes: int, uid: int, mode: str = "755", num_files: str = "256k"
+    ) -> Mount:
         """A tmpfs of at most so many bytes and files that belongs to a uid."""
-        return Mount(target, "tmpfs", "tmpfs", f"size={num_bytes},nr_inodes={num_files},uid={uid},gid={uid},mode={mode}")
+        return Mount(
+            target,
+            "tmpfs",
+            "tmpfs",
+            f"size={num_bytes},nr_inodes={num_files},uid={uid},gid={uid},mode={mode}",
+        )
 
 
 def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
-    """Become the guard's half of the namespaces: private mounts, our interpreter and the image reachable, then `mounts`.
+    """Become the guard's half of the namespaces: private mounts, our interpreter and the image
+    reachable, then `mounts`.
 
-    Returns the pid of this sandbox's pid 1 in the parent, 0 in pid 1 itself (an ordinary user by then).
+    Returns the pid of this sandbox's pid 1 in the parent, 0 in pid 1 itself (an ordinary user by
+    then).
     """
     join_cgroups(launch)
     parent = os.getppid()
@@ -89,12 +112,20 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
 
 
 def run(
-    launch: Launch, listener_fd: int, status_fd: int, pid: int, foreign: Foreign, *, limits: bool = True, reaper: bool = False
+    launch: Launch,
+    listener_fd: int,
+    status_fd: int,
+    pid: int,
+    foreign: Foreign,
+    *,
+    limits: bool = True,
+    reaper: bool = False,
 ) -> NoReturn:
-    """After `enter`: guard pid 1, or be it and run the foreign launcher with the two descriptors open.
+    """After `enter`: guard pid 1, or be it and run the foreign launcher with the two descriptors
+    open.
 
-    Without `limits` the tool server sets its own: Apptainer's threads and address space do not fit in an agent's. With `reaper`
-    pid 1 stays ours and ends with the foreign launcher.
+    Without `limits` the tool server sets its own: Apptainer's threads and address space do not fit
+    in an agent's. With `reaper` pid 1 stays ours and ends with the foreign launcher.
     """
     if pid:
         os.close(listener_fd)
@@ -122,11 +153,22 @@ def run(
     os._exit(EXIT_CRASHED)
 
 
-def argument(launch: Launch, listener_fd: int, status_fd: int, extra: Mapping[str, object] | None = None) -> str:
+def argument(
+    launch: Launch, listener_fd: int, status_fd: int, extra: Mapping[str, object] | None = None
+) -> str:
     """The tool server's command-line argument."""
-    config = server_config(launch, WORKSPACE, f"{BASE_PATH}:{BIN}" if launch.image else f"{BIN}:{BASE_PATH}", refuse_uid=-1, alone=True)
+    config = server_config(
+        launch,
+        WORKSPACE,
+        f"{BASE_PATH}:{BIN}" if launch.image else f"{BIN}:{BASE_PATH}",
+        refuse_uid=-1,
+        alone=True,
+    )
     if launch.image:
-        config["python"], config["packages"] = f"{BIN}/python3", [image_view.inside(path) for path in config["packages"]]
+        config["python"], config["packages"] = (
+            f"{BIN}/python3",
+            [image_view.inside(path) for path in config["packages"]],
+        )
     return json.dumps({**config, "listener": listener_fd, "status": status_fd, **(extra or {})})
 
 
@@ -138,6 +180,10 @@ def _reap_until(main: int) -> NoReturn:
 
 
 def _map_to_itself(uid: int, gid: int) -> None:
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

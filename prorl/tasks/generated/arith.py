@@ -1,7 +1,9 @@
-"""The set `arith`: twelve forms of integer arithmetic in words, to be worked out with a `python` tool.
+"""The set `arith`: twelve forms of integer arithmetic in words, to be worked out with a `python`
+tool.
 
-`data` of a task: `operands`, `expression` (the right Python expression), `answer` (its value as text), `form`.
-Invariants: answers are integers >= 0; the same (split, seed, n) gives the same tasks on every machine.
+`data` of a task: `operands`, `expression` (the right Python expression), `answer` (its value as
+text), `form`. Invariants: answers are integers >= 0; the same (split, seed, n) gives the same tasks
+on every machine.
 """
 
 from __future__ import annotations
@@ -12,11 +14,21 @@ from typing import NamedTuple
 from prorl.tasks.generated.split import Split, distinct, split_of, wordings
 from prorl.types import Task
 
-OPENINGS = ("What is {}?", "Compute {}.", "Find {}.", "Work out {}.", "Calculate {}.", "Tell me {}.")
+OPENINGS = (
+    "What is {}?",
+    "Compute {}.",
+    "Find {}.",
+    "Work out {}.",
+    "Calculate {}.",
+    "Tell me {}.",
+)
 
 
 class Form(NamedTuple):
-    """One kind of question. Letters in `expression` and `phrases` are operands with `digits` digits at most, in order."""
+    """One kind of question.
+
+    Letters in `expression` and `phrases` are operands with `digits` digits at most, in order.
+    """
 
     name: str
     expression: str
@@ -25,19 +37,59 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form("multiply_add", "{a}*{b}+{c}", ("{a} times {b} plus {c}", "{c} more than {a} times {b}"), (2, 2, 3)),
-    Form("multiply_subtract", "{a}*{b}-{c}", ("{a} times {b} minus {c}", "{c} less than {a} times {b}"), (2, 2, 2)),
-    Form("add_multiply", "({a}+{b})*{c}", ("the sum of {a} and {b}, times {c}", "{c} times the sum of {a} and {b}"), (3, 3, 1)),
-    Form("subtract_multiply", "({a}-{b})*{c}", ("{a} minus {b}, all times {c}", "{c} times the difference of {a} and {b}"), (3, 3, 1)),
+    Form(
+        "multiply_add",
+        "{a}*{b}+{c}",
+        ("{a} times {b} plus {c}", "{c} more than {a} times {b}"),
+        (2, 2, 3),
+    ),
+    Form(
+        "multiply_subtract",
+        "{a}*{b}-{c}",
+        ("{a} times {b} minus {c}", "{c} less than {a} times {b}"),
+        (2, 2, 2),
+    ),
+    Form(
+        "add_multiply",
+        "({a}+{b})*{c}",
+        ("the sum of {a} and {b}, times {c}", "{c} times the sum of {a} and {b}"),
+        (3, 3, 1),
+    ),
+    Form(
+        "subtract_multiply",
+        "({a}-{b})*{c}",
+        ("{a} minus {b}, all times {c}", "{c} times the difference of {a} and {b}"),
+        (3, 3, 1),
+    ),
     Form("add", "{a}+{b}", ("{a} plus {b}", "the sum of {a} and {b}"), (3, 3)),
     Form("less_than", "{b}-{a}", ("{a} less than {b}", "{b} minus {a}"), (3, 3)),
     Form("multiply", "{a}*{b}", ("{a} times {b}", "the product of {a} and {b}"), (3, 2)),
     Form("remainder", "{a}%{b}", ("the remainder of {a} divided by {b}", "{a} modulo {b}"), (3, 2)),
-    Form("quotient", "{a}//{b}", ("the whole part of {a} divided by {b}", "{a} divided by {b}, rounded down"), (3, 1)),
-    Form("average", "({a}+{b})//2", ("the average of {a} and {b}", "half the sum of {a} and {b}"), (3, 3)),
-    Form("add_three", "{a}+{b}+{c}", ("{a} plus {b} plus {c}", "the sum of {a}, {b} and {c}"), (2, 3, 2)),
-    Form("square_add", "{a}*{a}+{b}", ("the square of {a} plus {b}", "{b} more than the square of {a}"), (2, 3)),
-)  # fmt: skip
+    Form(
+        "quotient",
+        "{a}//{b}",
+        ("the whole part of {a} divided by {b}", "{a} divided by {b}, rounded down"),
+        (3, 1),
+    ),
+    Form(
+        "average",
+        "({a}+{b})//2",
+        ("the average of {a} and {b}", "half the sum of {a} and {b}"),
+        (3, 3),
+    ),
+    Form(
+        "add_three",
+        "{a}+{b}+{c}",
+        ("{a} plus {b} plus {c}", "the sum of {a}, {b} and {c}"),
+        (2, 3, 2),
+    ),
+    Form(
+        "square_add",
+        "{a}*{a}+{b}",
+        ("the square of {a} plus {b}", "{b} more than the square of {a}"),
+        (2, 3),
+    ),
+)
 
 
 def generate(split: Split, seed: int, n: int) -> list[Task]:
@@ -52,9 +104,20 @@ def generate(split: Split, seed: int, n: int) -> list[Task]:
         if answer is None or split_of(operands) != split:
             return None
         opening, phrase = rng.choice(wordings(OPENINGS, form.phrases, split))
-        data = {"operands": list(operands), "expression": form.expression.format(**letters), "answer": str(answer), "form": form.name}
+        data = {
+            "operands": list(operands),
+            "expression": form.expression.format(**letters),
+            "answer": str(answer),
+            "form": form.name,
+        }
         prompt = opening.format(phrase.format(**letters))
-        return Task(task_id=f"arith:{split}:{seed}:{index}", env="arith", prompt=prompt, data=data, data_source="arith")
+        return Task(
+            task_id=f"arith:{split}:{seed}:{index}",
+            env="arith",
+            prompt=prompt,
+            data=data,
+            data_source="arith",
+        )
 
     return distinct(n, rng, draw)
 

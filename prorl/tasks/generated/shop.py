@@ -1,9 +1,11 @@
-"""The set `shop`: questions about prices that only a tool knows: one or two `price` look-ups, then `python`.
+"""The set `shop`: questions about prices that only a tool knows: one or two `price` look-ups, then
+`python`.
 
-`data` of a task: `prices` (item -> price, for the `price` tool), `items` (asked for, in order), `quantities`, `money` (0 where
-none is named), `expression` (with the right prices), `answer` (its value as text), `form`.
-Invariants: prices are drawn per task, so that they cannot be known without a look-up; answers are integers >= 0; the same
-(split, seed, n) gives the same tasks on every machine.
+`data` of a task: `prices` (item -> price, for the `price` tool), `items` (asked for, in order),
+`quantities`, `money` (0 where none is named), `expression` (with the right prices), `answer` (its
+value as text), `form`. Invariants: prices are drawn per task, so that they cannot be known without
+a look-up; answers are integers >= 0; the same (split, seed, n) gives the same tasks on every
+machine.
 """
 
 from __future__ import annotations
@@ -14,14 +16,44 @@ from typing import NamedTuple
 from prorl.tasks.generated.split import Split, distinct, split_of, wordings
 from prorl.types import Task
 
-ITEMS = ("apples", "pears", "plums", "figs", "eggs", "pies", "rolls", "cups", "pens", "hats", "mugs", "bags")
-COST = ("How much do {} cost?", "What do {} cost?", "Tell me the price of {}.", "Find the cost of {}.")
-MORE = ("How much more do {} cost?", "Tell me how much more {} cost.", "Find out how much more {} cost.")
-CHANGE = ("What is my change {}?", "How much is left {}?", "Tell me my change {}.", "Find the change {}.")
+ITEMS = (
+    "apples",
+    "pears",
+    "plums",
+    "figs",
+    "eggs",
+    "pies",
+    "rolls",
+    "cups",
+    "pens",
+    "hats",
+    "mugs",
+    "bags",
+)
+COST = (
+    "How much do {} cost?",
+    "What do {} cost?",
+    "Tell me the price of {}.",
+    "Find the cost of {}.",
+)
+MORE = (
+    "How much more do {} cost?",
+    "Tell me how much more {} cost.",
+    "Find out how much more {} cost.",
+)
+CHANGE = (
+    "What is my change {}?",
+    "How much is left {}?",
+    "Tell me my change {}.",
+    "Find the change {}.",
+)
 
 
 class Form(NamedTuple):
-    """One kind of question: `q`, `r` quantities, `x`, `y` items, `p`, `s` their prices, `m` money."""
+    """One kind of question:
+
+    `q`, `r` quantities, `x`, `y` items, `p`, `s` their prices, `m` money.
+    """
 
     name: str
     expression: str
@@ -33,9 +65,13 @@ class Form(NamedTuple):
 FORMS = (
     Form("cost", "{q}*{p}", COST, ("{q} {x}", "{q} of the {x}"), 1),
     Form("cost_two", "{q}*{p}+{r}*{s}", COST, ("{q} {x} and {r} {y}", "{q} {x} with {r} {y}"), 2),
-    Form("change", "{m}-{q}*{p}", CHANGE, ("from {m} after {q} {x}", "if I pay {m} for {q} {x}"), 1),
-    Form("more", "{q}*{p}-{r}*{s}", MORE, ("{q} {x} compared to {r} {y}", "{q} {x} than {r} {y}"), 2),
-)  # fmt: skip
+    Form(
+        "change", "{m}-{q}*{p}", CHANGE, ("from {m} after {q} {x}", "if I pay {m} for {q} {x}"), 1
+    ),
+    Form(
+        "more", "{q}*{p}-{r}*{s}", MORE, ("{q} {x} compared to {r} {y}", "{q} {x} than {r} {y}"), 2
+    ),
+)
 
 
 def generate(split: Split, seed: int, n: int) -> list[Task]:
@@ -50,9 +86,18 @@ def generate(split: Split, seed: int, n: int) -> list[Task]:
         money = rng.randint(10, 999) if "{m}" in form.expression else 0
         if split_of((*items, *quantities, money)) != split:
             return None
-        names = dict(zip("xy", items, strict=False)) | dict(zip("qr", quantities, strict=False)) | {"m": money}
+        names = (
+            dict(zip("xy", items, strict=False))
+            | dict(zip("qr", quantities, strict=False))
+            | {"m": money}
+        )
         cost = [quantity * prices[item] for quantity, item in zip(quantities, items, strict=True)]
-        answer = {"cost": sum(cost), "cost_two": sum(cost), "change": money - cost[0], "more": cost[0] - sum(cost[1:])}[form.name]
+        answer = {
+            "cost": sum(cost),
+            "cost_two": sum(cost),
+            "change": money - cost[0],
+            "more": cost[0] - sum(cost[1:]),
+        }[form.name]
         if answer < 0:
             return None
         opening, phrase = rng.choice(wordings(form.openings, form.phrases, split))
@@ -61,11 +106,19 @@ def generate(split: Split, seed: int, n: int) -> list[Task]:
             "items": items,
             "quantities": quantities,
             "money": money,
-            "expression": form.expression.format(**names, **dict(zip("ps", prices.values(), strict=False))),
+            "expression": form.expression.format(
+                **names, **dict(zip("ps", prices.values(), strict=False))
+            ),
             "answer": str(answer),
             "form": form.name,
         }
         prompt = opening.format(phrase.format(**names))
-        return Task(task_id=f"shop:{split}:{seed}:{index}", env="shop", prompt=prompt, data=data, data_source="shop")
+        return Task(
+            task_id=f"shop:{split}:{seed}:{index}",
+            env="shop",
+            prompt=prompt,
+            data=data,
+            data_source="shop",
+        )
 
     return distinct(n, rng, draw)

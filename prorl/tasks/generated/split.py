@@ -1,8 +1,10 @@
-"""What keeps held-out tasks apart from training tasks: operands by a hash, wordings by a rule over (opening, phrase).
+"""What keeps held-out tasks apart from training tasks: operands by a hash, wordings by a rule over
+(opening, phrase).
 
-Invariants: a tuple of operands belongs to one split, in every form of a set; an (opening, phrase) pair belongs to one split. Every
-opening and every phrase occurs in training, so that a held-out wording is a combination never seen of words that were.
-It does not promise that a single operand is unseen: only whole tuples are.
+Invariants: a tuple of operands belongs to one split, in every form of a set; an (opening, phrase)
+pair belongs to one split. Every opening and every phrase occurs in training, so that a held-out
+wording is a combination never seen of words that were. It does not promise that a single operand is
+unseen: only whole tuples are.
 """
 
 from __future__ import annotations
@@ -37,14 +39,24 @@ def split_of(operands: Sequence[object]) -> Split:
 
 
 def wordings(openings: Sequence[T], phrases: Sequence[T], split: Split) -> list[tuple[T, T]]:
-    """The (opening, phrase) pairs of a split. With at least three openings each of them and each phrase is in training.
+    """The (opening, phrase) pairs of a split.
+
+    With at least three openings each of them and each phrase is in training.
 
     >>> wordings("abc", "xy", "heldout")
     [('a', 'x'), ('c', 'y')]
     """
     heldout = split == "heldout"
-    pairs = ((index + place, opening, phrase) for index, opening in enumerate(openings) for place, phrase in enumerate(phrases))
-    return [(opening, phrase) for position, opening, phrase in pairs if (position % _WORDINGS == 0) == heldout]
+    pairs = (
+        (index + place, opening, phrase)
+        for index, opening in enumerate(openings)
+        for place, phrase in enumerate(phrases)
+    )
+    return [
+        (opening, phrase)
+        for position, opening, phrase in pairs
+        if (position % _WORDINGS == 0) == heldout
+    ]
 
 
 def check_split(split: str) -> Split:
@@ -55,8 +67,13 @@ def check_split(split: str) -> Split:
     raise TaskError(f"split {split!r}", f"one of {', '.join(SPLITS)}")
 
 
-def distinct(n: int, rng: random.Random, draw: Callable[[random.Random, int], Task | None]) -> list[Task]:
-    """n tasks with n different prompts; `draw(rng, index)` gives a task or None (try again). Raises TaskError."""
+def distinct(
+    n: int, rng: random.Random, draw: Callable[[random.Random, int], Task | None]
+) -> list[Task]:
+    """n tasks with n different prompts;
+
+    `draw(rng, index)` gives a task or None (try again). Raises TaskError.
+    """
     if n > MAX_TASKS:
         raise TaskError(f"{n} tasks of a generated set", f"at most {MAX_TASKS}")
     tasks: dict[str, Task] = {}
@@ -68,5 +85,7 @@ def distinct(n: int, rng: random.Random, draw: Callable[[random.Random, int], Ta
             tasks[task.prompt] = task
             tries = 0
         if tries > _TRIES:
-            raise TaskError(f"{n} tasks asked for, {len(tasks)} different ones found", "fewer tasks", "lower n")
+            raise TaskError(
+                f"{n} tasks asked for, {len(tasks)} different ones found", "fewer tasks", "lower n"
+            )
     return list(tasks.values())

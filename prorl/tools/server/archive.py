@@ -1,7 +1,9 @@
-"""Snapshots: the workspace as a tar, packed and unpacked inside the sandbox with the agent's own rights.
+"""Snapshots: the workspace as a tar, packed and unpacked inside the sandbox with the agent's own
+rights.
 
-By the image's `tar` where it has one, which takes an eighth of the time, else by Python. The host moves the bytes and never looks into
-them, so a hostile archive meets only the sandbox that it came from or a sibling's.
+By the image's `tar` where it has one, which takes an eighth of the time, else by Python. The host
+moves the bytes and never looks into them, so a hostile archive meets only the sandbox that it came
+from or a sibling's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ ABSENT = (126, 127)
 class Archive:
     """At most one archive at a time, in memory."""
 
-    def __init__(self, events: Events, room: MakeRoom, env: dict[str, str], workspace: str, output_bytes: int) -> None:
+    def __init__(
+        self, events: Events, room: MakeRoom, env: dict[str, str], workspace: str, output_bytes: int
+    ) -> None:
         self._place, self._workspace = Place(events, room, env, workspace, output_bytes), workspace
         self._fd = -1
 
@@ -56,19 +60,27 @@ class Archive:
             self._drop()
 
     def _tar(self, *words: str) -> bool:
-        """Run `tar` on the archive; False when there is none. Raises ValueError with what it says."""
+        """Run `tar` on the archive;
+
+        False when there is none. Raises ValueError with what it says.
+        """
         done = execute_from(self._place, ["tar", *words], self._fd, time.monotonic() + TAR_S)
         if done["exit_code"] in ABSENT:
             return False
         if done["exit_code"] != 0:
             text = done["output"].value().decode("utf-8", "replace")
-            raise ValueError("tar ended with exit status {}: {}".format(done["exit_code"], text[-500:]))
+            raise ValueError(
+                "tar ended with exit status {}: {}".format(done["exit_code"], text[-500:])
+            )
         return True
 
     def _pack_by_python(self, max_bytes: int) -> None:
         import tarfile
 
-        with open(self._fd, "wb", closefd=False) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        with (
+            open(self._fd, "wb", closefd=False) as file,
+            tarfile.open(fileobj=file, mode="w") as tar,
+        ):
             for name in sorted(os.listdir(self._workspace)):
                 tar.add(os.path.join(self._workspace, name), arcname=name, filter=_without_owner)
                 if file.tell() > max_bytes:
@@ -79,7 +91,10 @@ class Archive:
 
         os.lseek(self._fd, 0, os.SEEK_SET)
         try:
-            with open(self._fd, "rb", closefd=False) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            with (
+                open(self._fd, "rb", closefd=False) as file,
+                tarfile.open(fileobj=file, mode="r:") as tar,
+            ):
                 if hasattr(tarfile, "data_filter"):
                     tar.extractall(self._workspace, filter="tar")
                 else:

@@ -1,19 +1,22 @@
 r"""bash under a pty: one persistent interactive shell, without readline, sleeps or polling.
 
-The pty is ours as ptyprocess would make it, except for its fork: a forked Python costs more CPU than all namespaces of a sandbox, and
-importing ptyprocess as much as a bare Python's start.
+The pty is ours as ptyprocess would make it, except for its fork: a forked Python costs more CPU
+than all namespaces of a sandbox, and importing ptyprocess as much as a bare Python's start.
 
-The text of a command never crosses the tty (a typed line is cut at 4095 bytes, silently): it lies in a memfd that the shell
-inherits, and the server types one short fixed line which reads and evaluates it. The end is in band, because a pty is flushed
-asynchronously and a separate status channel would overtake the last bytes of output:
+The text of a command never crosses the tty (a typed line is cut at 4095 bytes, silently): it lies
+in a memfd that the shell inherits, and the server types one short fixed line which reads and
+evaluates it. The end is in band, because a pty is flushed asynchronously and a separate status
+channel would overtake the last bytes of output:
 
     marker (`marker.py`): \x1e NONCE <sequence> \x1f <exit code> \x1f NONCE \x1e
 
-It is printed on a duplicate of the tty from element 1 of PROMPT_COMMAND (an agent's own `PROMPT_COMMAND=...` replaces element
-0) and, should that be lost, from PS1. The sequence number tells a late marker from the one waited for.
+It is printed on a duplicate of the tty from element 1 of PROMPT_COMMAND (an agent's own
+`PROMPT_COMMAND=...` replaces element 0) and, should that be lost, from PS1. The sequence number
+tells a late marker from the one waited for.
 
-At the deadline: Ctrl-C, then TERM, then KILL for what runs in the shell, then a new shell in the last directory. A stopped shell
-is continued. Late output of background jobs belongs to the next command. Not promised: shell variables after a restart.
+At the deadline: Ctrl-C, then TERM, then KILL for what runs in the shell, then a new shell in the
+last directory. A stopped shell is continued. Late output of background jobs belongs to the next
+command. Not promised: shell variables after a restart.
 """
 
 from __future__ import annotations
@@ -56,10 +59,21 @@ class BashDied(Exception):
 
 
 class Bash:
-    """One shell. `run` is the whole interface; a shell that died is replaced before the next command."""
+    """One shell.
 
-    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom) -> None:
-        self._events, self._env, self._home, self._cap, self._room = events, env, cwd, output_bytes, room
+    `run` is the whole interface; a shell that died is replaced before the next command.
+    """
+
+    def __init__(
+        self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom
+    ) -> None:
+        self._events, self._env, self._home, self._cap, self._room = (
+            events,
+            env,
+            cwd,
+            output_bytes,
+            room,
+        )
         self._cwd = cwd
         self._pid = 0
         """0 = there is no shell."""
@@ -94,11 +108,18 @@ class Bash:
         os.set_blocking(self._fd, False)
         self._busy = False
         self._pending = b""
-        self._type(typed.introduction(self._next(), self._memory), typed.setup(self._marker, self._memory).encode())
+        self._type(
+            typed.introduction(self._next(), self._memory),
+            typed.setup(self._marker, self._memory).encode(),
+        )
 
     def _spawn(self, terminal: str) -> int:
         # The leader of a session that opens a terminal makes it its own.
-        actions = [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0), (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0),
+            (os.POSIX_SPAWN_DUP2, 0, 1),
+            (os.POSIX_SPAWN_DUP2, 0, 2),
+        ]
         cwd = self._cwd if os.path.isdir(self._cwd) else self._home
         argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
         return spawn(argv, actions, dict(self._env, HISTFILE="/dev/null"), cwd)
@@ -120,12 +141,17 @@ class Bash:
         return self._sequence
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
-        """`{command}`, or `{input}` for a program left running; `on_timeout`: `interrupt` (default) or `keep`."""
+        """`{command}`, or `{input}` for a program left running;
+
+        `on_timeout`: `interrupt` (default) or `keep`.
+        """
         command, text = arguments.get("command"), arguments.get("input")
         if isinstance(text, str) and command is None:
             return self._feed_running(text.encode(), until, arguments)
         if not isinstance(command, str):
-            raise ValueError("bash needs `command` (a string), or `input` for a program that was left running")
+            raise ValueError(
+                "bash needs `command` (a string), or `input` for a program that was left running"
+            )
         data = command.encode("utf-8", "surrogateescape")
         if b"\0" in data:
             raise ValueError("the command holds a NUL byte; bash cannot read it")
@@ -137,13 +163,16 @@ class Bash:
             self._replace(output, b"ended")  # between two commands, as after `exec </dev/null`
         result = self._execute(data, until, arguments, output)
         if self._unread and time.monotonic() < until:
-            # It has lost its stdin or our descriptor, or its prompt is read-only: nothing of the command has run yet.
+            # It has lost its stdin or our descriptor, or its prompt is read-only: nothing of the
+            # command has run yet.
             output.clear()
             self._replace(output, b"could not read the command")
             result = self._execute(data, until, arguments, output)
         return result
 
-    def _execute(self, data: bytes, until: float, arguments: dict[str, Any], output: Capped) -> dict[str, Any]:
+    def _execute(
+        self, data: bytes, until: float, arguments: dict[str, Any], output: Capped
+    ) -> dict[str, Any]:
         self.start()
         self._make_sane()
         self._unread = False
@@ -151,7 +180,9 @@ class Bash:
         return self._finish(until, arguments, output)
 
     def _replace(self, output: Capped, why: bytes) -> None:
-        """Give up this shell; the next `start` makes one in the last directory, and the agent is told so."""
+        """Give up this shell; the next `start` makes one in the last directory, and the agent is
+        told so.
+        """
         self._discard()
         output.feed(b"[the shell %s and was started again in %s]\n" % (why, self._cwd.encode()))
 
@@ -176,12 +207,17 @@ class Bash:
             raise
         self._busy = False
         output.drop(typed.emission(self._marker).encode() + b"\n")
-        output.drop_lines(typed.OURS, self._marker.nonce)  # `set -x`, `set -v`, a DEBUG trap and `declare` show what is ours
+        # `set -x`, `set -v`, a DEBUG trap and `declare` show what is ours
+        output.drop_lines(typed.OURS, self._marker.nonce)
         exit_code = ended.exit_code or 0
         if ended.died:
             output.feed(b"\n")
             self._replace(output, b"ended")
-        return {"output": output, "exit_code": EXIT_TIMEOUT if timed_out else exit_code, "timed_out": timed_out}
+        return {
+            "output": output,
+            "exit_code": EXIT_TIMEOUT if timed_out else exit_code,
+            "timed_out": timed_out,
+        }
 
     def _abandon(self) -> None:
         """The client left in the middle: end its command, keep the shell if that works."""
@@ -195,7 +231,9 @@ class Bash:
     # ---- the tty
 
     def _sane_attributes(self) -> bytes:
-        """The kernel's own form, since termios.tcsetattr takes ten times as long to make it from a list."""
+        """The kernel's own form, since termios.tcsetattr takes ten times as long to make it from a
+        list.
+        """
         attributes = termios.tcgetattr(self._fd)
         attributes[1] &= ~termios.OPOST
         attributes[3] &= ~termios.ECHO
@@ -207,7 +245,8 @@ class Bash:
         fcntl.ioctl(self._fd, termios.TCSETS, self._attributes)
 
     def _type(self, line: str, text: bytes) -> None:
-        # Shell and server share the memfd's offset, so it is set here, before the shell reads. What is behind the NUL is never read.
+        # Shell and server share the memfd's offset, so it is set here, before the shell reads. What
+        # is behind the NUL is never read.
         os.pwrite(self._memory, text + b"\0", 0)
         os.lseek(self._memory, 0, os.SEEK_SET)
         self._write(line.encode())
@@ -249,7 +288,8 @@ class Bash:
                 self._pending += data
 
     def _await_death(self, until: float) -> None:
-        # EIO with a living shell: every process has closed the tty. Only the shell's death can follow.
+        # EIO with a living shell: every process has closed the tty. Only the shell's death can
+        # follow.
         while self._events.status(self._pid) is None and time.monotonic() < until:
             self._events.wait([], until)
 
@@ -296,11 +336,14 @@ class Bash:
     # ---- ending
 
     def _end_command(self, output: Capped) -> Ended:
-        """INT, TERM, KILL for what runs in the shell; if the shell still does not answer, it dies too."""
+        """INT, TERM, KILL for what runs in the shell; if the shell still does not answer, it dies
+        too.
+        """
         self._busy = False
         if not self._pid:
             return Ended(EXIT_TIMEOUT)
-        # With ISIG set, Ctrl-C is a signal and empties the input queue; `stty -isig` would make it a character.
+        # With ISIG set, Ctrl-C is a signal and empties the input queue; `stty -isig` would make it
+        # a character.
         self._make_sane()
         self._write(b"\x03")
         ended = self._collect(output, time.monotonic() + INTERRUPT_S)
@@ -317,7 +360,9 @@ class Bash:
         return Ended(self._collect(output, time.monotonic() + KILL_S).exit_code, died=True)
 
     def _foreground(self) -> list[int]:
-        """The tty's foreground group and the descendants in it; background jobs are not part of the command."""
+        """The tty's foreground group and the descendants in it; background jobs are not part of the
+        command.
+        """
         try:
             group = os.tcgetpgrp(self._fd)
         except OSError:

@@ -1,6 +1,7 @@
 """put and get: regular files below the workspace, never through a link, never blocking.
 
-Each path component is opened with O_NOFOLLOW relative to the one before, so a link planted by the agent is an error, not a detour.
+Each path component is opened with O_NOFOLLOW relative to the one before, so a link planted by the
+agent is an error, not a detour.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def get(workspace: str, path: str, offset: int, max_bytes: int) -> tuple[int, by
     parts = parts_of(path, workspace)
     parent = _open_parent(workspace, parts, create=False)
     try:
-        fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        fd = os.open(
+            parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
+        )
     finally:
         os.close(parent)
     with open(fd, "rb"):

@@ -1,4 +1,7 @@
-"""Starting and ending the agent's processes. Each runs in a session of its own, so that all of it can be signalled at once."""
+"""Starting and ending the agent's processes.
+
+Each runs in a session of its own, so that all of it can be signalled at once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,14 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 KILL_S, REAP_S = 2.0, 0.01
-DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGXFSZ)
+DEFAULT_SIGNALS = (
+    signal.SIGPIPE,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGCHLD,
+    signal.SIGXFSZ,
+)
 
 
 def prepare(make_dumpable: bool = True) -> None:
@@ -29,7 +39,9 @@ def prepare(make_dumpable: bool = True) -> None:
 
 
 def restrict(limits: dict[str, int], seccomp: bytes) -> None:
-    """rlimits by name and a seccomp filter, on this process and all that it starts, where the launcher could not set them."""
+    """rlimits by name and a seccomp filter, on this process and all that it starts, where the
+    launcher could not set them.
+    """
     import resource
 
     for name, value in limits.items():
@@ -38,14 +50,20 @@ def restrict(limits: dict[str, int], seccomp: bytes) -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
     libc = _libc()
-    if seccomp and libc is not None:  # an image without libffi has no ctypes: there the namespaces stand alone
+    # an image without libffi has no ctypes: there the namespaces stand alone
+    if seccomp and libc is not None:
         import ctypes
         import struct
 
         code = ctypes.create_string_buffer(seccomp, len(seccomp))
         header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
         libc.prctl(38, 1, 0, 0, 0)
-        if libc.prctl(22, ctypes.c_ulong(2), ctypes.create_string_buffer(header, len(header)), 0, 0) != 0:
+        if (
+            libc.prctl(
+                22, ctypes.c_ulong(2), ctypes.create_string_buffer(header, len(header)), 0, 0
+            )
+            != 0
+        ):
             raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")
 
 
@@ -60,14 +78,18 @@ def _libc() -> Any:
 
 
 def set_dumpable(value: int) -> None:
-    """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch it back on."""
+    """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch
+    it back on.
+    """
     libc = _libc()
     if libc is not None:
         libc.prctl(4, value, 0, 0, 0)
 
 
 class Forked:
-    """Holds the body of a forked child: whatever happens in it, the child ends and never runs the parent's code."""
+    """Holds the body of a forked child: whatever happens in it, the child ends and never runs the
+    parent's code.
+    """
 
     def __init__(self, report_fd: int) -> None:
         self._report_fd = report_fd
@@ -86,10 +108,12 @@ class Forked:
 
 
 class MakeRoom:
-    """Runs something that forks; when the sandbox's process limit is reached, everything inside is killed first.
+    """Runs something that forks; when the sandbox's process limit is reached, everything inside is
+    killed first.
 
-    The agent has broken its own sandbox then, and its next command must not fail for that. Only where no process outside
-    can be hit (`alone`): the server is pid 1 of its namespace, or has a uid for itself.
+    The agent has broken its own sandbox then, and its next command must not fail for that. Only
+    where no process outside can be hit (`alone`): the server is pid 1 of its namespace, or has a
+    uid for itself.
     """
 
     def __init__(self, events: Events, alone: bool) -> None:
@@ -118,16 +142,28 @@ def kill_everything() -> None:
         pass
 
 
-def spawn(argv: list[str], actions: Sequence[tuple[Any, ...]], env: dict[str, str], cwd: str) -> int:
-    """Start a program in a session of its own; returns its pid. Raises OSError when it cannot be run.
+def spawn(
+    argv: list[str], actions: Sequence[tuple[Any, ...]], env: dict[str, str], cwd: str
+) -> int:
+    """Start a program in a session of its own; returns its pid.
 
-    `actions` put its descriptors in place (`os.posix_spawn`); others must be close-on-exec. Not fork: copying this process's pages, and
-    then each page that either side touches, costs four times as much as the program's start.
+    Raises OSError when it cannot be run.
+
+    `actions` put its descriptors in place (`os.posix_spawn`); others must be close-on-exec. Not
+    fork: copying this process's pages, and then each page that either side touches, costs four
+    times as much as the program's start.
     """
     home = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir(cwd)
-        pid = os.posix_spawn(find(argv[0], env), argv, env, file_actions=actions, setsid=True, setsigdef=DEFAULT_SIGNALS)
+        pid = os.posix_spawn(
+            find(argv[0], env),
+            argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigdef=DEFAULT_SIGNALS,
+        )
     finally:
         os.fchdir(home)
         os.close(home)
@@ -147,7 +183,9 @@ def find(program: str, env: dict[str, str]) -> str:
 
 def session(leader: int) -> list[int]:
     """Every living process of a session, orphans included, its leader last."""
-    members = [pid for pid in _pids() if pid != leader and _stat(pid)[3:4] == [str(leader).encode()]]
+    members = [
+        pid for pid in _pids() if pid != leader and _stat(pid)[3:4] == [str(leader).encode()]
+    ]
     return [*members, leader]
 
 

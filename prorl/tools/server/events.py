@@ -1,7 +1,8 @@
-"""Waiting: one `poll` over file descriptors, children and the client that asked, with a deadline and no polling interval.
+"""Waiting: one `poll` over file descriptors, children and the client that asked, with a deadline
+and no polling interval.
 
-The server is often pid 1 of its sandbox, so it reaps every child, its own and orphans alike. Statuses of watched children are
-kept until taken. Nothing else in the server may call `waitpid`.
+The server is often pid 1 of its sandbox, so it reaps every child, its own and orphans alike.
+Statuses of watched children are kept until taken. Nothing else in the server may call `waitpid`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ PEER_GONE = GONE | getattr(select, "POLLRDHUP", 0x2000)
 
 
 class ClientGone(Exception):
-    """The client that asked for the running call has closed its connection: nobody wants the result."""
+    """The client that asked for the running call has closed its connection: nobody wants the
+    result.
+    """
 
 
 class Events:
@@ -33,7 +36,10 @@ class Events:
         """Connection whose hang-up ends the running call; -1 for none."""
 
     def watch(self, pid: int) -> None:
-        """Keep this child's exit status. Call before it can have been reaped, that is, straight after the fork."""
+        """Keep this child's exit status.
+
+        Call before it can have been reaped, that is, straight after the fork.
+        """
         self._status[pid] = None
 
     def status(self, pid: int) -> int | None:
@@ -63,12 +69,16 @@ class Events:
             if os.WIFSTOPPED(status):
                 self._stopped[pid] = True
             else:
-                self._status[pid] = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                self._status[pid] = (
+                    128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+                )
 
     def wait(self, fds: list[int], until: float | None, peers: bool = False) -> list[int]:
-        """Readable descriptors among `fds`; empty at the time `until` (monotonic), or when a child changed.
+        """Readable descriptors among `fds`; empty at the time `until` (monotonic), or when a child
+        changed.
 
-        Raises ClientGone when the client of the running call hangs up, unless `peers` says that `fds` are the clients.
+        Raises ClientGone when the client of the running call hangs up, unless `peers` says that
+        `fds` are the clients.
         """
         poller = select.poll()
         for fd in fds:

@@ -1,4 +1,6 @@
-"""exec: run one program without a shell, feed its stdin, cap its output, end its whole session at the deadline."""
+"""exec: run one program without a shell, feed its stdin, cap its output, end its whole session at
+the deadline.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,31 @@ if TYPE_CHECKING:
 
 EXIT_TIMEOUT = 124
 LINGER_S = 0.2
-"""How long output is awaited after the program has ended while something it left behind holds the pipe."""
+"""How long output is awaited after the program has ended while something it left behind holds the
+pipe.
+"""
 KILL_S = 1.0
 
 
 class Place:
     """Where programs run."""
 
-    def __init__(self, events: Events, room: MakeRoom, env: dict[str, str], cwd: str, output_bytes: int) -> None:
-        self.events, self.room, self.env, self.cwd, self.output_bytes = events, room, env, cwd, output_bytes
+    def __init__(
+        self, events: Events, room: MakeRoom, env: dict[str, str], cwd: str, output_bytes: int
+    ) -> None:
+        self.events, self.room, self.env, self.cwd, self.output_bytes = (
+            events,
+            room,
+            env,
+            cwd,
+            output_bytes,
+        )
 
 
 def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[str, Any]:
-    """Exit code 124 at the deadline, 126/127 when the program cannot be run, 128 + n when signal n ended it."""
+    """Exit code 124 at the deadline, 126/127 when the program cannot be run, 128 + n when signal n
+    ended it.
+    """
     source = _stdin_of(stdin)
     try:
         return execute_from(place, argv, source, until)
@@ -41,12 +55,18 @@ def execute_from(place: Place, argv: list[str], source: int, until: float) -> di
     output = Capped(place.output_bytes)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        actions = [(os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))
+        ]
         pid = place.room(lambda: spawn(argv, actions, place.env, place.cwd))
     except OSError as error:
         os.close(read)
         output.feed((f"{argv[0]}: {error.strerror}\n").encode("utf-8", "replace"))
-        return {"output": output, "exit_code": 127 if isinstance(error, FileNotFoundError) else 126, "timed_out": False}
+        return {
+            "output": output,
+            "exit_code": 127 if isinstance(error, FileNotFoundError) else 126,
+            "timed_out": False,
+        }
     finally:
         os.close(write)
     events.watch(pid)
@@ -58,7 +78,11 @@ def execute_from(place: Place, argv: list[str], source: int, until: float) -> di
         _reap(events, pid)
         os.close(read)
     timed_out = exit_code < 0
-    return {"output": output, "exit_code": EXIT_TIMEOUT if timed_out else exit_code, "timed_out": timed_out}
+    return {
+        "output": output,
+        "exit_code": EXIT_TIMEOUT if timed_out else exit_code,
+        "timed_out": timed_out,
+    }
 
 
 def _stdin_of(data: bytes) -> int:

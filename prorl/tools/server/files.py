@@ -1,7 +1,9 @@
-"""The file editor: view, create, str_replace, insert, undo, search. Works below any path that the agent may touch.
+"""The file editor: view, create, str_replace, insert, undo, search.
 
-It runs with the agent's own rights and opens regular files only, without blocking on a FIFO or device. Errors of the agent are
-output with exit code 1, so that it can mend them.
+Works below any path that the agent may touch.
+
+It runs with the agent's own rights and opens regular files only, without blocking on a FIFO or
+device. Errors of the agent are output with exit code 1, so that it can mend them.
 """
 
 from __future__ import annotations
@@ -49,23 +51,36 @@ class Files:
         exit_code = 0
         try:
             if command is None:
-                raise Mistake("unknown command {!r}; expected one of {}".format(arguments.get("command"), ", ".join(commands)))
+                raise Mistake(
+                    "unknown command {!r}; expected one of {}".format(
+                        arguments.get("command"), ", ".join(commands)
+                    )
+                )
             path = arguments.get("path", "." if command == self._search else None)
             if not isinstance(path, str) or "\0" in path:
                 raise Mistake("`path` is missing")
-            output.feed(command(os.path.join(self._cwd, path), arguments, until).encode("utf-8", "replace"))
+            output.feed(
+                command(os.path.join(self._cwd, path), arguments, until).encode("utf-8", "replace")
+            )
         except Mistake as mistake:
             exit_code = 1
             output.feed((f"error: {mistake}\n").encode("utf-8", "replace"))
         except OSError as error:
             exit_code = 1
-            output.feed(("error: {}: {}\n".format(arguments.get("path"), error.strerror)).encode("utf-8", "replace"))
+            output.feed(
+                ("error: {}: {}\n".format(arguments.get("path"), error.strerror)).encode(
+                    "utf-8", "replace"
+                )
+            )
         return {"output": output, "exit_code": exit_code, "timed_out": False}
 
     def _view(self, path: str, arguments: dict[str, Any], until: float) -> str:
         if os.path.isdir(path):
             names = sorted(os.listdir(path))[:MAX_LISTED]
-            return "".join("{}{}\n".format(name, "/" if os.path.isdir(os.path.join(path, name)) else "") for name in names)
+            return "".join(
+                "{}{}\n".format(name, "/" if os.path.isdir(os.path.join(path, name)) else "")
+                for name in names
+            )
         lines = _read(path).splitlines()
         first, last = _range(arguments.get("view_range"), len(lines))
         return "".join(f"{number:6d}\t{lines[number - 1]}\n" for number in range(first, last + 1))
@@ -121,7 +136,9 @@ class Files:
                 lines = _read(name).splitlines()
             except (OSError, Mistake):
                 continue
-            found += [f"{name}:{number}:{line}" for number, line in enumerate(lines, 1) if wanted in line]
+            found += [
+                f"{name}:{number}:{line}" for number, line in enumerate(lines, 1) if wanted in line
+            ]
             if len(found) > MAX_LISTED:
                 break
         return "".join(line + "\n" for line in found[:MAX_LISTED]) or "nothing found\n"
@@ -141,7 +158,11 @@ def _text(arguments: dict[str, Any], name: str) -> str:
 def _range(wanted: Any, count: int) -> tuple[int, int]:
     if wanted is None:
         return 1, count
-    if not (isinstance(wanted, list) and len(wanted) == 2 and all(isinstance(number, int) for number in wanted)):
+    if not (
+        isinstance(wanted, list)
+        and len(wanted) == 2
+        and all(isinstance(number, int) for number in wanted)
+    ):
         raise Mistake("`view_range` must be [first line, last line]; -1 means the end")
     first, last = wanted
     last = count if last == -1 else min(last, count)
@@ -167,7 +188,9 @@ def _read(path: str) -> str:
         if not stat.S_ISREG(about.st_mode):
             raise Mistake(f"{path} is not a regular file")
         if about.st_size > MAX_FILE_BYTES:
-            raise Mistake(f"{path} has {about.st_size} bytes; the editor opens at most {MAX_FILE_BYTES}")
+            raise Mistake(
+                f"{path} has {about.st_size} bytes; the editor opens at most {MAX_FILE_BYTES}"
+            )
         return file.read(MAX_FILE_BYTES).decode("utf-8", "surrogateescape")
 
 

@@ -2,7 +2,8 @@
 
     u32 header length | u32 body length | header (JSON object, UTF-8) | body
 
-Both ends refuse a frame over `FRAME_LIMIT` bytes. The host's half of this format is `prorl/sandbox/wire.py`.
+Both ends refuse a frame over `FRAME_LIMIT` bytes. The host's half of this format is
+`prorl/sandbox/wire.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""IPython cells: `direct` (a shell in a process of its own, driven over a socket, no ZMQ) and `jupyter` (any kernel, over ipc).
+"""IPython cells:
 
-Both are the interpreter of `python.py` with another child: the same line protocol, the same interrupt and restart. The child is a
-program started from source text, because inside a foreign image none of our files exist. IPython itself comes from folders that
-the host shows read-only (`packages` in the configuration).
+`direct` (a shell in a process of its own, driven over a socket, no ZMQ) and `jupyter` (any kernel,
+over ipc).
+
+Both are the interpreter of `python.py` with another child: the same line protocol, the same
+interrupt and restart. The child is a program started from source text, because inside a foreign
+image none of our files exist. IPython itself comes from folders that the host shows read-only
+(`packages` in the configuration).
 """
 
 from __future__ import annotations
@@ -16,8 +20,18 @@ from prorl.tools.server.events import Events
 from prorl.tools.server.python import Python
 
 CHILDREN = {"ipython": "ipython_direct.py", "jupyter": "ipython_jupyter.py"}
-SOURCES = {kind: __loader__.get_data(os.path.join(os.path.dirname(__file__), name)) for kind, name in CHILDREN.items()}  # type: ignore[name-defined]
-"""Read at import, that is by the zygote: a forked server has a root in which our files do not exist."""
+
+
+def _source(name: str) -> bytes:
+    path = os.path.join(os.path.dirname(__file__), name)
+    found: bytes = __loader__.get_data(path)  # type: ignore[name-defined]
+    return found
+
+
+SOURCES = {kind: _source(name) for kind, name in CHILDREN.items()}
+"""Read at import, that is by the zygote: a forked server has a root in which our files do not
+exist.
+"""
 
 
 class IPython(Python):
@@ -47,4 +61,6 @@ class IPython(Python):
         os.dup2(output, 2)
         os.dup2(control.fileno(), 3)
         os.closerange(4, 1024)
-        os.execve(self._argv[0], self._argv, dict(self._env, IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg"))
+        os.execve(
+            self._argv[0], self._argv, dict(self._env, IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg")
+        )

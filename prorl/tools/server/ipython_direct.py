@@ -1,8 +1,11 @@
-"""The child of the `ipython` tool: an IPython shell that runs cells from descriptor 3. Run as source text; imports nothing of ours.
+"""The child of the `ipython` tool: an IPython shell that runs cells from descriptor 3.
+
+Run as source text; imports nothing of ours.
 
     <- "code"\\n (JSON)     -> exit code\\n
 
-Images that a cell shows are kept as data: written to `.ipython/<n>.<type>` in the workspace, with a line in the output that says so.
+Images that a cell shows are kept as data: written to `.ipython/<n>.<type>` in the workspace, with a
+line in the output that says so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""The child of the `jupyter` tool: starts a kernel over ipc and relays cells from descriptor 3. Run as source text.
+"""The child of the `jupyter` tool: starts a kernel over ipc and relays cells from descriptor 3.
 
-Any installed kernel does (`PRORL_KERNEL`, default python3). Unix sockets, so it works with the network cut; the connection file is
-0600 in a folder of its own. SIGINT interrupts the kernel, not the relay; when the kernel dies it is started again once per cell.
+Run as source text.
 
-Output that a cell's subprocesses or threads send after its end belongs to the next cell. What the kernel itself writes to its terminal
-is not shown: ipykernel sends all of it over IOPub, too.
+Any installed kernel does (`PRORL_KERNEL`, default python3). Unix sockets, so it works with the
+network cut; the connection file is 0600 in a folder of its own. SIGINT interrupts the kernel, not
+the relay; when the kernel dies it is started again once per cell.
+
+Output that a cell's subprocesses or threads send after its end belongs to the next cell. What the
+kernel itself writes to its terminal is not shown: ipykernel sends all of it over IOPub, too.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ def lazily(stream):
         flush(stream)
 OutStream.flush = lazily
 """
-"""For ipykernel, which several times a cell waits for a thread to send what nobody has written, a third of a short cell's time, and
-does not wait for what programs have written."""
+"""For ipykernel, which several times a cell waits for a thread to send what nobody has written, a
+third of a short cell's time, and does not wait for what programs have written.
+"""
 
 
 def start() -> Any:
@@ -42,10 +46,14 @@ def start() -> Any:
     from jupyter_client.manager import KernelManager
 
     folder = tempfile.mkdtemp(prefix="k")
-    manager = KernelManager(kernel_name=os.environ.get("PRORL_KERNEL", "python3"), transport="ipc", ip=f"{folder}/s")
+    manager = KernelManager(
+        kernel_name=os.environ.get("PRORL_KERNEL", "python3"), transport="ipc", ip=f"{folder}/s"
+    )
     manager.connection_file = f"{folder}/c.json"
     null = subprocess.DEVNULL
-    manager.start_kernel(extra_arguments=["--HistoryManager.enabled=False"], stdout=null, stderr=null)
+    manager.start_kernel(
+        extra_arguments=["--HistoryManager.enabled=False"], stdout=null, stderr=null
+    )
     client = manager.blocking_client()
     client.start_channels()
     client.wait_for_ready(timeout=START_S)
@@ -81,7 +89,10 @@ def keep(path: str, content: str) -> None:
 
 
 def run_cell(manager: Any, client: Any, code: str) -> int | None:
-    """Execute and print; 0, 1 for an error, None when the kernel died. Waits on both channels and the kernel's life at once."""
+    """Execute and print; 0, 1 for an error, None when the kernel died.
+
+    Waits on both channels and the kernel's life at once.
+    """
     import zmq
 
     alive = os.pidfd_open(manager.provisioner.pid)
@@ -99,7 +110,10 @@ def run_cell(manager: Any, client: Any, code: str) -> int | None:
                 message = client.session.recv(iopub, 0)[1]
                 is_ours = message["parent_header"].get("msg_id") == request
                 if is_ours:
-                    idle = message["msg_type"] == "status" and message["content"]["execution_state"] == "idle"
+                    idle = (
+                        message["msg_type"] == "status"
+                        and message["content"]["execution_state"] == "idle"
+                    )
                 if is_ours or message["msg_type"] == "stream":
                     show(message)
             elif shell in ready:

@@ -1,7 +1,9 @@
-"""json, signal and socket without their Python halves: the C modules of CPython that those stand on.
+"""json, signal and socket without their Python halves: the C modules of CPython that those stand
+on.
 
-The halves left out build enums and compile patterns at import. That costs more than everything else in the server's start, and every
-sandbox that runs the server as a program pays it. What is different: numbers instead of enums, and `accept` is a function.
+The halves left out build enums and compile patterns at import. That costs more than everything else
+in the server's start, and every sandbox that runs the server as a program pays it. What is
+different: numbers instead of enums, and `accept` is a function.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def loads(text: str) -> Any:
     """
     try:
         value, end = _scan(text, 0)
-    except (StopIteration, ValueError, SystemError):  # the last where C looks in vain for json's own error class
+    # the last where C looks in vain for json's own error class
+    except (StopIteration, ValueError, SystemError):
         end = -1
     if end != len(text):
         raise ValueError(f"not one JSON value: {text[:80]!r}")

@@ -1,4 +1,6 @@
-"""The tool server's loop: accept clients, run one call at a time, answer. Started by `serve` with descriptors that exist already.
+"""The tool server's loop: accept clients, run one call at a time, answer.
+
+Started by `serve` with descriptors that exist already.
 
     {"id", "op": "hello"}                                        -> {"id", "ok": true, "workspace", "tools"}
     {"id", "op": "call", "tool", "arguments", "timeout_s"}       -> {"id", "ok": true, "exit_code", "duration_s", ...} + output
@@ -8,7 +10,8 @@
     {"id", "op": "pack" | "pack_read" | "unpack", ...}            -> the workspace as a tar (`archive.py`)
     anything wrong                                               -> {"id", "ok": false, "error", "missing"}
 
-The listening socket was made outside, so its file is out of the agent's reach. Calls of several clients are served in turn.
+The listening socket was made outside, so its file is out of the agent's reach. Calls of several
+clients are served in turn.
 """
 
 from __future__ import annotations
@@ -58,7 +61,9 @@ class Server:
         self._config = config
         self._names = sorted(config.get("tools", DEFAULT))
         self._tools: dict[str, Tool] = {"bash": self._bash.run}
-        self._tools.update({name: self._make_user_tool(name) for name in self._names if name not in OURS})
+        self._tools.update(
+            {name: self._make_user_tool(name) for name in self._names if name not in OURS}
+        )
 
     def _make(self, name: str) -> Tool:
         """A tool is imported and made with its first call: most sandboxes use one or two."""
@@ -76,7 +81,10 @@ class Server:
         return IPython(name, self._config["python"], self._config["packages"], *place).run
 
     def _make_user_tool(self, name: str) -> Tool:
-        """Made at once, so that one that cannot be made fails the start of the sandbox. Raises BadTool."""
+        """Made at once, so that one that cannot be made fails the start of the sandbox.
+
+        Raises BadTool.
+        """
         if "user_tools" not in self._config:
             raise BadTool(f"no tool {name!r} in this sandbox")
         from prorl.tools.server.user_tool import UserTool
@@ -94,7 +102,9 @@ class Server:
         """Serve until killed."""
         self._shell(self._bash.start)
         while True:
-            for fd in self._events.wait([self._listener.fileno(), *self._clients], None, peers=True):
+            for fd in self._events.wait(
+                [self._listener.fileno(), *self._clients], None, peers=True
+            ):
                 if fd == self._listener.fileno():
                     self._accept()
                 else:
@@ -143,7 +153,10 @@ class Server:
             reply, content = self._perform(header, frame.body)
         except (OSError, ValueError, KeyError, TypeError, EOFError, BashDied) as error:
             missing = isinstance(error, FileNotFoundError)
-            reply, content = {"ok": False, "error": f"{type(error).__name__}: {error}", "missing": missing}, b""
+            reply, content = (
+                {"ok": False, "error": f"{type(error).__name__}: {error}", "missing": missing},
+                b"",
+            )
         finally:
             self._events.client = -1
         reply["id"] = header.get("id")
@@ -173,22 +186,30 @@ class Server:
         size, content = beneath.get(self._workspace, header["path"], header["offset"], limit)
         return {"ok": True, "size": size}, content
 
-    def _snapshot(self, op: str, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    def _snapshot(
+        self, op: str, header: dict[str, Any], body: bytes
+    ) -> tuple[dict[str, Any], bytes]:
         if self._archive is None:
             from prorl.tools.server.archive import Archive
 
-            self._archive = Archive(self._events, self._room, self._env, self._workspace, self._output_bytes)
+            self._archive = Archive(
+                self._events, self._room, self._env, self._workspace, self._output_bytes
+            )
         if op == "pack":
             return {"ok": True, "size": self._archive.pack(header["max_bytes"])}, b""
         if op == "pack_read":
-            return {"ok": True}, self._archive.read(header["offset"], min(int(header["max_bytes"]), FRAME_LIMIT // 2))
+            return {"ok": True}, self._archive.read(
+                header["offset"], min(int(header["max_bytes"]), FRAME_LIMIT // 2)
+            )
         self._archive.unpack(body, header["offset"], header["last"])
         return {"ok": True}, b""
 
     def _tool(self, header: dict[str, Any]) -> Callable[[float], dict[str, Any]]:
         name, arguments = str(header.get("tool")), header.get("arguments")
         if name not in self._names:
-            raise ValueError("no tool {!r} in this sandbox; there are {}".format(name, ", ".join(self._names)))
+            raise ValueError(
+                "no tool {!r} in this sandbox; there are {}".format(name, ", ".join(self._names))
+            )
         if not isinstance(arguments, dict):
             raise ValueError("`arguments` must be an object")
         if name not in self._tools:
@@ -198,7 +219,11 @@ class Server:
 
     def _program(self, header: dict[str, Any], stdin: bytes) -> Callable[[float], dict[str, Any]]:
         argv = header.get("argv")
-        if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+        if (
+            not isinstance(argv, list)
+            or not argv
+            or not all(isinstance(word, str) for word in argv)
+        ):
             raise ValueError("`argv` must be a list of strings")
         from prorl.tools.server.execute import Place, execute
 
@@ -213,12 +238,17 @@ class Server:
         begin = time.monotonic()
         result = work(begin + float(header["timeout_s"]))
         output = result.pop("output")
-        reply = dict(result, ok=True, truncated=output.truncated, duration_s=time.monotonic() - begin)
+        reply = dict(
+            result, ok=True, truncated=output.truncated, duration_s=time.monotonic() - begin
+        )
         return reply, output.value()
 
 
 def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
-    """Serve on a listening socket that was inherited; say `ok` on `status_fd` first. Never returns normally."""
+    """Serve on a listening socket that was inherited; say `ok` on `status_fd` first.
+
+    Never returns normally.
+    """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     os.chdir(config["workspace"])
@@ -251,12 +281,24 @@ def keep_descriptors() -> None:
 
 
 def preload() -> None:
-    """Import all that is imported when it is needed: for a process that forks servers, whose roots hold none of our files."""
-    from prorl.tools.server import archive, beneath, execute, files, ipython, python, user_tool  # noqa: F401
+    """Import all that is imported when it is needed: for a process that forks servers, whose roots
+    hold none of our files.
+    """
+    from prorl.tools.server import (  # noqa: F401
+        archive,
+        beneath,
+        execute,
+        files,
+        ipython,
+        python,
+        user_tool,
+    )
 
 
 def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
-    """The environment that an image asks for (its %environment), ours over it, its PATH before ours."""
+    """The environment that an image asks for (its %environment), ours over it, its PATH before
+    ours.
+    """
     runtime = ("APPTAINER", "SINGULARITY", "LD_", "PROMPT_COMMAND", "PS1", "_")
     asked = {name: value for name, value in image.items() if not name.startswith(runtime)}
     path = dict.fromkeys((image.get("PATH", "") + ":" + env["PATH"]).split(":"))

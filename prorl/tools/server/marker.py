@@ -1,7 +1,9 @@
-r"""What bash prints when a command has ended, in the middle of its output: `\x1e NONCE sequence \x1f exit code \x1f NONCE \x1e`.
+r"""What bash prints when a command has ended, in the middle of its output:
 
-The nonce is new for each shell, so an agent does not print a marker by accident. Short and without a newline: one write, which no
-background job can split.
+`\x1e NONCE sequence \x1f exit code \x1f NONCE \x1e`.
+
+The nonce is new for each shell, so an agent does not print a marker by accident. Short and without
+a newline: one write, which no background job can split.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ class Found:
 
     def __init__(self, start: int, end: int, sequence: int | None, exit_code: int) -> None:
         self.start, self.end, self.sequence, self.exit_code = start, end, sequence, exit_code
-        """`sequence` None: the command has unset the shell's variables, so the marker can only be its own."""
+        """`sequence` None: the command has unset the shell's variables, so the marker can only be
+        its own.
+        """
 
 
 class Marker:
@@ -40,7 +44,12 @@ class Marker:
             start = data.rfind(self._head, 0, tail)
             sequence, _, exit_code = data[start + len(self._head) : tail].partition(SEPARATOR)
             if start >= 0 and exit_code.isdigit() and (sequence.isdigit() or not sequence):
-                return Found(start, tail + len(self._tail), int(sequence) if sequence else None, int(exit_code))
+                return Found(
+                    start,
+                    tail + len(self._tail),
+                    int(sequence) if sequence else None,
+                    int(exit_code),
+                )
             tail = data.find(self._tail, tail + 1)
         return None
 

@@ -1,10 +1,15 @@
-"""Output with a cap: the head and the tail stay, the middle is counted and left out. Reading never stops."""
+"""Output with a cap: the head and the tail stay, the middle is counted and left out.
+
+Reading never stops.
+"""
 
 from __future__ import annotations
 
 
 class Capped:
-    """Collects bytes. Memory never exceeds one and a half times `limit` plus one chunk, whatever is fed.
+    """Collects bytes.
+
+    Memory never exceeds one and a half times `limit` plus one chunk, whatever is fed.
 
     >>> out = Capped(8)
     >>> out.feed(b"0123456789abcdef"); out.truncated
@@ -53,7 +58,9 @@ class Capped:
         """Forget every line that holds one of these words."""
         for part in (self._head, self._tail):
             if any(word in part for word in words):
-                kept = b"\n".join(line for line in part.split(b"\n") if not any(word in line for word in words))
+                kept = b"\n".join(
+                    line for line in part.split(b"\n") if not any(word in line for word in words)
+                )
                 self.total -= len(part) - len(kept)
                 part[:] = kept
 

@@ -1,10 +1,13 @@
-"""A persistent Python interpreter in a process of its own: a forked child that executes cells one after another.
+"""A persistent Python interpreter in a process of its own: a forked child that executes cells one
+after another.
 
-State lives until the child dies. The last expression's repr is shown, as IPython does. Everything written to the child's standard
-outputs, by Python or by programs that it starts, is the cell's output. The end of a cell comes over a socket; a pipe is
-synchronous, so whatever was printed before it is there to be drained by then.
+State lives until the child dies. The last expression's repr is shown, as IPython does. Everything
+written to the child's standard outputs, by Python or by programs that it starts, is the cell's
+output. The end of a cell comes over a socket; a pipe is synchronous, so whatever was printed before
+it is there to be drained by then.
 
-At the deadline: SIGINT (KeyboardInterrupt, state kept), then KILL for the child's whole session and a new interpreter.
+At the deadline: SIGINT (KeyboardInterrupt, state kept), then KILL for the child's whole session and
+a new interpreter.
 """
 
 from __future__ import annotations
@@ -33,8 +36,16 @@ class Python:
 
     noun = "interpreter"
 
-    def __init__(self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom) -> None:
-        self._events, self._env, self._cwd, self._cap, self._room = events, env, cwd, output_bytes, room
+    def __init__(
+        self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom
+    ) -> None:
+        self._events, self._env, self._cwd, self._cap, self._room = (
+            events,
+            env,
+            cwd,
+            output_bytes,
+            room,
+        )
         self._pid = 0
 
     def start(self) -> None:
@@ -80,7 +91,11 @@ class Python:
         except BaseException:
             self._interrupt(Capped(0))
             raise
-        return {"output": output, "exit_code": EXIT_TIMEOUT if timed_out else exit_code, "timed_out": timed_out}
+        return {
+            "output": output,
+            "exit_code": EXIT_TIMEOUT if timed_out else exit_code,
+            "timed_out": timed_out,
+        }
 
     def _wait(self, output: Capped, until: float) -> int | None:
         """Exit code of the cell (0, or 1 for an exception), or None at the deadline."""
@@ -138,7 +153,9 @@ class Python:
                 os.kill(self._pid, signal.SIGINT)
                 if self._wait(output, time.monotonic() + INTERRUPT_S) is None:
                     self.stop()
-                    output.feed(f"\n[the {self.noun} did not stop and was killed; its state is lost]\n".encode())
+                    output.feed(
+                        f"\n[the {self.noun} did not stop and was killed; its state is lost]\n".encode()
+                    )
         except ProcessLookupError:
             self.stop()
         finally:
@@ -161,8 +178,12 @@ class Python:
 # ---- the child
 
 
-def become_child(control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int = 3) -> socket.socket:
-    """In a forked child: a session of its own, outputs and `control` (descriptor 3) in place, every other descriptor but `keep` closed."""
+def become_child(
+    control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int = 3
+) -> socket.socket:
+    """In a forked child: a session of its own, outputs and `control` (descriptor 3) in place, every
+    other descriptor but `keep` closed.
+    """
     os.setsid()
     prepare()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -185,7 +206,9 @@ def become_child(control: socket.socket, output: int, env: dict[str, str], cwd: 
 
 
 def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
-    """In the child: run each cell (JSON, one a line) and tell its exit code, until the server is gone."""
+    """In the child: run each cell (JSON, one a line) and tell its exit code, until the server is
+    gone.
+    """
     lines = control.makefile("rb")
     while True:
         try:
@@ -224,7 +247,10 @@ def _interpret(control: socket.socket, cwd: str) -> None:
 
 
 class Cell:
-    """Holds the agent's code: whatever it raises is its output, and its exit code. `where`: how its files' names begin."""
+    """Holds the agent's code: whatever it raises is its output, and its exit code.
+
+    `where`: how its files' names begin.
+    """
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -233,14 +259,20 @@ class Cell:
     def __enter__(self) -> Cell:
         return self
 
-    def __exit__(self, _kind: object, error: BaseException | None, trace: types.TracebackType | None) -> bool:
+    def __exit__(
+        self, _kind: object, error: BaseException | None, trace: types.TracebackType | None
+    ) -> bool:
         if isinstance(error, SystemExit):
-            self.exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            self.exit_code = (
+                error.code if isinstance(error.code, int) else int(error.code is not None)
+            )
         elif error is not None:
             self.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
             import traceback
 
-            while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(self._where):
+            while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(
+                self._where
+            ):
                 trace = trace.tb_next  # our own frames are of no interest
             traceback.print_exception(type(error), error, trace)
         return True

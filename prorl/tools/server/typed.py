@@ -1,7 +1,10 @@
-r"""The fixed lines that are typed to bash. What a command says never crosses the tty; these read it from a descriptor and evaluate it.
+r"""The fixed lines that are typed to bash.
 
-Written so that little of what an agent can do to its shell gets in the way: functions and aliases named like builtins, closed outputs,
-a prompt of its own, `set -e`, and the state in which bash's parser is after the error of an open quote (no reserved word may come first).
+What a command says never crosses the tty; these read it from a descriptor and evaluate it.
+
+Written so that little of what an agent can do to its shell gets in the way: functions and aliases
+named like builtins, closed outputs, a prompt of its own, `set -e`, and the state in which bash's
+parser is after the error of an open quote (no reserved word may come first).
 """
 
 from __future__ import annotations
@@ -14,14 +17,20 @@ if TYPE_CHECKING:
 OURS = b"__prorl_"
 """How all our names in the shell begin."""
 COMMAND_FD, TTY_FD = 198, 199
-"""Numbers inside the shell, high enough to leave the agent `exec 3<file`. Its programs inherit both: closing them around the
-`eval` would make bash save them at 10 and 11, which the agent may want."""
+"""Numbers inside the shell, high enough to leave the agent `exec 3<file`.
+
+Its programs inherit both: closing them around the `eval` would make bash save them at 10 and 11,
+which the agent may want.
+"""
 REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;\\builtin enable eval"
 """Before each command: what an earlier one did to the prompt is undone."""
 RESTORE = "case $-,$__prorl_r in *e*,*|*,0);;*)__prorl_s(){ return $1;};__prorl_s $__prorl_r;esac"
-"""Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone)."""
+"""Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone).
+"""
 PROMPT = "${__prorl_h:+$__prorl_h$__prorl_n$__prorl_m$?$__prorl_t}"
-"""A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual environment, but not the parts of the marker."""
+"""A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual
+environment, but not the parts of the marker.
+"""
 
 
 def introduction(sequence: int, fd: int) -> str:
@@ -30,9 +39,12 @@ def introduction(sequence: int, fd: int) -> str:
 
 
 def emission(marker: Marker) -> str:
-    """What prints the marker. `set -v` shows this text, on the last line of a command that prints no newline at its end.
+    """What prints the marker.
 
-    In braces with closed outputs (three times as fast as opening /dev/null), so that `set -x` and a DEBUG trap show nothing there.
+    `set -v` shows this text, on the last line of a command that prints no newline at its end.
+
+    In braces with closed outputs (three times as fast as opening /dev/null), so that `set -x` and a
+    DEBUG trap show nothing there.
     """
     mark = marker.text("${__prorl_n}", "%s")
     return f'{{ \\builtin printf "{mark}" "$?" >&{TTY_FD};PS1=$__prorl_p;}} >&- 2>&-'
@@ -50,7 +62,10 @@ def setup(marker: Marker, fd: int) -> str:
 
 
 def evaluation(sequence: int) -> str:
-    """The line before each command. The marker says `sequence - 1` as long as the command has not been read, then `sequence`."""
+    """The line before each command.
+
+    The marker says `sequence - 1` as long as the command has not been read, then `sequence`.
+    """
     read = f'IFS= \\builtin read -rd "" -u {COMMAND_FD} __prorl_c&&__prorl_n={sequence}||__prorl_c='
     prepare = f"__prorl_n={sequence - 1} __prorl_r=$?;{{ {REARM};{read};{RESTORE};}} >&- 2>&-"
     return f'{prepare};\\builtin eval "$__prorl_c"\n'

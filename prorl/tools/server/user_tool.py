@@ -1,9 +1,11 @@
-"""A user's tool: an object made in a process of its own, from a zip that the server was given as a descriptor.
+"""A user's tool: an object made in a process of its own, from a zip that the server was given as a
+descriptor.
 
     <- {"city": "Oslo"}\\n     -> exit code\\n
 
-The same line protocol, interrupt and restart as `python.py`. The object is made when the process starts, which says 0 or 1 once; a tool
-that cannot be made raises BadTool before the server serves, so that it fails the sandbox's start and never a call of the agent.
+The same line protocol, interrupt and restart as `python.py`. The object is made when the process
+starts, which says 0 or 1 once; a tool that cannot be made raises BadTool before the server serves,
+so that it fails the sandbox's start and never a call of the agent.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ MAX_ERROR_BYTES = 3000
 
 
 def out_of_the_way(zip_fd: int) -> int:
-    """The zip's descriptor where no child puts its own into place, and closed to the programs that the agent runs."""
+    """The zip's descriptor where no child puts its own into place, and closed to the programs that
+    the agent runs.
+    """
     moved = fcntl.fcntl(zip_fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     os.close(zip_fd)
     return moved
@@ -44,13 +48,24 @@ class UserTool(Python):
     noun = "tool"
 
     def __init__(
-        self, name: str, zip_fd: int, packages: list[str], events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom
+        self,
+        name: str,
+        zip_fd: int,
+        packages: list[str],
+        events: Events,
+        env: dict[str, str],
+        cwd: str,
+        output_bytes: int,
+        room: MakeRoom,
     ) -> None:
         super().__init__(events, env, cwd, output_bytes, room)
         self._name, self._zip_fd, self._packages = name, zip_fd, packages
 
     def start(self) -> None:
-        """Make the object if it is not there. Raises BadTool, TimeoutError: a machine may be slow, which is not the tool's fault."""
+        """Make the object if it is not there.
+
+        Raises BadTool, TimeoutError: a machine may be slow, which is not the tool's fault.
+        """
         if self._pid:
             return
         super().start()
@@ -61,7 +76,9 @@ class UserTool(Python):
             what = f"tool {self._name!r} does not start inside the sandbox: "
             if code is None:
                 raise TimeoutError(f"{what}it was not made in {LOAD_S:g} s")
-            raise BadTool(what + (output.value().decode("utf-8", "replace").strip() or "its process ended"))
+            raise BadTool(
+                what + (output.value().decode("utf-8", "replace").strip() or "its process ended")
+            )
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
         """Call the object with the arguments by name."""
@@ -73,11 +90,18 @@ class UserTool(Python):
             return {"output": output, "exit_code": 1, "timed_out": False}
 
     def _become(self, control: socket.socket, output: int) -> None:
-        _serve(become_child(control, output, self._env, self._cwd, keep=self._zip_fd), self._name, self._zip_fd, self._packages)
+        _serve(
+            become_child(control, output, self._env, self._cwd, keep=self._zip_fd),
+            self._name,
+            self._zip_fd,
+            self._packages,
+        )
 
 
 def _serve(control: socket.socket, name: str, zip_fd: int, packages: list[str]) -> NoReturn:
-    """In the child: make the object, say whether it was made, then answer calls until the server is gone."""
+    """In the child: make the object, say whether it was made, then answer calls until the server is
+    gone.
+    """
     path = f"/proc/self/fd/{zip_fd}"
     sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
     with Cell(path) as made:

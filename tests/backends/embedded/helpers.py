@@ -16,17 +16,33 @@ from prorl.types import GenerateRequest, Message, PolicyVersion, SamplingParams
 RENDERER = ChatMLRenderer(HFTokenizer(TOY))
 
 
-def engine(*, rows: int = 64, length: int = 512, prefix_bytes: int = 64 << 20, version: int = 0, max_waiting: int = 100) -> Engine:
+def engine(
+    *,
+    rows: int = 64,
+    length: int = 512,
+    prefix_bytes: int = 64 << 20,
+    version: int = 0,
+    max_waiting: int = 100,
+) -> Engine:
     """A fresh engine on the toy checkpoint."""
     given = PolicyVersion(version)
-    return Engine(TOY, version=given, rows=rows, length=length, prefix_bytes=prefix_bytes, max_waiting=max_waiting)
+    return Engine(
+        TOY,
+        version=given,
+        rows=rows,
+        length=length,
+        prefix_bytes=prefix_bytes,
+        max_waiting=max_waiting,
+    )
 
 
 def prompts(n: int) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
     """First prompts of n tasks, of different lengths."""
     tasks = [*generate("arith", seed=5, n=(n + 1) // 2), *generate("shop", seed=5, n=n // 2)]
     system = Message(role="system", content="Answer with a number.")
-    return [RENDERER.prompt([system, Message(role="user", content=task.prompt)], []) for task in tasks]
+    return [
+        RENDERER.prompt([system, Message(role="user", content=task.prompt)], []) for task in tasks
+    ]
 
 
 def request(

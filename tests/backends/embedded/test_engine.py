@@ -1,4 +1,6 @@
-"""The engine alone: what a request samples depends on the request, and on nothing that happens beside it."""
+"""The engine alone: what a request samples depends on the request, and on nothing that happens
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,29 @@ import safetensors.numpy
 from prorl.backends.embedded import TOY
 from prorl.errors import BackendError, ConfigError
 from prorl.types import FailureCode, FinishReason, PolicyVersion
-from tests.backends.embedded.helpers import RENDERER, engine, logprob_gap, prompts, request, run, same_tokens
+from tests.backends.embedded.helpers import (
+    RENDERER,
+    engine,
+    logprob_gap,
+    prompts,
+    request,
+    run,
+    same_tokens,
+)
 
 BOUND = 1e-4
 """Promise: batch composition moves no logprob by more."""
 
 
 def _other_weights(directory: Path) -> Path:
-    """The toy with louder values: other keys and values in every layer but the first, other logprobs, same shape."""
+    """The toy with louder values: other keys and values in every layer but the first, other
+    logprobs, same shape.
+    """
     shutil.copytree(TOY, directory)
     tensors = dict(safetensors.numpy.load_file(directory / "model.safetensors"))
-    tensors["model.layers.0.self_attn.v_proj.weight"] = tensors["model.layers.0.self_attn.v_proj.weight"] * np.float32(1.5)
+    tensors["model.layers.0.self_attn.v_proj.weight"] = tensors[
+        "model.layers.0.self_attn.v_proj.weight"
+    ] * np.float32(1.5)
     safetensors.numpy.save_file(tensors, directory / "model.safetensors")
     return directory
 
@@ -32,7 +46,9 @@ def test_alone_or_in_any_batch_a_request_samples_the_same() -> None:
     wanted = [request(prompt, seed) for seed, prompt in enumerate(prompts(48))]
     alone = [run(engine(rows=1, prefix_bytes=0), [one])[0] for one in wanted]
     shuffled = random.Random(0).sample(range(48), 48)
-    together = dict(zip(shuffled, run(engine(rows=32), [wanted[index] for index in shuffled]), strict=True))
+    together = dict(
+        zip(shuffled, run(engine(rows=32), [wanted[index] for index in shuffled]), strict=True)
+    )
     assert all(same_tokens(row, together[index]) for index, row in enumerate(alone))
     assert max(logprob_gap(row, together[index]) for index, row in enumerate(alone)) < BOUND
 
@@ -61,7 +77,10 @@ def test_seeds_choose_the_tokens_and_repeat_them() -> None:
     first, again = (run(engine(), [request(prompt, 3)])[0] for _ in range(2))
     assert same_tokens(first, again)
     assert first.logprobs == again.logprobs
-    assert len({run(engine(), [request(prompt, seed)])[0].completion.tobytes() for seed in range(8)}) > 1
+    assert (
+        len({run(engine(), [request(prompt, seed)])[0].completion.tobytes() for seed in range(8)})
+        > 1
+    )
 
 
 def test_an_aborted_request_continues_as_if_it_had_never_stopped() -> None:
@@ -95,13 +114,19 @@ def test_siblings_share_the_work_on_their_prompt() -> None:
     rows = run(served, [request(prompt, seed) for seed in range(8)])
     assert [row.cached for row in rows] == [0] + [len(prompt) - 1] * 7
     alone = run(engine(rows=1, prefix_bytes=0), [request(prompt, seed) for seed in range(8)])
-    assert all(same_tokens(*pair) and logprob_gap(*pair) < BOUND for pair in zip(rows, alone, strict=True))
+    assert all(
+        same_tokens(*pair) and logprob_gap(*pair) < BOUND for pair in zip(rows, alone, strict=True)
+    )
 
 
 def test_long_prompts_are_computed_in_chunks_beside_running_requests() -> None:
     rng = np.random.default_rng(0)
     long = rng.integers(0, 256, size=450).astype(np.int32)
-    wanted = [request(prompts(1)[0], 1), request(long, 2, stops=()), request(long[:300], 3, stops=())]
+    wanted = [
+        request(prompts(1)[0], 1),
+        request(long, 2, stops=()),
+        request(long[:300], 3, stops=()),
+    ]
     served = engine()
     rows = run(served, wanted)
     for row, one in zip(rows, wanted, strict=True):
@@ -110,7 +135,9 @@ def test_long_prompts_are_computed_in_chunks_beside_running_requests() -> None:
         assert logprob_gap(row, alone) < BOUND
 
 
-def test_new_weights_split_the_versions_and_nothing_of_the_old_context_is_used(tmp_path: Path) -> None:
+def test_new_weights_split_the_versions_and_nothing_of_the_old_context_is_used(
+    tmp_path: Path,
+) -> None:
     other = _other_weights(tmp_path / "other")
     served = engine(version=4)
     known = prompts(3)[-1]
@@ -166,7 +193,11 @@ def test_what_cannot_be_served_is_refused_at_once() -> None:
     with pytest.raises(BackendError) as caught:
         served.add(request(np.zeros(64, dtype=np.int32)))
     assert caught.value.code is FailureCode.MAX_TOKENS
-    for bad in (np.zeros(0, dtype=np.int32), np.array([served.shape.vocab_size], dtype=np.int32), np.array([-1], dtype=np.int32)):
+    for bad in (
+        np.zeros(0, dtype=np.int32),
+        np.array([served.shape.vocab_size], dtype=np.int32),
+        np.array([-1], dtype=np.int32),
+    ):
         with pytest.raises(BackendError) as caught:
             served.add(request(bad))
         assert caught.value.code is FailureCode.BACKEND_PROTOCOL

@@ -18,7 +18,9 @@ def _saved(ids: list[int]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 @given(sequences, st.lists(st.integers(0, 2), min_size=1, max_size=LENGTH))
-def test_find_gives_the_longest_common_prefix_of_all_that_was_added(added: list[list[int]], wanted: list[int]) -> None:
+def test_find_gives_the_longest_common_prefix_of_all_that_was_added(
+    added: list[list[int]], wanted: list[int]
+) -> None:
     store = PrefixStore(1 << 20, LENGTH)
     for ids in added:
         store.add(np.array(ids, dtype=np.int32), _saved(ids))
@@ -30,7 +32,10 @@ def test_find_gives_the_longest_common_prefix_of_all_that_was_added(added: list[
 
 
 def _common(first: list[int], second: list[int]) -> list[int]:
-    length = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    length = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
+    )
     return first[:length]
 
 

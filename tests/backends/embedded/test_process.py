@@ -1,4 +1,6 @@
-"""The embedded backend as the service meets it: a process behind vLLM's token subset, new weights while it serves."""
+"""The embedded backend as the service meets it: a process behind vLLM's token subset, new weights
+while it serves.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ from tests.backends.embedded.helpers import RENDERER, prompts, request
 
 
 @asynccontextmanager
-async def _process(*args: str, key: str = "") -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+async def _process(
+    *args: str, key: str = ""
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     command = [sys.executable, "-m", "prorl.backends.embedded", "--model", str(TOY), *args]
     environment = {**os.environ, "VLLM_API_KEY": key}
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, env=environment
+    )
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 30)
@@ -62,16 +68,31 @@ async def test_a_process_serves_passes_the_probe_and_ends_on_sigterm() -> None:
 
 async def test_a_process_does_not_outlive_a_parent_that_is_gone() -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "prorl.backends.embedded", "--model", str(TOY), "--parent", "1", stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "prorl.backends.embedded",
+        "--model",
+        str(TOY),
+        "--parent",
+        "1",
+        stdout=asyncio.subprocess.PIPE,
     )
     assert await asyncio.wait_for(process.wait(), 10) == 1
 
 
 @asynccontextmanager
-async def _served(settings: Settings | None = None) -> AsyncIterator[tuple[EmbeddedBackend, VllmBackend, aiohttp.ClientSession]]:
+async def _served(
+    settings: Settings | None = None,
+) -> AsyncIterator[tuple[EmbeddedBackend, VllmBackend, aiohttp.ClientSession]]:
     """Server and client in this process; the session is a weight publisher's."""
     engine = EmbeddedBackend(TOY, settings=settings)
-    server = TokenServer(engine, RENDERER.tokenizer, model="toy", routes=control_routes(engine), max_model_len=engine.engine.length)
+    server = TokenServer(
+        engine,
+        RENDERER.tokenizer,
+        model="toy",
+        routes=control_routes(engine),
+        max_model_len=engine.engine.length,
+    )
     async with server:
         client = VllmBackend(server.url, RENDERER.vocab_size)
         async with aiohttp.ClientSession(server.url) as session:
@@ -80,7 +101,9 @@ async def _served(settings: Settings | None = None) -> AsyncIterator[tuple[Embed
         await engine.close()
 
 
-async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_version(tmp_path: Path) -> None:
+async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_version(
+    tmp_path: Path,
+) -> None:
     """In the gateway's own words (`prorl.backends.publish`)."""
     async with _served() as (engine, client, session):
         target = WeightTarget(session, client.name)
@@ -93,7 +116,9 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
         assert partial.finish_reason is FinishReason.ABORT
         assert 0 < len(partial.token_ids_C) < 300
         assert partial.versions == (0,)
-        held = asyncio.create_task(client.generate(request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6)))
+        held = asyncio.create_task(
+            client.generate(request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6))
+        )
         shutil.copytree(TOY, tmp_path / "next")
         await target.update(str(tmp_path / "next"), 5)
         assert await target.version() == 5
@@ -107,7 +132,9 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
 
 async def test_a_kept_request_crosses_the_update_with_both_versions() -> None:
     async with _served() as (engine, client, publisher):
-        running = asyncio.create_task(client.generate(request(prompts(1)[0], 6, stops=(), max_tokens=200)))
+        running = asyncio.create_task(
+            client.generate(request(prompts(1)[0], 6, stops=(), max_tokens=200))
+        )
         while engine.engine.sampled_tokens < 20:
             await asyncio.sleep(0)
         await publisher.post("/pause?mode=keep")
@@ -135,7 +162,12 @@ async def test_bad_updates_are_refused_and_serving_goes_on(tmp_path: Path) -> No
 
 async def test_a_client_that_goes_away_leaves_the_batch() -> None:
     async with _served(Settings(rows=2)) as (engine, client, _):
-        leaving = [asyncio.create_task(client.generate(request(prompts(1)[0], seed, stops=(), max_tokens=400))) for seed in range(4)]
+        leaving = [
+            asyncio.create_task(
+                client.generate(request(prompts(1)[0], seed, stops=(), max_tokens=400))
+            )
+            for seed in range(4)
+        ]
         while engine.engine.sampled_tokens < 10:
             await asyncio.sleep(0)
         for task in leaving:

@@ -1,4 +1,6 @@
-"""The embedded engine and transformers read the same files and agree on every logprob, turn by turn."""
+"""The embedded engine and transformers read the same files and agree on every logprob, turn by
+turn.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ BOUND = 1e-4
 Ids = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
-def _reference(directory: Path) -> Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+def _reference(
+    directory: Path,
+) -> Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
     """Log-softmax at a temperature after each position, from transformers in float32."""
     torch.set_num_threads(1)  # two collapse on busy cores
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -30,13 +34,17 @@ def _reference(directory: Path) -> Callable[[Ids, float], np.ndarray[tuple[int, 
     def logprobs(ids: Ids, temperature: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         with torch.no_grad():
             logits = model(torch.from_numpy(ids).long()[None]).logits[0].double() / temperature
-        result: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.log_softmax(logits, -1).numpy()
+        result: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.log_softmax(
+            logits, -1
+        ).numpy()
         return result
 
     return logprobs
 
 
-def _gap(row: Row, reference: Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]) -> float:
+def _gap(
+    row: Row, reference: Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]
+) -> float:
     expected = reference(row.ids[: row.length], row.request.sampling.temperature)
     sampled = expected[np.arange(row.prompt_length - 1, row.length - 1), row.completion]
     return float(np.abs(sampled - np.array(row.logprobs)).max())
@@ -45,22 +53,46 @@ def _gap(row: Row, reference: Callable[[Ids, float], np.ndarray[tuple[int, int],
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_agree_turn_by_turn_in_a_full_batch(temperature: float) -> None:
     reference, served = _reference(TOY), engine(rows=16)
-    rows = run(served, [request(prompt, seed, temperature=temperature) for seed, prompt in enumerate(prompts(24))])
+    rows = run(
+        served,
+        [request(prompt, seed, temperature=temperature) for seed, prompt in enumerate(prompts(24))],
+    )
     for turn in range(3):
         assert max(_gap(row, reference) for row in rows) < BOUND
-        extended = [np.concatenate([row.ids[: row.length], RENDERER.bridge(row.completion, [])]) for row in rows]
-        rows = run(served, [request(ids, 100 * turn + seed, temperature=temperature) for seed, ids in enumerate(extended)])
+        extended = [
+            np.concatenate([row.ids[: row.length], RENDERER.bridge(row.completion, [])])
+            for row in rows
+        ]
+        rows = run(
+            served,
+            [
+                request(ids, 100 * turn + seed, temperature=temperature)
+                for seed, ids in enumerate(extended)
+            ],
+        )
     assert served.cached_tokens > served.prompt_tokens / 2
 
 
-@pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "float16"), (False, "bfloat16")])
-def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(tmp_path: Path, tied: bool, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("tied", "dtype"), [(True, "float32"), (False, "float16"), (False, "bfloat16")]
+)
+def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(
+    tmp_path: Path, tied: bool, dtype: str
+) -> None:
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=97, hidden_size=40, intermediate_size=72, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3,
-        head_dim=16, max_position_embeddings=128, tie_word_embeddings=tied, initializer_range=0.2,
+        vocab_size=97,
+        hidden_size=40,
+        intermediate_size=72,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        head_dim=16,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
-    )  # fmt: skip
+    )
     model = transformers.Qwen3ForCausalLM(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -69,18 +101,25 @@ def test_other_shapes_ties_and_types_are_read_as_transformers_reads_them(tmp_pat
     served = Engine(tmp_path, version=PolicyVersion(0), rows=4, length=128, prefix_bytes=1 << 20)
     rng = np.random.default_rng(0)
     starts = [rng.integers(0, 97, size=size).astype(np.int32) for size in (3, 30, 17, 60)]
-    rows = run(served, [request(ids, seed, stops=(), max_tokens=20) for seed, ids in enumerate(starts)])
+    rows = run(
+        served, [request(ids, seed, stops=(), max_tokens=20) for seed, ids in enumerate(starts)]
+    )
     reference = _reference(tmp_path)
     assert max(_gap(row, reference) for row in rows) < BOUND
 
 
 def test_positions_turn_by_the_angles_that_transformers_rounds_to() -> None:
-    """Exact angles are 3e-5 away at 500 tokens, and were most of the distance between sampler and trainer."""
+    """Exact angles are 3e-5 away at 500 tokens, and were most of the distance between sampler and
+    trainer.
+    """
     length = 512
     ours = Model(load(TOY), length)
-    rotary = transformers.AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32).model.rotary_emb
+    rotary = transformers.AutoModelForCausalLM.from_pretrained(
+        TOY, dtype=torch.float32
+    ).model.rotary_emb
     cos, sin = (part[0].numpy() for part in rotary(torch.zeros(1, 1), torch.arange(length)[None]))
-    sign = np.repeat([-1.0, 1.0], cos.shape[1] // 2)  # ours carries the sign of the half that it turns
+    # ours carries the sign of the half that it turns
+    sign = np.repeat([-1.0, 1.0], cos.shape[1] // 2)
     assert np.abs(ours._cos[:, 0] - cos).max() < 1e-6
     assert np.abs(ours._sin[:, 0] - sign * sin).max() < 1e-6
 
@@ -89,8 +128,21 @@ def test_the_toys_tokenizer_is_the_same_for_transformers() -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(TOY)
     config = transformers.AutoConfig.from_pretrained(TOY)
     assert len(theirs) == config.vocab_size == RENDERER.vocab_size
-    for text in ("Work out 12 times 345 plus 6.", '\n{"name":"python","arguments":{"code":"(1+2)*3"}}\n', "naïve  ok\n"):
-        assert theirs.encode(text, add_special_tokens=False) == RENDERER.tokenizer.encode(text).tolist()
-    messages = [{"role": "system", "content": "Answer with a number."}, {"role": "user", "content": "6*7?"}]
+    for text in (
+        "Work out 12 times 345 plus 6.",
+        '\n{"name":"python","arguments":{"code":"(1+2)*3"}}\n',
+        "naïve  ok\n",
+    ):
+        assert (
+            theirs.encode(text, add_special_tokens=False)
+            == RENDERER.tokenizer.encode(text).tolist()
+        )
+    messages = [
+        {"role": "system", "content": "Answer with a number."},
+        {"role": "user", "content": "6*7?"},
+    ]
     rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert rendered == ("<|im_start|>system\nAnswer with a number.<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n")
+    assert (
+        rendered == "<|im_start|>system\nAnswer with a"
+        " number.<|im_end|>\n<|im_start|>user\n6*7?<|im_end|>\n<|im_start|>assistant\n"
+    )

@@ -1,4 +1,6 @@
-"""A gateway that is killed (SIGKILL) right after the transaction that accepts a group: durable, and nobody has been told."""
+"""A gateway that is killed (SIGKILL) right after the transaction that accepts a group: durable, and
+nobody has been told.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ async def main() -> None:
     """Serve until then."""
     config = parse(ServiceConfig, load_file(Path(sys.argv[2])), "config")
     log = KilledAfterAccept(config.root / "control.db")
-    async with FlightNetwork(token=config.token) as network, serving(config, network, log) as served:
+    async with (
+        FlightNetwork(token=config.token) as network,
+        serving(config, network, log) as served,
+    ):
         print(f'ready {{"http": "{served.http}"}}', flush=True)
         await served.failed()
 

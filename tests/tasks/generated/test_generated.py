@@ -21,7 +21,11 @@ NAMES = sorted(SETS)
 
 def _operands(task: Task) -> tuple[object, ...]:
     data = task.data
-    return tuple(data["operands"]) if task.env == "arith" else (*data["items"], *data["quantities"], data["money"])
+    return (
+        tuple(data["operands"])
+        if task.env == "arith"
+        else (*data["items"], *data["quantities"], data["money"])
+    )
 
 
 def _wording(task: Task) -> str:
@@ -67,7 +71,11 @@ def test_held_out_operands_and_wordings_never_occur_in_training(name: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_every_held_out_word_is_a_word_of_training(name: str) -> None:
     words = [
-        {word for task in generate(name, split=split, seed=1, n=3000) for word in re.findall("[A-Za-z]+", task.prompt)}
+        {
+            word
+            for task in generate(name, split=split, seed=1, n=3000)
+            for word in re.findall("[A-Za-z]+", task.prompt)
+        }
         for split in ("train", "heldout")
     ]
     assert words[1] <= words[0]
