@@ -16,7 +16,7 @@ git ls-files -z --cached --others --exclude-standard | tar --null --files-from=-
 chown -R "$user" "$tree"
 exec .venv/bin/python - "$user" "$tree" "$@" <<'PYTHON'
 import os, pwd, sys
-from prorl.sandbox import linux
+from prorl.linux import calls as linux
 from prorl.sandbox.kinds import hidden
 
 name, tree, *arguments = sys.argv[1:]

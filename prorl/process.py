@@ -27,7 +27,7 @@ import orjson
 from prorl.config import ServiceConfig, load_file, parse
 from prorl.errors import ProrlError
 from prorl.flight import tune
-from prorl.sandbox.linux import die_with_parent
+from prorl.linux.calls import die_with_parent
 from prorl.types import Json
 
 EXIT_CRASHED = 70

@@ -57,7 +57,7 @@ def test_import_prorl_loads_nothing_heavy() -> None:
 def test_the_help_page_loads_neither_arrow_nor_pydantic() -> None:
     loaded = _modules_after("from prorl.cli.app import dispatch; assert dispatch(['--help']) == 0")
     assert not loaded & {"pyarrow", "torch", "duckdb", "pydantic", "numpy", "fastapi", "aiohttp"}
-    assert "prorl.cli.run" not in loaded
+    assert "prorl.cli.commands.run" not in loaded
 
 
 def test_the_supervisor_loads_neither_arrow_nor_torch() -> None:

@@ -21,7 +21,7 @@ import structlog
 from prorl.client import connect
 from prorl.config import load_file, parse
 from prorl.errors import ProrlError, UserError
-from prorl.sandbox.linux import PR_SET_PDEATHSIG, prctl
+from prorl.linux.calls import PR_SET_PDEATHSIG, prctl
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 

@@ -26,7 +26,7 @@ from prorl.bench.report import Report, Row, machine, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.kinds.apptainer import make_support
-from prorl.sandbox.probe import probe_one
+from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.settings import KINDS
 from prorl.sandbox.spawn import spawned
 from prorl.types import SandboxSpec

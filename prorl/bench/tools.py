@@ -21,7 +21,7 @@ from prorl.bench import tool_rivals
 from prorl.bench.report import Report, Row, machine, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.probe import probe_one
+from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
 from prorl.types import SandboxRef, SandboxSpec
 

@@ -37,8 +37,8 @@ _COMMANDS = (
     ("bench", "Measure, with rivals in the same run."),
 )
 
-_MODULES = {"eval": "evaluate"}
-"""Where a command's name is taken by Python."""
+_MODULES = {"eval": "commands.evaluate:evaluate", "demo": "demo.command:demo"}
+"""Commands that do not live in `commands/NAME.py`."""
 
 
 def _version() -> str:
@@ -56,8 +56,8 @@ def build() -> App:
         help_format="plaintext",
     )
     for name, line in _COMMANDS:
-        module = _MODULES.get(name, name)
-        app.command(f"prorl.cli.{module}:{module}", name=name, help=line)
+        module = _MODULES.get(name, f"commands.{name}:{name}")
+        app.command(f"prorl.cli.{module}", name=name, help=line)
     return app
 
 

@@ -27,7 +27,7 @@ from prorl.errors import ConfigError, ConflictError
 from prorl.types import Json, Task
 
 if TYPE_CHECKING:
-    from prorl.cli.service import Running, Stop
+    from prorl.deploy.running import Running, Stop
 
 JOB_FILE = "job.json"
 
@@ -216,7 +216,7 @@ async def run_plan(
 ) -> int:
     """Carry it out; the exit code, which is what `present` says of the run directory."""
     from prorl.cli.output import note
-    from prorl.cli.service import first, service, signals
+    from prorl.deploy.running import first, service, signals
 
     async with signals() as stop:
         async with service(plan.service, stop) as running:
@@ -241,7 +241,7 @@ async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float
     import time
 
     from prorl.cli.progress import follow
-    from prorl.cli.service import client_of, in_thread
+    from prorl.deploy.running import client_of, in_thread
 
     start = time.monotonic()
     client = client_of(running)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 from prorl.types import Json, RolloutState, Stage
 
 if TYPE_CHECKING:
-    from prorl.cli.service import Running
     from prorl.client.client import Client
+    from prorl.deploy.running import Running
 
 LINE_EVERY_S = 10.0
 
@@ -236,7 +236,7 @@ def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
 
 async def follow(client: Client, running: Running, run: str, total: int, show: Show) -> Snapshot:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    from prorl.cli.service import POLL_S, in_thread
+    from prorl.deploy.running import POLL_S, in_thread
 
     shown = display(show)
     try:

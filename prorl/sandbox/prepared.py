@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from prorl.protocols import Sandbox
-from prorl.sandbox.snapshots import Outcome
+from prorl.sandbox.node.snapshots import Outcome
 
 MAX_SNAPSHOT_BYTES = 192 << 20
 """Of one workspace: it is packed in memory inside the sandbox."""

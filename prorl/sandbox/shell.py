@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prorl.sandbox.client import ConnectedSandbox, connected
-from prorl.sandbox.pool import Pool
-from prorl.sandbox.probe import choose
+from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.probe import choose
 from prorl.sandbox.settings import Settings
 from prorl.types import SandboxSpec, ToolResult
 

@@ -42,7 +42,7 @@ async def spawned(
             *(
                 sys.executable,
                 "-m",
-                "prorl.sandbox.daemon",
+                "prorl.sandbox.node.daemon",
                 "--socket",
                 socket_path,
                 "--root",

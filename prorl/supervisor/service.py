@@ -43,7 +43,10 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
     specs = [
         ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
         ChildSpec(
-            name="sandboxd", module="prorl.sandbox.daemon", args=sandboxd_args(config), stop_rank=4
+            name="sandboxd",
+            module="prorl.sandbox.node.daemon",
+            args=sandboxd_args(config),
+            stop_rank=4,
         ),
     ]
     for stage, pool, rank in (

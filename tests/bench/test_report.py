@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from prorl.bench.report import Report, Row, machine, median
-from prorl.cli.bench import benches
+from prorl.cli.commands.bench import benches
 
 KEYS = {
     "what",

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.cli.app import dispatch
-from prorl.cli.demo_show import Story
+from prorl.cli.demo.display import Story
+from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from prorl.cli.passk import estimate, pass_at_k, wilson
-from prorl.cli.recipe import Recipe, heldout_tasks, train_run, train_tasks
 from prorl.types import GroupState, Json, RolloutState, Stage
 
 CONFIG = Path(__file__).parents[2] / "configs" / "demo.yaml"

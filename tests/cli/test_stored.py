@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import dispatch
+from prorl.cli.commands.show import lines
 from prorl.cli.job import Plan, run_plan
 from prorl.cli.progress import Show
-from prorl.cli.show import lines
 from prorl.types import Json
 
 ROWS = [

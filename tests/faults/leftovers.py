@@ -10,8 +10,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prorl.sandbox.cgroups import CONTROLLERS, V1, delegated_base
-from prorl.sandbox.janitor import start_ticks
+from prorl.sandbox.node.cgroups import CONTROLLERS, V1, delegated_base
+from prorl.sandbox.node.janitor import start_ticks
 
 GONE_S = 20.0
 GROUPS = (*(V1 / controller for controller in CONTROLLERS), delegated_base() or V1)

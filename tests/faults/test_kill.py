@@ -19,9 +19,9 @@ import orjson
 import pytest
 
 from prorl.cli.progress import Show, follow
-from prorl.cli.service import client_of, in_thread, service, signals
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import UnavailableError
 from prorl.supervisor.process import descendants, start_ticks
 from prorl.supervisor.service import Supervisor

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.service import client_of, in_thread, service, signals
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import SandboxError
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost

@@ -11,7 +11,7 @@ import pytest
 from prorl.cli.job import Plan
 from prorl.types import Json
 
-DEMO = Path(__file__).parents[2] / "prorl" / "cli" / "demo_tasks.jsonl"
+DEMO = Path(__file__).parents[2] / "prorl" / "cli" / "demo" / "tasks.jsonl"
 
 
 @pytest.fixture(params=["inline", "processes"])

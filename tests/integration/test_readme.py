@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.service import Stop, in_thread, service
 from prorl.config import ServiceConfig
+from prorl.deploy.running import Stop, in_thread, service
 
 README = Path(__file__).parents[2] / "README.md"
 URL, TASKS = "http://127.0.0.1:7700", "train.jsonl"

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 import prorl
-from prorl.cli.service import Stop, client_of, in_thread, service
 from prorl.client import Client
 from prorl.columns import row_hashes
 from prorl.config import ServiceConfig
+from prorl.deploy.running import Stop, client_of, in_thread, service
 from prorl.types import Json, Task
 
 GROUPS, N = 12, 2

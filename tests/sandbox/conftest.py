@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.kinds.apptainer import program
-from prorl.sandbox.probe import probe_one
+from prorl.sandbox.node.probe import probe_one
 from prorl.types import SandboxRef
 from tests.sandbox import small_image
 
@@ -61,7 +61,7 @@ async def start_daemon(
     socket_path = str(folder / "sd")
     argv = [
         "-m",
-        "prorl.sandbox.daemon",
+        "prorl.sandbox.node.daemon",
         "--socket",
         socket_path,
         "--root",

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.sandbox import cgroups
-from prorl.sandbox.cgroups import LEAF, Cgroups, delegated_base
+from prorl.sandbox.node import cgroups
+from prorl.sandbox.node.cgroups import LEAF, Cgroups, delegated_base
 
 HOG = "import time; x = bytearray(b'x') * (200 << 20); time.sleep(30)"
 FORKS = (

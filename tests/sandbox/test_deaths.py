@@ -175,7 +175,7 @@ async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
     """The supervisor dies: sandboxd and everything below follow."""
     code = (
         "import subprocess, sys, os, time\np = subprocess.Popen([sys.executable, '-m',"
-        " 'prorl.sandbox.daemon', *sys.argv[1:], '--parent-pid',"
+        " 'prorl.sandbox.node.daemon', *sys.argv[1:], '--parent-pid',"
         " str(os.getpid())])\ntime.sleep(300)"
     )
     import sys

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import StorageError, UserError
-from prorl.sandbox.image_child import make_image
-from prorl.sandbox.image_maker import _client
-from prorl.sandbox.images import Registry
+from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.maker import _client
+from prorl.sandbox.images.registry import Registry
 from tests.sandbox import small_image
 from tests.sandbox.conftest import why_not
 

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.errors import SandboxError
-from prorl.sandbox.image_tree import digest_of
+from prorl.sandbox.images.tree import digest_of
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox import small_image
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConflictError, NotFoundError, UserError
-from prorl.sandbox.image_tree import (
+from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.tree import (
     add_mount_points,
     copy_tree,
     digest_of,
@@ -20,7 +21,6 @@ from prorl.sandbox.image_tree import (
     has_shell,
     tidy,
 )
-from prorl.sandbox.images import Image, Registry, is_name, is_sif
 
 
 def make_tree(folder: Path, content: str = "hello") -> Path:
@@ -105,7 +105,7 @@ def test_what_a_killed_maker_left_is_swept_and_what_a_living_one_makes_is_not(
     registry: Registry,
 ) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from prorl.sandbox.images import Registry\n"
+        "import sys, time; from pathlib import Path; from prorl.sandbox.images.registry import Registry\n"
         "with Registry(Path(sys.argv[1])).workplace() as work:\n"
         "    (work / 'half').write_text('x'); print('made', flush=True); time.sleep(60)"
     )

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import ConfigError, SandboxError
-from prorl.sandbox import janitor, paths
-from prorl.sandbox.janitor import Note
-from prorl.sandbox.maker import Maker
-from prorl.sandbox.paths import SocketFolder, base_folder, claim, orphans
+from prorl.sandbox.node import janitor, paths
+from prorl.sandbox.node.janitor import Note
+from prorl.sandbox.node.maker import Maker
+from prorl.sandbox.node.paths import SocketFolder, base_folder, claim, orphans
+from prorl.sandbox.node.uids import Uids, living_uids
 from prorl.sandbox.settings import Settings
-from prorl.sandbox.uids import Uids, living_uids
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import end, start_daemon
 
@@ -28,7 +28,7 @@ from tests.sandbox.conftest import end, start_daemon
 def claimed_by_another(root: Path, code: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """A process that claims this root, then runs `code`, and waits to be killed."""
     script = (
-        "import asyncio, sys, pathlib, time\nfrom prorl.sandbox.paths import claim\nroot ="
+        "import asyncio, sys, pathlib, time\nfrom prorl.sandbox.node.paths import claim\nroot ="
         f" pathlib.Path({str(root)!r})\n"
     )
     script += (

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.sandbox.client import connected
-from prorl.sandbox.pool import Pool
+from prorl.sandbox.node.pool import Pool
 from prorl.sandbox.settings import Settings
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import why_not

@@ -86,7 +86,7 @@ def test_a_socket_with_a_long_path_is_one_clear_line(folder: Path) -> None:
     argv = [
         sys.executable,
         "-m",
-        "prorl.sandbox.daemon",
+        "prorl.sandbox.node.daemon",
         "--socket",
         str(long),
         "--root",

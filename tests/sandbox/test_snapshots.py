@@ -14,7 +14,7 @@ import pytest
 from prorl.errors import TaskError
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.snapshots import Outcome, Place, Snapshots
+from prorl.sandbox.node.snapshots import Outcome, Place, Snapshots
 from prorl.sandbox.wire import encode, receive
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
-from prorl.sandbox import watchdog
 from prorl.sandbox.client import ConnectedSandbox, connected
-from prorl.sandbox.pool import Pool
+from prorl.sandbox.node import watchdog
+from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.watchdog import disk_bytes
 from prorl.sandbox.settings import Settings
-from prorl.sandbox.watchdog import disk_bytes
 from prorl.types import FailureCode, SandboxSpec
 from tests.faults.leftovers import marked
 from tests.sandbox.conftest import kind  # noqa: F401 - a fixture

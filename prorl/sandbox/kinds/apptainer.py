@@ -25,14 +25,14 @@ import shutil
 import subprocess
 from typing import NoReturn
 
-from prorl.sandbox import seccomp
-from prorl.sandbox.image_tree import has_mount_points
+from prorl.sandbox.images.tree import has_mount_points
 from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.common import limits_of
 from prorl.sandbox.kinds.image_view import SUPPORT
 from prorl.sandbox.kinds.rootfs import SHM_BYTES
 from prorl.sandbox.kinds.wrapped import Mount
-from prorl.sandbox.launch import (
+from prorl.sandbox.launch import seccomp
+from prorl.sandbox.launch.spec import (
     SANDBOX_UID,
     WORKSPACE,
     Launch,
@@ -40,7 +40,7 @@ from prorl.sandbox.launch import (
     interpreter_roots,
     server_command,
 )
-from prorl.sandbox.zygote import Serve
+from prorl.sandbox.launch.zygote import Serve
 
 FLAGS = (
     "--containall",

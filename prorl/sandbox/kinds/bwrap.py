@@ -11,7 +11,6 @@ import os
 import shutil
 from typing import NoReturn
 
-from prorl.sandbox import seccomp
 from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.rootfs import (
     ETC_FILES,
@@ -24,7 +23,8 @@ from prorl.sandbox.kinds.rootfs import (
     SHM_BYTES,
 )
 from prorl.sandbox.kinds.wrapped import Mount
-from prorl.sandbox.launch import (
+from prorl.sandbox.launch import seccomp
+from prorl.sandbox.launch.spec import (
     BIN,
     SANDBOX_UID,
     WORKSPACE,
@@ -33,7 +33,7 @@ from prorl.sandbox.launch import (
     interpreter_roots,
     server_command,
 )
-from prorl.sandbox.zygote import Serve
+from prorl.sandbox.launch.zygote import Serve
 
 SERVER = "/opt/prorl/server.pyz"
 NAMESPACES = ["user", "pid", "ipc", "uts", "net"]

@@ -9,8 +9,8 @@ import resource
 import signal
 from typing import NoReturn
 
-from prorl.sandbox import linux
-from prorl.sandbox.launch import Launch
+from prorl.linux import calls as linux
+from prorl.sandbox.launch.spec import Launch
 
 MAX_OPEN_FILES = 1024
 OOM_FIRST = "1000"

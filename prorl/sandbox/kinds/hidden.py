@@ -7,8 +7,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from prorl.sandbox import linux
-from prorl.sandbox.launch import interpreter_roots
+from prorl.linux import calls as linux
+from prorl.sandbox.launch.spec import interpreter_roots
 
 
 def needed() -> bool:

@@ -19,8 +19,8 @@ import os
 import shlex
 from functools import cache
 
-from prorl.sandbox import linux
-from prorl.sandbox.launch import Launch, interpreter, interpreter_roots
+from prorl.linux import calls as linux
+from prorl.sandbox.launch.spec import Launch, interpreter, interpreter_roots
 
 SUPPORT = "/opt/prorl"
 

@@ -18,11 +18,19 @@ import os
 import signal
 from typing import NoReturn
 
-from prorl.sandbox import linux, seccomp
+from prorl.linux import calls as linux
 from prorl.sandbox.kinds import hidden
 from prorl.sandbox.kinds.common import drop_to, exit_like, join_cgroups, set_limits
-from prorl.sandbox.launch import BASE_PATH, EXIT_CRASHED, Forked, Launch, interpreter, server_config
-from prorl.sandbox.zygote import Serve
+from prorl.sandbox.launch import seccomp
+from prorl.sandbox.launch.spec import (
+    BASE_PATH,
+    EXIT_CRASHED,
+    Forked,
+    Launch,
+    interpreter,
+    server_config,
+)
+from prorl.sandbox.launch.zygote import Serve
 
 WATCHED = {signal.SIGTERM, signal.SIGCHLD}
 

@@ -24,10 +24,11 @@ import signal
 import socket
 from typing import NoReturn
 
-from prorl.sandbox import linux, seccomp
+from prorl.linux import calls as linux
 from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
-from prorl.sandbox.launch import (
+from prorl.sandbox.launch import seccomp
+from prorl.sandbox.launch.spec import (
     BASE_PATH,
     BIN,
     EXIT_CRASHED,
@@ -37,7 +38,7 @@ from prorl.sandbox.launch import (
     Launch,
     server_config,
 )
-from prorl.sandbox.zygote import Serve
+from prorl.sandbox.launch.zygote import Serve
 
 NAMESPACES = (
     linux.CLONE_NEWUSER

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from prorl.sandbox import linux
-from prorl.sandbox.launch import BIN, WORKSPACE, Launch, interpreter, interpreter_roots
+from prorl.linux import calls as linux
+from prorl.sandbox.launch.spec import BIN, WORKSPACE, Launch, interpreter, interpreter_roots
 
 ROOT = "/tmp"
 """Where the new root is mounted, in a mount namespace of its own."""

@@ -22,11 +22,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from prorl.sandbox import linux
+from prorl.linux import calls as linux
 from prorl.sandbox.kinds import image_view
 from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
-from prorl.sandbox.launch import (
+from prorl.sandbox.launch.spec import (
     BASE_PATH,
     BIN,
     EXIT_CRASHED,

@@ -50,7 +50,7 @@ def replay(
 
 async def _serve(directory: Path, port: int, token: str, json: bool) -> int:
     from prorl.cli.output import say, say_json
-    from prorl.cli.service import signals
+    from prorl.deploy.running import signals
     from prorl.flight import FlightNetwork
     from prorl.storage.endpoint import Endpoint
     from prorl.storage.replay import open_replay

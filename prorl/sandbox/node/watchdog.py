@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from prorl.sandbox.live import Live
+from prorl.sandbox.node.live import Live
 
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
 SHARE = 0.01

@@ -3,7 +3,7 @@ makes it.
 
 spython has no time-out, no way to be stopped and shares its standard streams; mmdebstrap and
 Apptainer start dozens of processes. So the work (`image_maker.py`) runs in `python -m
-prorl.sandbox.image_child`: all that they start becomes this child's (subreaper), and the child
+prorl.sandbox.images.child`: all that they start becomes this child's (subreaper), and the child
 kills all of it on SIGTERM, which it gets at the time-out, with cancellation, and when its parent
 dies in whatever way.
 """
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from prorl.errors import ProrlError, StorageError, UserError
-from prorl.sandbox import linux
-from prorl.sandbox.images import Image, Registry
+from prorl.linux import calls as linux
+from prorl.sandbox.images.registry import Image, Registry
 
 TAIL_BYTES = 16 << 10
 END_S = 5.0
@@ -58,7 +58,7 @@ async def make_image(
     argv = [
         sys.executable,
         "-m",
-        "prorl.sandbox.image_child",
+        "prorl.sandbox.images.child",
         str(os.getpid()),
         str(reply_write),
         str(root),
@@ -188,10 +188,10 @@ def last_words(text: str) -> str:
 
 
 def main() -> None:
-    """`python -m prorl.sandbox.image_child PARENT_PID REPLY_FD REGISTRY JOB_JSON`."""
+    """`python -m prorl.sandbox.images.child PARENT_PID REPLY_FD REGISTRY JOB_JSON`."""
     from dataclasses import asdict
 
-    from prorl.sandbox.image_maker import ToolFailed, make
+    from prorl.sandbox.images.maker import ToolFailed, make
 
     parent, reply_fd, root, job = sys.argv[1:]
     _become_fence(int(parent))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prorl.cli.learning import AFTER, BEFORE
+from prorl.cli.demo.learning import AFTER, BEFORE
 from prorl.cli.passk import evaluation
 from prorl.types import Json
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prorl.errors import NotFoundError, ProrlError, SandboxError, StorageError, UserError
-from prorl.sandbox.image_child import make_image
-from prorl.sandbox.image_tree import has_shell
-from prorl.sandbox.images import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.child import make_image
+from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.tree import has_shell
 from prorl.types import FailureCode
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any
 
 from prorl.errors import ConfigError, SandboxError
 from prorl.sandbox.client import connected
-from prorl.sandbox.pool import Pool
+from prorl.sandbox.node.pool import Pool
 from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
 from prorl.types import SandboxSpec
 

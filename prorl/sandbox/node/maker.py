@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
-from prorl.sandbox import cgroups, janitor
-from prorl.sandbox.cgroups import Cgroups
 from prorl.sandbox.client import Fate
-from prorl.sandbox.image_cache import ImageCache
-from prorl.sandbox.images import default_root
-from prorl.sandbox.janitor import Note
+from prorl.sandbox.images.cache import ImageCache
+from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.kinds.apptainer import make_support
-from prorl.sandbox.launch import Launch
-from prorl.sandbox.live import Live, fate_of_exit
-from prorl.sandbox.paths import check_socket_path, claim
+from prorl.sandbox.launch.spec import Launch
+from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
+from prorl.sandbox.node import cgroups, janitor
+from prorl.sandbox.node.cgroups import Cgroups
+from prorl.sandbox.node.janitor import Note
+from prorl.sandbox.node.live import Live, fate_of_exit
+from prorl.sandbox.node.paths import check_socket_path, claim
+from prorl.sandbox.node.trees import remove_tree
+from prorl.sandbox.node.uids import Uids
+from prorl.sandbox.node.user_tools import UserTools
+from prorl.sandbox.node.watchdog import Watchdog
 from prorl.sandbox.settings import KINDS, Settings
-from prorl.sandbox.trees import remove_tree
-from prorl.sandbox.uids import Uids
-from prorl.sandbox.user_tools import UserTools
-from prorl.sandbox.watchdog import Watchdog
-from prorl.sandbox.zygote_client import Exit, ZygoteClient
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 BUNDLE = "prorl.tools.bundle"

@@ -83,7 +83,7 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
     Raises UserError for what it cannot work with, UnavailableError when a process does not start.
     """
     if config.topology == "inline":
-        from prorl.cli.inline import inline_service
+        from prorl.deploy.inline import inline_service
 
         async with inline_service(config) as inline:
             stop.arm(inline.kill)

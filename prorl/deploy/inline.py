@@ -40,7 +40,7 @@ from prorl.types import Stage
 
 
 class Inline:
-    """Made by `inline_service`; implements `prorl.cli.service.Running`."""
+    """Made by `inline_service`; implements `prorl.deploy.running.Running`."""
 
     def __init__(self, config: ServiceConfig, sandboxd: Child, root: Root) -> None:
         self.config, self._root = config, root

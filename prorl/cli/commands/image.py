@@ -54,7 +54,7 @@ def build(
         Folder of the registry; default: `service.sandbox.images`.
     """
     from prorl.cli.output import note, say
-    from prorl.sandbox.image_child import fence_of_the_fence, make_image
+    from prorl.sandbox.images.child import fence_of_the_fence, make_image
 
     path = str(Path(source).absolute()) if Path(source).exists() else source
     job = {
@@ -95,7 +95,7 @@ def ls(*, images: Where = None, json: Annotated[bool, Parameter(negative="")] = 
     from dataclasses import asdict
 
     from prorl.cli.output import say, say_json, table
-    from prorl.sandbox.images import Registry
+    from prorl.sandbox.images.registry import Registry
 
     registry = Registry(registry_root(images))
     found = registry.list()
@@ -139,7 +139,7 @@ def rm(
     """
     from prorl.cli.output import say
     from prorl.errors import UserError
-    from prorl.sandbox.images import Registry
+    from prorl.sandbox.images.registry import Registry
 
     if not names and not unused:
         raise UserError("prorl image rm without a name", "NAME... or --unused")
@@ -159,7 +159,7 @@ def registry_root(given: Path | None) -> Path:
     default.
     """
     from prorl.cli.settings import service_environment
-    from prorl.sandbox.images import default_root
+    from prorl.sandbox.images.registry import default_root
 
     section = service_environment().get("sandbox")
     configured = section.get("images") if isinstance(section, dict) else None

@@ -24,8 +24,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
-from prorl.sandbox import linux, seccomp
-from prorl.sandbox.launch import (
+from prorl.linux import calls as linux
+from prorl.sandbox.launch import seccomp
+from prorl.sandbox.launch.spec import (
     EXIT_CRASHED,
     Forked,
     Launch,
@@ -141,7 +142,7 @@ class Zygote:
 
 
 def main() -> None:
-    """`python -m prorl.sandbox.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND...`."""
+    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND...`."""
     control_fd, parent, module, *kinds = sys.argv[1:]
     linux.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):

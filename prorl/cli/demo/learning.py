@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from prorl.cli.recipe import (
+from prorl.cli.demo.recipe import (
     DEMO_FILE,
     Recipe,
     eval_run,
@@ -28,7 +28,7 @@ from prorl.cli.recipe import (
     trainer_config,
     training_dir,
 )
-from prorl.cli.service import client_of, in_thread
+from prorl.deploy.running import client_of, in_thread
 from prorl.errors import UnavailableError
 from prorl.types import GroupState, Json, RolloutState
 

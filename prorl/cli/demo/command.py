@@ -16,8 +16,8 @@ from cyclopts import Parameter
 from prorl.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
-    from prorl.cli.demo_show import Display
-    from prorl.cli.recipe import Recipe
+    from prorl.cli.demo.display import Display
+    from prorl.cli.demo.recipe import Recipe
     from prorl.types import Json
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -89,7 +89,7 @@ def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume
     """The recipe: a resumed demo's own with what is given now on top, else the file's or the
     default one.
     """
-    from prorl.cli.recipe import DEMO_FILE, Recipe
+    from prorl.cli.demo.recipe import DEMO_FILE, Recipe
     from prorl.config import load_file, parse
 
     file = directory / DEMO_FILE
@@ -107,7 +107,7 @@ def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume
 
 
 def _latest(root: Path) -> str:
-    from prorl.cli.recipe import DEMO_FILE
+    from prorl.cli.demo.recipe import DEMO_FILE
 
     files = sorted(root.glob(f"*/{DEMO_FILE}"), key=lambda path: path.stat().st_mtime)
     if not files:
@@ -130,11 +130,11 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     import time
 
     from prorl.backends.embedded import TOY
-    from prorl.cli.demo_report import draw, present, report
-    from prorl.cli.demo_show import display
+    from prorl.cli.demo.display import display
+    from prorl.cli.demo.recipe import service_config
+    from prorl.cli.demo.report import draw, present, report
     from prorl.cli.output import note, say_json
     from prorl.cli.progress import Show
-    from prorl.cli.recipe import service_config
 
     model = Path(recipe.model).absolute() if recipe.model else TOY
     service, started = service_config(root, model, sandbox or await _lightest()), time.monotonic()
@@ -169,7 +169,7 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
 
 
 async def _lightest() -> str:
-    from prorl.sandbox.probe import choose, probe_one
+    from prorl.sandbox.node.probe import choose, probe_one
 
     if (await probe_one("pyns")).works:
         return "pyns"
@@ -189,10 +189,10 @@ async def _learn(
 
     CPU seconds of all of it, or None when somebody asked to stop.
     """
-    from prorl.cli.demo_show import cpu_seconds
-    from prorl.cli.learning import Learning
-    from prorl.cli.service import first, service, signals
+    from prorl.cli.demo.display import cpu_seconds
+    from prorl.cli.demo.learning import Learning
     from prorl.config import ServiceConfig
+    from prorl.deploy.running import first, service, signals
     from prorl.supervisor.service import Supervisor
 
     assert isinstance(config, ServiceConfig)

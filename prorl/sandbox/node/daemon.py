@@ -1,6 +1,6 @@
 """sandboxd: one per node, owns every sandbox.
 
-`python -m prorl.sandbox.daemon --socket PATH --root DIR --kind auto`.
+`python -m prorl.sandbox.node.daemon --socket PATH --root DIR --kind auto`.
 
 It says `ready` on stdout when it listens, stops everything and exits on SIGTERM, and dies with its
 parent. Its own death, however violent, ends all sandboxes (zygote and launchers follow it); what
@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
-from prorl.sandbox import linux
-from prorl.sandbox.janitor import SUPPORT
-from prorl.sandbox.paths import check_socket_path
-from prorl.sandbox.pool import Pool
+from prorl.linux import calls as linux
+from prorl.sandbox.node.janitor import SUPPORT
+from prorl.sandbox.node.paths import check_socket_path
+from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.snapshots import Outcome, Snapshots
 from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
-from prorl.sandbox.snapshots import Outcome, Snapshots
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -184,7 +184,7 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 async def _kind(asked: str) -> str:
-    from prorl.sandbox.probe import choose
+    from prorl.sandbox.node.probe import choose
 
     return await choose(asked)
 
@@ -192,7 +192,7 @@ async def _kind(asked: str) -> str:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m prorl.sandbox.daemon", description="Owns the sandboxes of one node."
+        prog="python -m prorl.sandbox.node.daemon", description="Owns the sandboxes of one node."
     )
     parser.add_argument("--socket", required=True, help="Unix socket to listen on, under 100 bytes")
     parser.add_argument(

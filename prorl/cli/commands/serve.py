@@ -13,7 +13,7 @@ from prorl.config import ServiceConfig
 from prorl.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from prorl.cli.service import Running
+    from prorl.deploy.running import Running
 
 WATCH_S = 2.0
 
@@ -54,7 +54,7 @@ def serve(
 
 async def _serve(config: ServiceConfig) -> int:
     from prorl.cli.output import say
-    from prorl.cli.service import first, service, signals
+    from prorl.deploy.running import first, service, signals
 
     async with signals() as stop, service(config, stop) as running:
         say(f"serving  {running.url}   root {running.config.root}")
@@ -73,7 +73,7 @@ async def _serve(config: ServiceConfig) -> int:
 
 async def _watch(running: Running) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop."""
-    from prorl.cli.service import client_of, in_thread
+    from prorl.deploy.running import client_of, in_thread
 
     client = client_of(running)
     while True:

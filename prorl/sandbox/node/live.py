@@ -6,10 +6,10 @@ import asyncio
 import os
 
 from prorl.sandbox.client import Fate
-from prorl.sandbox.janitor import Note
-from prorl.sandbox.launch import EXIT_CRASHED
+from prorl.sandbox.launch.spec import EXIT_CRASHED
+from prorl.sandbox.launch.zygote_client import Exit
+from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.settings import Traits
-from prorl.sandbox.zygote_client import Exit
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 EXIT_KILLED = 128 + 9

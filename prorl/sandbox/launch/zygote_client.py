@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from prorl.sandbox.launch import Launch
+from prorl.sandbox.launch.spec import Launch
 
 TOOL_SERVER = "prorl.tools.server.main"
 """Loaded by name: the tool server is not a part of this package, and inside an image it is a
@@ -62,7 +62,7 @@ class ZygoteClient:
         argv = [
             sys.executable,
             "-m",
-            "prorl.sandbox.zygote",
+            "prorl.sandbox.launch.zygote",
             str(theirs.fileno()),
             str(os.getpid()),
             TOOL_SERVER,

@@ -17,7 +17,7 @@ import struct
 from functools import cache
 from typing import Any, NamedTuple
 
-from prorl.sandbox import linux
+from prorl.linux import calls as linux
 
 DENIED = {
     # name: (x86_64, aarch64)

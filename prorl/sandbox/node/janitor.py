@@ -15,10 +15,10 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from prorl.sandbox import cgroups
-from prorl.sandbox.paths import SocketFolder, orphans
-from prorl.sandbox.trees import remove_tree
-from prorl.sandbox.uids import Uids, kill_uid
+from prorl.sandbox.node import cgroups
+from prorl.sandbox.node.paths import SocketFolder, orphans
+from prorl.sandbox.node.trees import remove_tree
+from prorl.sandbox.node.uids import Uids, kill_uid
 
 GONE_S = 5.0
 REMOVALS, REMOVE_AGAIN_S = 5, 1.0

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prorl.cli.demo.recipe import Recipe
 from prorl.cli.progress import Pool, Show, Snapshot, bottleneck, snapshot
-from prorl.cli.recipe import Recipe
 from prorl.supervisor.process import cpu_s, descendants
 from prorl.types import Json
 

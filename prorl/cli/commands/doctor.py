@@ -184,7 +184,7 @@ def _descriptors() -> Finding:
 def _sandboxes() -> Iterator[Finding]:
     yield _user_namespaces()
     yield _control_groups()
-    from prorl.sandbox.probe import probe
+    from prorl.sandbox.node.probe import probe
     from prorl.sandbox.settings import AUTO_ORDER
 
     found = asyncio.run(probe())
@@ -213,7 +213,7 @@ def _user_namespaces() -> Finding:
 
 
 def _control_groups() -> Finding:
-    from prorl.sandbox.cgroups import usable
+    from prorl.sandbox.node.cgroups import usable
 
     versions = usable()
     if "memory" in versions:

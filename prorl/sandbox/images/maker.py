@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
-from prorl.sandbox import linux
-from prorl.sandbox.image_tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
-from prorl.sandbox.images import Image, Registry, is_name, is_sif
+from prorl.linux import calls as linux
+from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
+from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
 from prorl.sandbox.kinds.common import drop_to
-from prorl.sandbox.launch import Forked
+from prorl.sandbox.launch.spec import Forked
 
 DEBIAN = re.compile(r"debian:([a-z][a-z0-9-]*)")
 SOURCES = "a folder, FILE.sif, FILE.def or debian:SUITE"

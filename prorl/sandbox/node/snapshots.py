@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.sandbox.trees import remove_tree
+from prorl.sandbox.node.trees import remove_tree
 
 MAX_PLAIN = 4096
 """Keys remembered as not worth keeping."""

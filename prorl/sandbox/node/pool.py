@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError, SandboxError
 from prorl.sandbox.client import Fate
-from prorl.sandbox.live import Live
-from prorl.sandbox.maker import Maker
+from prorl.sandbox.node.live import Live
+from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.settings import Settings
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 

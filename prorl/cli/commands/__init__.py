@@ -1,0 +1,1 @@
+"""One module a command of `prorl`; `prorl.cli.app` loads the one that is called."""

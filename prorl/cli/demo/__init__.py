@@ -1,0 +1,1 @@
+"""`prorl demo`: the command, its recipe, its display and its report."""

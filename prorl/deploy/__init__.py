@@ -1,0 +1,1 @@
+"""A running service of either topology around a block of code."""

@@ -1,0 +1,1 @@
+"""Images: made without a container registry, unpacked once a node."""
