@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,28 +173,10 @@ def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
             else:
                 befores.append(before)
                 afters.append(after)
-    yield Row(
-        what="before_max",
-        value=max(befores),
-        unit="share",
-        repeats=tuple(befores),
-        note=f"bar: below {START}",
-    )
-    yield Row(
-        what="after_min",
-        value=min(afters),
-        unit="share",
-        repeats=tuple(afters),
-        note=f"bar: above {GOAL}",
-    )
+    yield _extreme("before_max", max, befores, f"bar: below {START}")
+    yield _extreme("after_min", min, afters, f"bar: above {GOAL}")
     if rises:
-        yield Row(
-            what="control_rise_max",
-            value=max(rises),
-            unit="share",
-            repeats=tuple(rises),
-            note=f"bar: at most {CONTROL_RISE}",
-        )
+        yield _extreme("control_rise_max", max, rises, f"bar: at most {CONTROL_RISE}")
     diffs = tuple(demo["times"]["logprob_diff_max"] for _, demo in found)
     yield Row(
         what="logprob_diff_max",
@@ -203,6 +185,12 @@ def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
         repeats=diffs,
         note="sampler against trainer, whole runs; bar: 1e-4",
     )
+
+
+def _extreme(
+    what: str, pick: Callable[[Sequence[float]], float], shares: Sequence[float], note: str
+) -> Row:
+    return Row(what=what, value=pick(shares), unit="share", repeats=tuple(shares), note=note)
 
 
 def _interval(share: Json) -> str:

@@ -83,6 +83,7 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> Border:
         openapi_url="/v1/openapi.json",
     )
     _runs(app, gateway, check or known_env())
+    _weights(app, gateway)
     _cancels(app, gateway)
     _service(app, gateway)
     _errors(app)
@@ -157,6 +158,8 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         """A rollout's fate so far."""
         return reply(views.rollout_view(core.rollout(_run(gateway, run_id).run_id, rollout_id)))
 
+
+def _weights(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/runs/{run_id}/versions", status_code=201)
     async def publish(run_id: str, body: VersionBody) -> Response:
         """Have the run's backends load weights and publish them as a version, one above the last.

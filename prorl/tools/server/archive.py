@@ -77,10 +77,8 @@ class Archive:
     def _pack_by_python(self, max_bytes: int) -> None:
         import tarfile
 
-        with (
-            open(self._fd, "wb", closefd=False) as file,
-            tarfile.open(fileobj=file, mode="w") as tar,
-        ):
+        file = open(self._fd, "wb", closefd=False)  # noqa: SIM115 - the descriptor is kept
+        with file, tarfile.open(fileobj=file, mode="w") as tar:
             for name in sorted(os.listdir(self._workspace)):
                 tar.add(os.path.join(self._workspace, name), arcname=name, filter=_without_owner)
                 if file.tell() > max_bytes:
@@ -91,10 +89,8 @@ class Archive:
 
         os.lseek(self._fd, 0, os.SEEK_SET)
         try:
-            with (
-                open(self._fd, "rb", closefd=False) as file,
-                tarfile.open(fileobj=file, mode="r:") as tar,
-            ):
+            file = open(self._fd, "rb", closefd=False)  # noqa: SIM115 - the descriptor is kept
+            with file, tarfile.open(fileobj=file, mode="r:") as tar:
                 if hasattr(tarfile, "data_filter"):
                     tar.extractall(self._workspace, filter="tar")
                 else:
