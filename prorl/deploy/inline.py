@@ -13,25 +13,20 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import structlog
-import uvicorn
 
 from prorl.config import ServiceConfig
 from prorl.errors import UnavailableError
 from prorl.flight import FlightNetwork, LocalNetwork
-from prorl.protocols import Network
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.service.app import create_app
-from prorl.service.gateway import Gateway
-from prorl.service.log import ControlLog
+from prorl.service.serve import serving as serving_gateway
 from prorl.stages.worker import Worker
-from prorl.storage.service import serving
+from prorl.storage.service import serving as serving_store
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.root import Root
@@ -97,13 +92,7 @@ async def inline_service(config: ServiceConfig) -> AsyncIterator[Inline]:
 
 async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Inline:
     """Bring every part up, what others dial first; the stack ends them in the opposite order."""
-    listener = stack.enter_context(_listener(config))
-    settled = {
-        "root": root.path,
-        "socket_dir": root.socket_dir,
-        "token": root.token(),
-        "http_port": listener.getsockname()[1],
-    }
+    settled = {"root": root.path, "socket_dir": root.socket_dir, "token": root.token()}
     config = settle_models(config).model_copy(update=settled)
     stack.enter_context(_log_to(root.path / "logs" / "inline.log"))
     sandboxd = await _sandboxd(stack, config, root)
@@ -114,12 +103,15 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
         running.add(spec.name, asyncio.ensure_future(model.exited()))
     network = LocalNetwork()
     stack.push_async_callback(network.close)
-    await _gateway(stack, running, network, listener)
+    served = await stack.enter_async_context(serving_gateway(config, network))
+    running.add("gateway", served.work)
+    running.add("http", served.server)
+    config = running.config = config.model_copy(update={"http_port": served.http_port})
     host = await stack.enter_async_context(
         UnixSandboxHost(str(config.sandbox_socket), config.node_id)
     )
     trainers = await stack.enter_async_context(FlightNetwork(token=config.token))
-    _, work = await stack.enter_async_context(serving(config, network, trainers))
+    _, work = await stack.enter_async_context(serving_store(config, network, trainers))
     running.add("store", work)
     for stage in (Stage.EVAL, Stage.RUN, Stage.INIT):
         for index in range(getattr(config, stage.value).workers):
@@ -148,35 +140,6 @@ async def _child(stack: AsyncExitStack, spec: ChildSpec, root: Root) -> Child:
     return child
 
 
-async def _gateway(
-    stack: AsyncExitStack, running: Inline, network: Network, listener: socket.socket
-) -> None:
-    log = ControlLog(running.config.root / "control.db")
-    stack.callback(log.close)
-    gateway = Gateway(running.config, log, network)
-    running.add("gateway", _task(stack, gateway.run()))
-    await gateway.listen()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(gateway),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=60,
-        )
-    )
-    serve = asyncio.ensure_future(server._serve(sockets=[listener]))
-    running.add("http", serve)
-
-    async def stop() -> None:
-        server.should_exit = True
-        with suppress(TimeoutError):
-            await asyncio.wait_for(gateway.durable(), GRACE_S)
-        await serve
-
-    stack.push_async_callback(stop)
-
-
 def _task(stack: AsyncExitStack, work: Any) -> asyncio.Future[Any]:
     task: asyncio.Future[Any] = asyncio.ensure_future(work)
 
@@ -186,13 +149,6 @@ def _task(stack: AsyncExitStack, work: Any) -> asyncio.Future[Any]:
 
     stack.push_async_callback(end)
     return task
-
-
-@contextmanager
-def _listener(config: ServiceConfig) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.create_server((config.host, config.http_port), family=family) as listener:
-        yield listener
 
 
 @contextmanager
