@@ -8,8 +8,10 @@ and adds nothing that the log has.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,14 +21,21 @@ from urllib.parse import urlsplit
 import orjson
 
 from prorl.agents import get_agent
-from prorl.cli.progress import Show
+from prorl.cli.output import note
+from prorl.cli.progress import Show, follow
+from prorl.cli.runs import latest_run
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
 from prorl.cli.summary import present
 from prorl.config import RunConfig, ServiceConfig
+from prorl.deploy.running import client_of, first, in_thread, service, signals
+from prorl.envs import get_env
 from prorl.errors import ConfigError, ConflictError
+from prorl.tasks import load_tasks
+from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
 
 if TYPE_CHECKING:
+    from prorl.client.client import Client
     from prorl.deploy.running import Running, Stop
 
 JOB_FILE = "job.json"
@@ -114,7 +123,7 @@ def _check_existing(plan: Plan) -> None:
 
 def _resumed(job: Job, root: Path) -> Job:
     """The job as it was started, with what was given now on top."""
-    name = job.name or _latest(root)
+    name = job.name or latest_run(root, JOB_FILE)
     path = root / name / JOB_FILE
     if not path.exists():
         known = ", ".join(sorted(file.parent.name for file in root.glob(f"*/{JOB_FILE}"))) or "none"
@@ -132,23 +141,11 @@ def _resumed(job: Job, root: Path) -> Job:
     return Job.model_validate({**before, **now, **sections, "name": name})
 
 
-def _latest(root: Path) -> str:
-    files = sorted(root.glob(f"*/{JOB_FILE}"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise ConfigError(
-            f"no run to resume in {root}", "a root with an interrupted run", "name one with --root"
-        )
-    return files[-1].parent.name
-
-
 def load(job: Job) -> list[Task]:
     """The tasks of a file, or of one or more generated sets separated by commas.
 
     Raises TaskError.
     """
-    from prorl.tasks import load_tasks
-    from prorl.tasks.generated import is_generated
-
     specs = job.tasks.split(",")
     if not all(map(is_generated, specs)):
         specs = [job.tasks]
@@ -157,8 +154,6 @@ def load(job: Job) -> list[Task]:
 
 def check_tasks(tasks: Iterable[Task]) -> None:
     """Ask each task's env whether it can use it. Raises TaskError."""
-    from prorl.envs import get_env
-
     envs = {}
     for task in tasks:
         if task.env not in envs:
@@ -215,9 +210,6 @@ async def run_plan(
     plan: Plan, *, show: Show = Show.AUTO, json: bool = False, present: Callable[..., int] = present
 ) -> int:
     """Carry it out; the exit code, which is what `present` says of the run directory."""
-    from prorl.cli.output import note
-    from prorl.deploy.running import first, service, signals
-
     async with signals() as stop:
         async with service(plan.service, stop) as running:
             finished = await first(stop, running, _follow(plan, running, stop, show))
@@ -237,12 +229,6 @@ async def run_plan(
 
 async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float:
     """Submit and wait for the end; seconds that it took."""
-    import asyncio
-    import time
-
-    from prorl.cli.progress import follow
-    from prorl.deploy.running import client_of, in_thread
-
     start = time.monotonic()
     client = client_of(running)
     await in_thread(_create, client, plan)
@@ -260,10 +246,7 @@ async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float
     return time.monotonic() - start
 
 
-def _create(client: object, plan: Plan) -> None:
-    from prorl.client.client import Client
-
-    assert isinstance(client, Client)
+def _create(client: Client, plan: Plan) -> None:
     client.create_run(**plan.run.model_dump(mode="json"))
     plan.directory.mkdir(exist_ok=True)
     (plan.directory / JOB_FILE).write_bytes(
@@ -283,10 +266,7 @@ def _absolute(job: Job) -> dict[str, Json]:
     return {**values, "name": job.name, "tasks": tasks, "policy": policy}
 
 
-def _submit(client: object, plan: Plan) -> None:
-    from prorl.client.client import Client
-
-    assert isinstance(client, Client)
+def _submit(client: Client, plan: Plan) -> None:
     run = plan.run.run_id
     if plan.job.greedy:
         cold = replace(plan.run.sampling.params(), temperature=0.0)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from prorl.cli.output import note
+from prorl.deploy.running import POLL_S, in_thread
 from prorl.types import Json, RolloutState, Stage
 
 if TYPE_CHECKING:
@@ -146,8 +148,6 @@ class Plain:
 
     def update(self, now: Snapshot) -> None:
         """Print a line when it is time."""
-        from prorl.cli.output import note
-
         if self._first is None or self._shown is None:
             self._first = self._shown = now
         elif now.finished or now.at_s - self._shown.at_s >= self._every_s:
@@ -236,8 +236,6 @@ def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
 
 async def follow(client: Client, running: Running, run: str, total: int, show: Show) -> Snapshot:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    from prorl.deploy.running import POLL_S, in_thread
-
     shown = display(show)
     try:
         while True:

@@ -5,9 +5,24 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from prorl.errors import NotFoundError
+from prorl.errors import ConfigError, NotFoundError
 
 DEFAULT_ROOT = Path("prorl-runs")
+
+
+def latest_run(root: Path, marker: str) -> str:
+    """Name of the run of `root` whose file `marker` was written last: what `--resume` goes on with.
+
+    Raises ConfigError when there is none.
+    """
+    files = sorted(root.glob(f"*/{marker}"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise ConfigError(
+            f"nothing to resume in {root}",
+            "a root with an interrupted run",
+            "name another root with --root",
+        )
+    return files[-1].parent.name
 
 
 def run_directory(run: str, root: Path) -> Path:

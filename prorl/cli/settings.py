@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from prorl.backends.embedded import TOY
 from prorl.config import RunConfig, ServiceConfig, environment, load_file, parse
 from prorl.errors import ConfigError
 from prorl.types import Json
@@ -128,8 +129,6 @@ def backend(policy: str) -> str:
     if policy.startswith(EMBEDDED):
         return policy
     if policy == "toy":
-        from prorl.backends.embedded import TOY
-
         return f"{EMBEDDED}{TOY}"
     if (Path(policy) / "config.json").exists():
         return f"{EMBEDDED}{Path(policy).absolute()}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from prorl.cli.output import clean, say, say_json
 from prorl.types import Json
 
 TOTALS = """
@@ -58,8 +59,6 @@ def summarise(directory: Path) -> dict[str, Json]:
 
 def present(directory: Path, *, json: bool, elapsed_s: float | None = None) -> int:
     """Print it; the exit code of the run: 1 when nothing came out."""
-    from prorl.cli.output import say, say_json
-
     summary = summarise(directory)
     if elapsed_s is not None:
         summary["elapsed_s"] = elapsed_s
@@ -73,8 +72,6 @@ def present(directory: Path, *, json: bool, elapsed_s: float | None = None) -> i
 
 def lines(summary: dict[str, Json]) -> Iterator[str]:
     """The summary for people."""
-    from prorl.cli.output import clean
-
     elapsed_s = summary.get("elapsed_s")
     took = f" in {elapsed_s:.1f} s" if elapsed_s else ""
     yield (

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from prorl.config import ServiceConfig
+from prorl.supervisor.service import Supervisor
 
 if TYPE_CHECKING:
     from prorl.client.client import Client
@@ -89,7 +90,6 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
             stop.arm(inline.kill)
             yield inline
         return
-    from prorl.supervisor.service import Supervisor
 
     supervisor = Supervisor(config)
     stop.arm(supervisor.kill)

@@ -41,7 +41,7 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
         (["run", "--tasks", "x", "--policy", "orcle"], "did you mean `oracle`?"),
         (["run", "--tasks", "x", "--set", "run.sed=1"], "did you mean `seed`?"),
         (["show", "nothing"], "no run 'nothing' in prorl-runs"),
-        (["run", "--resume"], "no run to resume in"),
+        (["run", "--resume"], "nothing to resume in"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -103,7 +103,7 @@ def test_wilson_against_published_figures() -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["demo", "--resume"], "no demo to resume"),
+        (["demo", "--resume"], "nothing to resume"),
         (["demo", "--control", "nonsense"], "control"),
         (["eval", "--tasks", "arith:heldout?n=4", "--policy", "tiy"], "did you mean `toy`?"),
         (["eval", "--policy", "toy"], "no task file"),

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import is_terminal, say, say_json
 from prorl.errors import UserError
 
 
@@ -33,8 +34,6 @@ def bench(
     quick
         End within 50 s on two cores.
     """
-    from prorl.cli.output import is_terminal, say, say_json
-
     names = benches()
     if not name:
         for known in names:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import socket
 import statistics
@@ -20,6 +21,11 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
+
+from prorl.cli.output import clean, say, say_json
+from prorl.errors import ConfigError
+from prorl.sandbox.settings import AUTO_ORDER
+from prorl.supervisor.root import make_socket_dir
 
 
 class Finding(NamedTuple):
@@ -46,8 +52,6 @@ def doctor(
     json
         Print a JSON list.
     """
-    from prorl.cli.output import clean, say, say_json
-
     findings = []
     for finding in probes(root):
         findings.append(finding)
@@ -146,9 +150,6 @@ def _fsync_ms(place: Path) -> float:
 
 
 def _sockets() -> Finding:
-    from prorl.errors import ConfigError
-    from prorl.supervisor.root import make_socket_dir
-
     try:
         path = make_socket_dir(Path("doctor"))
     except ConfigError as error:
@@ -169,8 +170,6 @@ def _sockets() -> Finding:
 
 
 def _descriptors() -> Finding:
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = soft < 1024
     return Finding(
@@ -185,7 +184,6 @@ def _sandboxes() -> Iterator[Finding]:
     yield _user_namespaces()
     yield _control_groups()
     from prorl.sandbox.node.probe import probe
-    from prorl.sandbox.settings import AUTO_ORDER
 
     found = asyncio.run(probe())
     best = next((item.kind for item in found if item.works and item.kind in AUTO_ORDER), "")

@@ -5,11 +5,17 @@ Nothing is trained.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+from prorl.cli.job import Plan, run_plan
+from prorl.cli.output import say, say_json, table
+from prorl.cli.passk import evaluation
+from prorl.cli.progress import Show
 
 if TYPE_CHECKING:
     from prorl.cli.passk import Passed
@@ -94,11 +100,6 @@ def _run(
     json: bool,
     quiet: bool,
 ) -> int:
-    import asyncio
-
-    from prorl.cli.job import Plan, run_plan
-    from prorl.cli.progress import Show
-
     plan = Plan.make(config, flags, sets, root=root)
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
@@ -113,9 +114,6 @@ def _run(
 
 def show_evaluation(directory: Path, threshold: float, *, json: bool) -> int:
     """Print pass@k; 1 when nothing counts."""
-    from prorl.cli.output import say, say_json, table
-    from prorl.cli.passk import evaluation
-
     found = evaluation(directory, threshold)
     if json:
         say_json(

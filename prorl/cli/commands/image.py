@@ -6,10 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, Parameter
+
+from prorl.cli.output import note, say, say_json, table
+from prorl.cli.settings import service_environment
+from prorl.errors import UserError
+from prorl.sandbox.images.child import fence_of_the_fence, make_image
+from prorl.sandbox.images.registry import Registry, default_root
 
 image = App(
     name="image",
@@ -53,9 +60,6 @@ def build(
     images
         Folder of the registry; default: `service.sandbox.images`.
     """
-    from prorl.cli.output import note, say
-    from prorl.sandbox.images.child import fence_of_the_fence, make_image
-
     path = str(Path(source).absolute()) if Path(source).exists() else source
     job = {
         "do": "build",
@@ -92,11 +96,6 @@ def ls(*, images: Where = None, json: Annotated[bool, Parameter(negative="")] = 
     json
         Print a JSON list.
     """
-    from dataclasses import asdict
-
-    from prorl.cli.output import say, say_json, table
-    from prorl.sandbox.images.registry import Registry
-
     registry = Registry(registry_root(images))
     found = registry.list()
     if json:
@@ -137,10 +136,6 @@ def rm(
     images
         Folder of the registry; default: `service.sandbox.images`.
     """
-    from prorl.cli.output import say
-    from prorl.errors import UserError
-    from prorl.sandbox.images.registry import Registry
-
     if not names and not unused:
         raise UserError("prorl image rm without a name", "NAME... or --unused")
     registry = Registry(registry_root(images))
@@ -158,9 +153,6 @@ def registry_root(given: Path | None) -> Path:
     """The flag, else the service's key `sandbox.images`, which the environment can set, else its
     default.
     """
-    from prorl.cli.settings import service_environment
-    from prorl.sandbox.images.registry import default_root
-
     section = service_environment().get("sandbox")
     configured = section.get("images") if isinstance(section, dict) else None
     return (given or (Path(str(configured)) if configured else default_root())).absolute()

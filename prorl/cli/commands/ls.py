@@ -7,6 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import say, say_json, table
+from prorl.storage.catalog import StoredRun, list_runs
+
 _LINE = (
     "select count(*) as n, avg(reward) filter (valid) as reward, count(*) filter (status <>"
     " 'completed') as other from rollouts"
@@ -25,9 +28,6 @@ def ls(
     json
         Print a JSON list.
     """
-    from prorl.cli.output import say, say_json, table
-    from prorl.storage.catalog import StoredRun, list_runs
-
     rows = []
     for name in list_runs(root):
         stored = StoredRun(root / name)

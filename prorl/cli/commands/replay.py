@@ -15,6 +15,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import say, say_json
+from prorl.cli.runs import run_directory
+from prorl.deploy.running import signals
+from prorl.flight import FlightNetwork
+from prorl.storage.endpoint import Endpoint
+from prorl.storage.replay import open_replay
+
 HOT_BYTES = 1 << 30
 
 
@@ -42,19 +49,11 @@ def replay(
     json
         Print where it is as one JSON object.
     """
-    from prorl.cli.runs import run_directory
-
     token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)
     return asyncio.run(_serve(run_directory(run, root), port, token, json))
 
 
 async def _serve(directory: Path, port: int, token: str, json: bool) -> int:
-    from prorl.cli.output import say, say_json
-    from prorl.deploy.running import signals
-    from prorl.flight import FlightNetwork
-    from prorl.storage.endpoint import Endpoint
-    from prorl.storage.replay import open_replay
-
     order, index = open_replay(directory)
     hot = Path(tempfile.mkdtemp(prefix="prorl-replay-"))
     endpoint = Endpoint(hot, HOT_BYTES)

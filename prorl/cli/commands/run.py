@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+
+from prorl.cli.job import Plan, run_plan
+from prorl.cli.progress import Show
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -74,11 +78,6 @@ def run(
     quiet
         No progress.
     """
-    import asyncio
-
-    from prorl.cli.job import Plan, run_plan
-    from prorl.cli.progress import Show
-
     flags = {
         "tasks": tasks,
         "policy": policy,

@@ -8,6 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from pydantic import create_model
+
+from prorl.cli.output import say, say_json
+from prorl.cli.settings import Job
+from prorl.config import RunConfig, ServiceConfig
+from prorl.schema import CONTROL, EDGE_BACK, EDGES, SCHEMA_VERSION, STREAM, TABLES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,8 +37,6 @@ def schema(
     json
         Columns as JSON.
     """
-    from prorl.cli.output import say, say_json
-
     if config:
         say_json(config_schema())
     elif json:
@@ -44,11 +48,6 @@ def schema(
 
 def config_schema() -> dict[str, Json]:
     """JSON schema of a config file: a job with its service and run sections spelled out."""
-    from pydantic import create_model
-
-    from prorl.cli.settings import Job
-    from prorl.config import RunConfig, ServiceConfig
-
     whole = create_model(
         "Config", __base__=Job, service=(ServiceConfig, ServiceConfig()), run=(RunConfig, None)
     )
@@ -63,8 +62,6 @@ def columns(table: pa.Schema) -> list[dict[str, Json]]:
 
 
 def _all() -> dict[str, pa.Schema]:
-    from prorl.schema import CONTROL, EDGE_BACK, EDGES, STREAM, TABLES
-
     edges = {f"edge/{name}": edge for name, edge in EDGES.items()}
     return {
         **edges,
@@ -77,8 +74,6 @@ def _all() -> dict[str, pa.Schema]:
 
 def page() -> str:
     """The whole page; each edge shows only what its stage added."""
-    from prorl.schema import SCHEMA_VERSION
-
     lines = [
         f"# prorl schemas, version {SCHEMA_VERSION}",
         "",

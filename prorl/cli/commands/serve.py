@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import say
+from prorl.cli.settings import job_settings, service_settings
 from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -44,8 +47,6 @@ def serve(
     set_
         Any setting, as KEY=VALUE, e.g. service.init.slots=8.
     """
-    from prorl.cli.settings import job_settings, service_settings
-
     job = job_settings(config, {"policy": policy or None}, set_ or [])
     values = job.service if port is None else {**job.service, "http_port": port}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
@@ -53,9 +54,6 @@ def serve(
 
 
 async def _serve(config: ServiceConfig) -> int:
-    from prorl.cli.output import say
-    from prorl.deploy.running import first, service, signals
-
     async with signals() as stop, service(config, stop) as running:
         say(f"serving  {running.url}   root {running.config.root}")
         say(
@@ -73,8 +71,6 @@ async def _serve(config: ServiceConfig) -> int:
 
 async def _watch(running: Running) -> None:
     """Tell the supervisor of progress, so that a child which dies now and then is no crash loop."""
-    from prorl.deploy.running import client_of, in_thread
-
     client = client_of(running)
     while True:
         with contextlib.suppress(UnavailableError):

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 from cyclopts import Parameter
 
+from prorl.cli.output import clean, say, say_json
+from prorl.cli.runs import run_directory
+from prorl.cli.summary import present
 from prorl.errors import NotFoundError, UserError
+from prorl.storage.catalog import StoredRun
 
 if TYPE_CHECKING:
-    from prorl.storage.catalog import StoredRun
     from prorl.types import Json
 
 _CHOICES = {
@@ -66,11 +69,6 @@ def show(
     json
         Print JSON.
     """
-    from prorl.cli.output import say, say_json
-    from prorl.cli.runs import run_directory
-    from prorl.cli.summary import present
-    from prorl.storage.catalog import StoredRun
-
     directory = run_directory(run, root)
     chosen = [
         name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted
@@ -111,8 +109,6 @@ def transcript(stored: StoredRun, rollout_id: int) -> dict[str, Json]:
 
 def lines(found: dict[str, Json]) -> Iterator[str]:
     """A transcript for people: what was said and done in order, then how it was judged."""
-    from prorl.cli.output import clean
-
     rollout = found["rollout"]
     ids = f"sample {rollout['sample_index']} · attempt {rollout['attempt']}"
     yield f"rollout {rollout['rollout_id']} · task {clean(rollout['task_id'])} · {ids}"
@@ -164,8 +160,6 @@ def _argument(value: Json) -> str:
 
 
 def _verdict(rollout: dict[str, Any]) -> Iterator[str]:
-    from prorl.cli.output import clean
-
     reward = "none" if rollout["reward"] is None else f"{rollout['reward']:g}"
     parts = " + ".join(
         f"{part['name']} {part['value']:g} x {part['weight']:g}" for part in rollout["reward_parts"]

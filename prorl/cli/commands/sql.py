@@ -7,6 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import say_json, table
+from prorl.cli.runs import run_directory
+from prorl.storage.catalog import query
+
 
 def sql(
     run: str,
@@ -36,10 +40,6 @@ def sql(
     timeout_s
         Stop a query that runs longer.
     """
-    from prorl.cli.output import say_json, table
-    from prorl.cli.runs import run_directory
-    from prorl.storage.catalog import query
-
     found = query(run_directory(run, root), statement, timeout_s)
     if json:
         say_json(found.to_pylist())

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import say_json, table
+from prorl.client.client import connect
+
 
 def status(
     *,
@@ -25,9 +28,6 @@ def status(
     json
         Print JSON.
     """
-    from prorl.cli.output import say_json, table
-    from prorl.client.client import connect
-
     with connect(url or root) as client:
         found = client.status()
     if json:

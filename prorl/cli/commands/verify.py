@@ -7,6 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.output import clean, say, say_json
+from prorl.cli.runs import run_directory
+from prorl.storage.verify import verify as check
+
 
 def verify(
     run: str,
@@ -28,10 +32,6 @@ def verify(
     json
         Print a JSON list of findings.
     """
-    from prorl.cli.output import clean, say, say_json
-    from prorl.cli.runs import run_directory
-    from prorl.storage.verify import verify as check
-
     directory = run_directory(run, root)
     findings = list(check(directory))
     if json:

@@ -8,16 +8,29 @@ million parameters that ships with the package.
 
 from __future__ import annotations
 
+import asyncio
+import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from prorl.backends.embedded import TOY
+from prorl.cli.demo.display import cpu_seconds, display
+from prorl.cli.demo.learning import Learning
+from prorl.cli.demo.recipe import DEMO_FILE, Recipe, service_config
+from prorl.cli.demo.report import draw, present, report
+from prorl.cli.output import note, say_json
+from prorl.cli.progress import Show
+from prorl.cli.runs import latest_run
+from prorl.config import ServiceConfig, load_file, parse
+from prorl.deploy.running import first, service, signals
 from prorl.errors import ConfigError, ConflictError
+from prorl.supervisor.service import Supervisor
 
 if TYPE_CHECKING:
-    from prorl.cli.demo.display import Display
-    from prorl.cli.demo.recipe import Recipe
+    from prorl.cli.demo.display import StoryDisplay
     from prorl.types import Json
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -60,28 +73,24 @@ def demo(
     json
         Print all figures as one JSON object.
     """
-    import asyncio
-
     _need_torch()
     given = {
         key: value
         for key, value in {"seed": seed, "minutes": minutes, "control": control or None}.items()
         if value is not None
     }
-    name = name or (_latest(root) if resume else _free(root))
+    name = name or (latest_run(root, DEMO_FILE) if resume else _free(root))
     recipe = _recipe(root / name, config, given, resume)
     return asyncio.run(_demo(recipe, root.absolute(), name, sandbox, json))
 
 
 def _need_torch() -> None:
-    from importlib.util import find_spec
-
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
         raise ConfigError(
             f"{' and '.join(missing)} not installed",
             "the packages that train",
-            "pip install 'prorl[torch]', or `make demo`",
+            "pip install 'prorl[torch]'; without a GPU install a CPU build of torch before it",
         )
 
 
@@ -89,9 +98,6 @@ def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume
     """The recipe: a resumed demo's own with what is given now on top, else the file's or the
     default one.
     """
-    from prorl.cli.demo.recipe import DEMO_FILE, Recipe
-    from prorl.config import load_file, parse
-
     file = directory / DEMO_FILE
     if resume:
         return parse(Recipe, {**load_file(file), **given}, str(file))
@@ -106,19 +112,6 @@ def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume
     )
 
 
-def _latest(root: Path) -> str:
-    from prorl.cli.demo.recipe import DEMO_FILE
-
-    files = sorted(root.glob(f"*/{DEMO_FILE}"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise ConfigError(
-            f"no demo to resume in {root}",
-            "a root with an interrupted demo",
-            "name one with --root",
-        )
-    return files[-1].parent.name
-
-
 def _free(root: Path) -> str:
     number = 1
     while (root / f"demo-{number}").exists() or (root / f"demo-{number}-before").exists():
@@ -127,15 +120,6 @@ def _free(root: Path) -> str:
 
 
 async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
-    import time
-
-    from prorl.backends.embedded import TOY
-    from prorl.cli.demo.display import display
-    from prorl.cli.demo.recipe import service_config
-    from prorl.cli.demo.report import draw, present, report
-    from prorl.cli.output import note, say_json
-    from prorl.cli.progress import Show
-
     model = Path(recipe.model).absolute() if recipe.model else TOY
     service, started = service_config(root, model, sandbox or await _lightest()), time.monotonic()
     shown = display(recipe, Show.NOTHING if json else Show.AUTO)
@@ -183,19 +167,12 @@ async def _lightest() -> str:
 
 
 async def _learn(
-    recipe: Recipe, name: str, model: Path, config: object, shown: Display
+    recipe: Recipe, name: str, model: Path, config: ServiceConfig, shown: StoryDisplay
 ) -> float | None:
     """The three runs over one service;
 
     CPU seconds of all of it, or None when somebody asked to stop.
     """
-    from prorl.cli.demo.display import cpu_seconds
-    from prorl.cli.demo.learning import Learning
-    from prorl.config import ServiceConfig
-    from prorl.deploy.running import first, service, signals
-    from prorl.supervisor.service import Supervisor
-
-    assert isinstance(config, ServiceConfig)
     async with signals() as stop, service(config, stop) as running:
         assert isinstance(running, Supervisor)
 

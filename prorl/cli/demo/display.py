@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from prorl.cli.demo.recipe import Recipe
+from prorl.cli.output import note
 from prorl.cli.progress import Pool, Show, Snapshot, bottleneck, snapshot
 from prorl.supervisor.process import cpu_s, descendants
 from prorl.types import Json
@@ -139,7 +140,7 @@ class Story:
         return [*parts, f"busiest {slow.value.upper()}"] if slow else parts
 
 
-class Display(Protocol):
+class StoryDisplay(Protocol):
     """Shows a story."""
 
     def __call__(self, phase: str, run: Json) -> None: ...
@@ -148,7 +149,7 @@ class Display(Protocol):
         """Give the terminal back."""
 
 
-class Plain:
+class StoryLines:
     """A line every 10 s, and one whenever a phase begins or ends."""
 
     def __init__(self, story: Story) -> None:
@@ -156,8 +157,6 @@ class Plain:
 
     def __call__(self, phase: str, run: Json) -> None:
         """Print a line when it is time."""
-        from prorl.cli.output import note
-
         fresh = not self._story.looks or self._story.looks[-1].phase != phase
         look = self._story.see(phase, run)
         if fresh or look.snapshot.finished or look.at_s - self._shown >= LINE_EVERY_S:
@@ -172,16 +171,16 @@ class Plain:
         """Nothing to give back."""
 
 
-class Live:
+class StoryLive:
     """Bars, the curve so far, and a line of figures, on a terminal."""
 
     def __init__(self, story: Story) -> None:
         from rich.console import Console
-        from rich.live import Live as RichLive
+        from rich.live import Live
         from rich.text import Text
 
         self._story, self._text = story, Text("starting")
-        self._live = RichLive(self._text, console=Console(stderr=True), auto_refresh=False)
+        self._live = Live(self._text, console=Console(stderr=True), auto_refresh=False)
         self._live.start()
 
     def __call__(self, phase: str, run: Json) -> None:
@@ -219,11 +218,11 @@ class Silent:
         """Nothing to give back."""
 
 
-def display(recipe: Recipe, show: Show) -> Display:
+def display(recipe: Recipe, show: Show) -> StoryDisplay:
     """What suits `show` and the terminal."""
     if show is Show.NOTHING:
         return Silent()
-    make: Callable[[Story], Display] = Live if sys.stderr.isatty() else Plain
+    make: Callable[[Story], StoryDisplay] = StoryLive if sys.stderr.isatty() else StoryLines
     return make(Story(recipe))
 
 

@@ -30,6 +30,7 @@ from prorl.cli.demo.recipe import (
 )
 from prorl.deploy.running import client_of, in_thread
 from prorl.errors import UnavailableError
+from prorl.supervisor.child import ChildSpec
 from prorl.types import GroupState, Json, RolloutState
 
 if TYPE_CHECKING:
@@ -127,8 +128,6 @@ class Learning:
             await asyncio.gather(following, return_exceptions=True)
 
     def _trainer_spec(self) -> Json:
-        from prorl.supervisor.child import ChildSpec
-
         file = self._root / self._name / "trainer.json"
         file.write_text(
             json.dumps(trainer_config(self._recipe, self._root, self._name, self._model), indent=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prorl.cli.demo.learning import AFTER, BEFORE
+from prorl.cli.output import say, table
 from prorl.cli.passk import evaluation
 from prorl.types import Json
 
@@ -122,8 +123,6 @@ def _times(
 
 def present(found: dict[str, Json], *, elapsed_s: float, cpu: float) -> None:
     """Print it for people."""
-    from prorl.cli.output import say, table
-
     say()
     columns = (
         "set",
