@@ -73,6 +73,11 @@ class StoreConfig(_Model):
     hot_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
     )
+    idle_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="a finished run that nobody has read for so long is closed",
+    )
 
 
 class ServiceConfig(_Model):

@@ -8,11 +8,13 @@ min_version: the order in which groups were handed out).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -22,12 +24,10 @@ from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
 
-DELIVERIES = (
-    "select group_id, delivery_seq, min_version from groups where event = 'delivered' order by"
-    " delivery_seq"
-)
+NO_DELIVERIES = TABLES["groups"].empty_table().select(["group_id", "delivery_seq", "min_version"])
 
 _THREADS = 4
+_WORD = re.compile(r"\w+")
 
 
 class StoredRun:
@@ -78,7 +78,8 @@ class StoredRun:
         scan = ds.ParquetFragmentScanOptions(
             page_checksum_verification=True, pre_buffer=not self.directory.local
         )
-        return ds.dataset(
+        # Nothing is asked of the filesystem before rows are read.
+        return ds.FileSystemDataset.from_paths(
             paths,
             schema=schema,
             filesystem=self._filesystem(),
@@ -96,21 +97,22 @@ class StoredRun:
         """Run one SELECT over the views. Raises UserError for anything else."""
         database = LockedDuckDB(threads=_THREADS, memory="2GB")
         try:
-            for table in TABLES:
-                database.register(table, self.dataset(table))
-            database.register("deliveries", self.deliveries())
+            named = {word.lower() for word in _WORD.findall(statement)}
+            for table, schema in TABLES.items():
+                # A table that is not named is there for DuckDB's suggestions only.
+                found = self.dataset(table) if table in named else schema.empty_table()
+                database.register(table, found)
+            given = self.deliveries() if "deliveries" in named else NO_DELIVERIES
+            database.register("deliveries", given)
             return database.query(statement, timeout_s)
         finally:
             database.close()
 
     def deliveries(self) -> pa.Table:
         """(group_id, delivery_seq, min_version) in delivery order."""
-        database = LockedDuckDB()
-        try:
-            database.register("groups", self.read("groups"))
-            return database.query(DELIVERIES)
-        finally:
-            database.close()
+        events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])
+        given = events.filter(pc.equal(events.column("event"), "delivered"))
+        return given.select(NO_DELIVERIES.column_names).sort_by("delivery_seq")
 
 
 def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.Table:

@@ -10,11 +10,14 @@ order. Any consumer may cause a hand-out; the log knows who asked.
 from __future__ import annotations
 
 import asyncio
+import heapq
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from itertools import islice
+from itertools import count, islice
 from typing import NamedTuple, Protocol
 
 from prorl.errors import ConflictError
+from prorl.limits import Clock
 
 
 class Wanted(NamedTuple):
@@ -73,6 +76,14 @@ class KeptGroup(NamedTuple):
     num_bytes: int
 
 
+class _Entry(NamedTuple):
+    """Compared in this order: oldest version first, then as decided."""
+
+    min_version: int
+    decision: int
+    group_id: int
+
+
 Handout = Callable[[str, list[KeptGroup]], Awaitable[tuple[list[tuple[int, int]], list[int]]]]
 """(consumer, groups) -> ([(group, delivery_seq)], stale groups), once that is durable."""
 
@@ -115,12 +126,22 @@ class LiveOrder:
     """
 
     def __init__(
-        self, run_id: str, *, size: Callable[[int], int], handout: Handout, save_cursor: SaveCursor
+        self,
+        run_id: str,
+        *,
+        size: Callable[[int], int],
+        handout: Handout,
+        save_cursor: SaveCursor,
+        clock: Clock = time.monotonic,
     ) -> None:
         """`size` gives a group's bytes, about."""
         self.run_id = run_id
         self._size, self._handout, self._save_cursor = size, handout, save_cursor
+        self._clock, self._used_at = clock, clock()
         self._kept: dict[int, int] = {}
+        self._oldest_first: list[_Entry] = []
+        """A heap over `_kept`; an entry whose group is no longer kept is skipped when it comes up."""
+        self._decisions = count()
         self._delivered: list[int] = []
         self._cursors: dict[str, int] = {}
         self._known: set[int] = set()
@@ -138,6 +159,16 @@ class LiveOrder:
         """See `Order`."""
         return self._finished and not self._kept
 
+    @property
+    def num_kept(self) -> int:
+        """How many groups wait to be handed out."""
+        return len(self._kept)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since anybody took, committed, or was told of a decision."""
+        return self._clock() - self._used_at
+
     def committed(self, consumer: str) -> int:
         """See `Order`."""
         return self._cursors.get(consumer, 0)
@@ -153,6 +184,7 @@ class LiveOrder:
         if group_id not in self._known:
             self._known.add(group_id)
             self._kept[group_id] = min_version
+            heapq.heappush(self._oldest_first, _Entry(min_version, next(self._decisions), group_id))
             self._wake()
 
     def finish(self) -> None:
@@ -168,12 +200,14 @@ class LiveOrder:
         assert self._delivered[seq] == group_id, f"delivery_seq {seq} belongs to two groups"
 
     def _wake(self) -> None:
+        self._used_at = self._clock()
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def take(self, wanted: Wanted) -> Given:
         """See `Order`."""
         check_seq(wanted.seq, self.delivered, self.run_id)
+        self._used_at = self._clock()
         await self._until_ready(wanted)
         groups = bounded(
             islice(self._delivered, wanted.seq, None),
@@ -214,21 +248,45 @@ class LiveOrder:
             task.exception()
 
     async def _ask(self, wanted: Wanted) -> None:
-        oldest_first = sorted(self._kept, key=self._kept.__getitem__)
-        chosen = bounded(oldest_first, self._size, wanted.max_groups, wanted.max_bytes)
+        chosen = self._pop_oldest(wanted)
         groups = [
-            KeptGroup(group_id, self._kept[group_id], self._size(group_id)) for group_id in chosen
+            KeptGroup(entry.group_id, entry.min_version, self._size(entry.group_id))
+            for entry in chosen
         ]
-        delivered, stale = await self._handout(wanted.consumer, groups)
-        for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
-            self._place(group_id, seq)
-        for group_id in {*chosen, *stale}:
-            # Stale, or unknown to the log: either way nobody will get it.
-            self._kept.pop(group_id, None)
+        try:
+            delivered, stale = await self._handout(wanted.consumer, groups)
+            for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
+                self._place(group_id, seq)
+            for group_id in {*(group.group_id for group in groups), *stale}:
+                # Stale, or unknown to the log: either way nobody will get it.
+                self._kept.pop(group_id, None)
+        finally:
+            for entry in chosen:
+                if entry.group_id in self._kept:
+                    heapq.heappush(self._oldest_first, entry)
         self._wake()
+
+    def _pop_oldest(self, wanted: Wanted) -> list[_Entry]:
+        """Kept groups to ask for, within the bounds but at least one; costs by their number."""
+        chosen: list[_Entry] = []
+        total = 0
+        while self._oldest_first:
+            group_id = self._oldest_first[0].group_id
+            if group_id in self._kept:
+                total += self._size(group_id)
+                if chosen and (
+                    total > wanted.max_bytes
+                    or (wanted.max_groups and len(chosen) >= wanted.max_groups)
+                ):
+                    break
+                chosen.append(heapq.heappop(self._oldest_first))
+            else:
+                heapq.heappop(self._oldest_first)
+        return chosen
 
     async def commit(self, consumer: str, seq: int) -> None:
         """See `Order`."""
         check_seq(seq, self.delivered, self.run_id)
+        self._used_at = self._clock()
         await self._save_cursor(consumer, seq)
         self._cursors[consumer] = seq

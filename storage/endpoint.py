@@ -12,11 +12,12 @@ the orders.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -44,6 +45,10 @@ a message are joined.
 log = structlog.get_logger("prorl.storage")
 
 
+MAX_FOUND = 8
+"""Stored runs that are kept open for those who ask again."""
+
+
 class Planned(NamedTuple):
     """Places of a ticket's groups in one hot file."""
 
@@ -67,12 +72,20 @@ class Endpoint:
         self._hot = HotCopy(hot_directory, hot_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="groups")
         self._boot_id = boot_id()
-        self.find: Callable[[str], Awaitable[ServedRun | None]] = _nothing
+        self.find: Callable[[str], Coroutine[Any, Any, ServedRun | None]] = _nothing
         """Asked for a run that was not added."""
+        self._found: OrderedDict[str, ServedRun] = OrderedDict()
+        """Runs that `find` gave, the one asked for longest ago first; at most `MAX_FOUND`."""
+        self._finding: dict[str, asyncio.Task[ServedRun | None]] = {}
 
     def add(self, order: Order, index: GroupIndex) -> None:
         """Serve a run from now on."""
         self._runs[order.run_id] = ServedRun(order=order, index=index)
+        self._found.pop(order.run_id, None)
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run: whoever asks for it again gets what `find` gives. Idempotent."""
+        self._runs.pop(run_id, None)
 
     def reads(self) -> FlightReads:
         """For `FlightNetwork.listen`."""
@@ -147,19 +160,43 @@ class Endpoint:
         consumer = str(values.get("consumer", "primary"))
         if name := values.get("run"):
             return orjson.dumps(_status((await self._run(str(name))).order, consumer))
-        all_runs = [_status(run.order, consumer) for run in self._runs.values()]
+        all_runs = [_status(run.order, consumer) for run in self._served.values()]
         return orjson.dumps({**(all_runs[0] if len(all_runs) == 1 else {}), "runs": all_runs})
 
+    @property
+    def _served(self) -> dict[str, ServedRun]:
+        return {**self._found, **self._runs}
+
     async def _run(self, name: str) -> ServedRun:
-        if name not in self._runs and (found := await self.find(name)) is not None:
-            self._runs.setdefault(name, found)
-        try:
-            return self._runs[name]
-        except KeyError:
+        run = self._runs.get(name) or self._found.get(name) or await self._find(name)
+        if run is None:
             raise NotFoundError(
                 f"no run {name!r} is served here; there are:"
-                f" {', '.join(sorted(self._runs)) or 'none'}"
-            ) from None
+                f" {', '.join(sorted(self._served)) or 'none'}"
+            )
+        if name in self._found:
+            self._found.move_to_end(name)
+        return run
+
+    async def _find(self, name: str) -> ServedRun | None:
+        """What `find` gives. The search is shared by all who ask and goes on when one of them is
+        gone: a client whose call ran out asks again and waits for the same search.
+        """
+        task = self._finding.get(name)
+        if task is None:
+            task = self._finding[name] = asyncio.create_task(self.find(name), name=f"find {name}")
+            task.add_done_callback(lambda done: self._keep(name, done))
+        found = await asyncio.shield(task)
+        return self._runs.get(name) or found
+
+    def _keep(self, name: str, done: asyncio.Task[ServedRun | None]) -> None:
+        del self._finding[name]
+        if done.cancelled() or done.exception() is not None:
+            return
+        if (found := done.result()) is not None and name not in self._runs:
+            self._found[name] = found
+            while len(self._found) > MAX_FOUND:
+                self._found.popitem(last=False)
 
     async def _take(self, ticket: Ticket) -> tuple[ServedRun, int, Given]:
         run = await self._run(ticket.run)
@@ -193,8 +230,19 @@ class Endpoint:
 
     def close(self) -> None:
         """Idempotent."""
+        for task in self._finding.values():
+            task.cancel()
         self._thread.shutdown(wait=True)
         self._hot.close()
+
+
+async def on_own_thread(work: Callable[[], ResultT], name: str) -> ResultT:
+    """Run work that may take minutes on a thread that nothing else waits for."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)
 
 
 async def _nothing(run_id: str) -> ServedRun | None:

@@ -22,7 +22,7 @@ from prorl.config import StoreConfig
 from prorl.control import Kind
 from prorl.storage.catalog import StoredRun
 from prorl.storage.delivery import KeptGroup, LiveOrder
-from prorl.storage.endpoint import Endpoint
+from prorl.storage.endpoint import Endpoint, on_own_thread
 from prorl.storage.facts import COLUMNS, FactBook
 from prorl.storage.filter import CompleteGroup, compile_filter
 from prorl.storage.groups import CACHE_BYTES, GroupIndex
@@ -30,6 +30,9 @@ from prorl.storage.layout import RunDir
 from prorl.storage.parts import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
 from prorl.types import GroupDecision, Json
+
+_LOOK_S = 1.0
+"""Between two looks at whether a finished run may be closed."""
 
 
 class LiveRun:
@@ -50,7 +53,9 @@ class LiveRun:
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
         self._facts = FactBook()
-        streams = snapshot["config"]["delivery"] == "stream"
+        self._streams = streams = snapshot["config"]["delivery"] == "stream"
+        self._idle_s = settings.idle_s
+        self._finished = asyncio.Event()
         self.index = GroupIndex(
             RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0
         )
@@ -85,7 +90,7 @@ class LiveRun:
         Raises what only a new start of the process can mend.
         """
         await self.writer.open(self._snapshots[0])
-        for rollouts in await self._endpoint.on_thread(self._load):
+        for rollouts in await on_own_thread(self._load, f"open {self.run_id}"):
             self._facts.add(rollouts)
         while self._snapshots:
             await self._take_over(self._snapshots.pop(0))
@@ -93,15 +98,18 @@ class LiveRun:
         self.ready.set()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.writer.run(), name=f"write {self.run_id}")
+                writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
                 group.create_task(self._decide(), name=f"decide {self.run_id}")
+                retiring = group.create_task(self._retire(), name=f"retire {self.run_id}")
+                await writing
+                retiring.cancel()
         finally:
             self._filter.close()
 
     def _load(self) -> list[pa.Table]:
         """What earlier lives of the store committed: facts' columns, and the index.
 
-        Blocking; on the thread that owns the index.
+        Blocking; nobody else has the index yet.
         """
         if not self.index.run.commits():
             return []
@@ -125,7 +133,7 @@ class LiveRun:
         for values in snapshot["complete"]:
             self.complete(CompleteGroup.of(values["group_id"], values))
         if snapshot["state"] == "finished":
-            self.order.finish()
+            self.finish()
         await self.writer.publish_missing(snapshot)
 
     def _committed(self, written: Written) -> None:
@@ -191,6 +199,23 @@ class LiveRun:
     def finish(self) -> None:
         """Nothing will be kept any more."""
         self.order.finish()
+        self._finished.set()
+
+    async def _retire(self) -> None:
+        """Drain once the run is finished, its trainer has read all of it, and nobody has asked for
+        anything for a while.
+        """
+        await self._finished.wait()
+        while self._owed or self.order.idle_s < self._idle_s:
+            await asyncio.sleep(max(_LOOK_S, self._idle_s - self.order.idle_s))
+        self.drain()
+
+    @property
+    def _owed(self) -> bool:
+        """Whether the log still counts on us: the same rule by which it tells a store of a run."""
+        return self._streams and (
+            bool(self.order.num_kept) or self.order.committed("primary") < self.order.delivered
+        )
 
     def drain(self) -> None:
         """Write and decide what is here, then end."""

@@ -6,14 +6,15 @@ trainers. One per service at first.
 `network` carries control and edges (Flight between processes, local in one loop); `trainers` is the
 Flight network whose TCP endpoint answers plans, reads, commits and status. The store keeps no
 truth: killed at any moment, the next one starts from the control log's snapshots and from what is
-sent again. A run that the log no longer tells of (finished, all of it read) is served from its
-directory.
+sent again. A run that is finished and read to its end is closed after a while (`StoreConfig.idle_s`):
+its threads, its DuckDB and its index go, and whoever asks for it again is served from its
+directory, like a run that the log no longer tells of.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import structlog
@@ -26,7 +27,7 @@ from prorl.flight.control import ControlClient, Identity
 from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
 from prorl.storage.catalog import is_run
-from prorl.storage.endpoint import Endpoint, ServedRun
+from prorl.storage.endpoint import Endpoint, ServedRun, on_own_thread
 from prorl.storage.filter import CompleteGroup
 from prorl.storage.liverun import LiveRun
 from prorl.storage.replay import open_replay
@@ -58,6 +59,7 @@ class Store:
         self.config, self.location = config, location
         self._endpoint = endpoint
         self._runs: dict[str, LiveRun] = {}
+        self._retired_rows = 0
         self._run_came = asyncio.Event()
         identity = Identity(
             role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
@@ -76,32 +78,40 @@ class Store:
         self._group: asyncio.TaskGroup | None = None
         self._lives: set[asyncio.Task[None]] = set()
 
+    @property
+    def runs(self) -> Mapping[str, LiveRun]:
+        """Those that are open here."""
+        return self._runs
+
     def _handlers(self) -> dict[Kind, Callable[[ControlRow], None]]:
         return {
             Kind.ENDPOINTS: lambda row: self._inlet.set_upstreams(row.payload.get("eval", ())),
             Kind.RUN: self._on_run,
-            Kind.ROWS: (
-                lambda row: self._of(row).writer.add_rows(row.payload["table"], row.payload["rows"])
+            **dict.fromkeys(
+                (Kind.ROWS, Kind.TERMINAL, Kind.GROUP_COMPLETE, Kind.FINISHED), self._of_a_run
             ),
-            Kind.TERMINAL: (
-                lambda row: self._of(row).writer.add_terminal(
-                    {"rollout_id": row.rollout_id, "group_id": row.group_id, **row.payload}
-                )
-            ),
-            Kind.GROUP_COMPLETE: (
-                lambda row: self._of(row).complete(CompleteGroup.of(row.group_id, row.payload))
-            ),
-            Kind.FINISHED: lambda row: self._of(row).finish(),
         }
 
-    def _of(self, row: ControlRow) -> LiveRun:
-        return self._runs[row.run_id]
+    def _of_a_run(self, row: ControlRow) -> None:
+        run = self._runs.get(row.run_id)
+        if run is None:
+            # Retired; what is new will be in the snapshot that our next hello brings.
+            log.warning("news of a run that is closed", run=row.run_id, kind=row.kind.value)
+        elif row.kind is Kind.ROWS:
+            run.writer.add_rows(row.payload["table"], row.payload["rows"])
+        elif row.kind is Kind.TERMINAL:
+            ids = {"rollout_id": row.rollout_id, "group_id": row.group_id}
+            run.writer.add_terminal({**ids, **row.payload})
+        elif row.kind is Kind.GROUP_COMPLETE:
+            run.complete(CompleteGroup.of(row.group_id, row.payload))
+        else:
+            run.finish()
 
     def _held(self) -> Iterable[AttemptKey]:
         return [key for run in self._runs.values() for key in run.writer.held]
 
     def _stats(self) -> Json:
-        done = sum(run.rows_committed for run in self._runs.values())
+        done = self._retired_rows + sum(run.rows_committed for run in self._runs.values())
         return {
             "slots": SLOTS,
             "busy": self._inlet.in_hand,
@@ -121,9 +131,18 @@ class Store:
         run = self._runs[row.run_id] = LiveRun(
             self.config.root, row.payload, self.control, self._endpoint, self.config.store
         )
-        self._lives.add(self._group.create_task(run.run(), name=f"run {row.run_id}"))
+        life = self._group.create_task(self._live(run), name=f"run {row.run_id}")
+        self._lives.add(life)
+        life.add_done_callback(self._lives.discard)
         self._run_came.set()
         self._run_came = asyncio.Event()
+
+    async def _live(self, run: LiveRun) -> None:
+        """A run from its snapshot until it retires or we drain; then nothing of it stays here."""
+        await run.run()
+        del self._runs[run.run_id]
+        self._retired_rows += run.rows_committed
+        self._endpoint.remove(run.run_id)
 
     async def run(self) -> None:
         """Work until `drain`. Raises what only a new start can mend."""
@@ -174,7 +193,7 @@ class Store:
         directory = self.config.root / run_id
         if not NAME.fullmatch(run_id) or not is_run(directory):
             return None
-        order, index = await self._endpoint.on_thread(lambda: open_replay(directory))
+        order, index = await on_own_thread(lambda: open_replay(directory), f"open {run_id}")
         return ServedRun(order=order, index=index)
 
     async def drain(self) -> None:

@@ -9,6 +9,7 @@ configuration is locked, and a text that is not exactly one SELECT is refused be
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +27,14 @@ _SETTINGS = (
     "set enable_external_access = false",
     "set lock_configuration = true",
 )
+
+
+def _said(error: duckdb.Error) -> str:
+    """What went wrong and DuckDB's suggestions, without the picture of the statement."""
+    lines = itertools.takewhile(
+        lambda line: not line.startswith("LINE "), str(error).strip().splitlines()
+    )
+    return "; ".join(line.strip().rstrip(".") for line in lines if line.strip())
 
 
 class LockedDuckDB:
@@ -105,7 +114,7 @@ class LockedDuckDB:
         return self._statement
 
     def _refuse(self, error: duckdb.Error) -> UserError:
-        return self._error(f"{self._what}: {str(error).splitlines()[0]}", "one SELECT that binds")
+        return self._error(f"{self._what}: {_said(error)}", "one SELECT that binds")
 
     def close(self) -> None:
         """Idempotent."""

@@ -289,3 +289,18 @@ def test_cached_rows_equal_stored_rows_and_stay_within_bounds(tmp_path: Path) ->
         assert row_hashes(index.read(group_id)) == row_hashes(cold.read(group_id))
     index.forget(range(8))
     assert index.cached_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "suggestion"),
+    [
+        ("select rewrd from rollouts", 'Candidate bindings: "reward"'),
+        ("select * from rolouts", 'Did you mean "rollouts"'),
+    ],
+)
+def test_a_mistake_in_sql_brings_the_suggestion(
+    tmp_path: Path, statement: str, suggestion: str
+) -> None:
+    with pytest.raises(UserError, match=suggestion) as caught:
+        StoredRun(new_run(tmp_path).root).sql(statement)
+    assert "LINE 1" not in str(caught.value)

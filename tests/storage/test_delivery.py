@@ -71,6 +71,22 @@ async def test_oldest_version_first_then_decision_order() -> None:
     assert (await made.take(wanted(0))).groups == (2, 4, 1, 3)
 
 
+async def test_a_take_costs_by_what_it_takes_not_by_what_is_kept() -> None:
+    log, measured = Log(), list[int]()
+
+    def size(group: int) -> int:
+        measured.append(group)
+        return 10
+
+    made = LiveOrder("r", size=size, handout=log.handout, save_cursor=log.cursor)
+    for group in range(1000):
+        made.keep(group, 0)
+    for seq in range(100):
+        await made.take(wanted(seq, max_groups=1))
+    assert len(measured) < 100 * 5
+    assert log.seqs == {group: group for group in range(100)}
+
+
 async def test_bounds_cut_but_never_to_nothing() -> None:
     made = order(Log())
     for group in range(5):

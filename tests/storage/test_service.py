@@ -123,6 +123,23 @@ async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_director
                 await asyncio.to_thread(lambda: list(trainer.stream("nowhere")))
 
 
+async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_directory(
+    service: World,
+) -> None:
+    quick = service.config.store.model_copy(update={"idle_s": 0.0})
+    service.config = service.config.model_copy(update={"store": quick})
+    async with store(service) as made, pipeline(service):
+        await submit(service)
+        with client(made.location) as trainer:
+            live = await asyncio.to_thread(stream, trainer)
+            await service.until(lambda view: view["state"] == "finished")
+            assert set(made.runs) == {"r"}, "its trainer has not said that it has all"
+            await asyncio.to_thread(trainer.commit, live[-1][0])
+            while made.runs:
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(stream, trainer, "r@0") == live
+
+
 async def test_groups_go_out_oldest_version_first(service: World) -> None:
     async with (
         store(service) as made,
