@@ -8,7 +8,8 @@
 
 Invariants: a commit names whole files that never change; every row of a table is in exactly one
 named file; commits are numbered densely from 1. A file that no commit names does not exist for a
-reader (a crash may leave some; `RunDir.sweep` removes them). Everything goes through fsspec, so
+reader (a crash may leave some; `RunDir.sweep` removes them). A file that a commit on disk names is
+never removed, whatever the log says. Everything goes through fsspec, so
 that a run directory may lie in an object store; a copied one works like the original.
 """
 
@@ -23,7 +24,7 @@ import fsspec
 import orjson
 from fsspec.implementations.local import LocalFileSystem
 
-from prorl.errors import NotFoundError, SchemaError
+from prorl.errors import ConflictError, NotFoundError, SchemaError
 from prorl.schema import SCHEMA_VERSION, TABLES, check_version
 from prorl.storage.publish import TEMP_MARK, Publish, publish, sync_directory
 from prorl.types import Json
@@ -146,22 +147,48 @@ class RunDir:
         paths = [self.path(COMMITS, name) for name in sorted(names)]
         return [Commit.loads(self.fs.cat_file(path), path) for path in paths]
 
-    def sweep(self, parts: Collection[str]) -> list[str]:
-        """Remove what a dead writer left: temporary files, and parts whose name is not in `parts`.
-
-        Touches nothing else.
+    def check_known(self, num_commits: int) -> None:
+        """Raises ConflictError when the directory holds commits that a log with that many does not
+        know: it is older than the directory, or not its log at all.
         """
-        removed = []
-        for folder in (COMMITS, PARTIAL, *TABLES):
-            for name in self.names(folder):
-                stale_part = (
-                    folder in TABLES
-                    and name.startswith("part-")
-                    and name.removesuffix(".parquet") not in parts
-                )
-                if name.startswith(TEMP_MARK) or stale_part:
-                    self.fs.rm_file(self.path(folder, name))
-                    removed.append(f"{folder}/{name}")
+        self.fs.invalidate_cache()
+        beyond = self.commit_path(num_commits + 1)
+        if self.fs.exists(beyond):
+            raise ConflictError(
+                f"{beyond} is there, and the control log knows {num_commits} commits of the run",
+                "the log that wrote this directory",
+                "move the directory to a root of its own and `prorl adopt` it there",
+            )
+
+    def written(self) -> bool:
+        """Whether a store has ever made something durable here: a commit or a part."""
+        return any(
+            not name.startswith(TEMP_MARK) and name != EMPTY
+            for folder in (COMMITS, *TABLES)
+            for name in self.names(folder)
+        )
+
+    def sweep(self, parts: Collection[str]) -> list[str]:
+        """Remove what a dead writer left: temporary files, and parts whose name is neither in
+        `parts` nor in a commit on disk.
+
+        Touches nothing else. Raises SchemaError for a commit that it cannot read.
+        """
+        stale = [
+            f"{folder}/{name}"
+            for folder in (COMMITS, PARTIAL, *TABLES)
+            for name in self.names(folder)
+            if name.startswith(TEMP_MARK)
+            or (
+                folder in TABLES
+                and name.startswith("part-")
+                and name.removesuffix(".parquet") not in parts
+            )
+        ]
+        named = {file.path for commit in self.commits() for file in commit.files} if stale else {}
+        removed = [path for path in stale if path not in named]
+        for path in removed:
+            self.fs.rm_file(self.path(path))
         return removed
 
     def names(self, folder: str) -> Iterator[str]:

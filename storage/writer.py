@@ -124,11 +124,15 @@ class RunWriter:
     async def open(self, snapshot: Mapping[str, Json]) -> None:
         """Make the directory as the log says it is: remove what nobody committed, publish what is
         committed. Once, before `run`.
+
+        Raises ConflictError, before anything is touched, when it holds commits that the log does
+        not know.
         """
         await asyncio.to_thread(self._prepare, set(snapshot["parts"]))
         await self.publish_missing(snapshot)
 
     def _prepare(self, parts: set[str]) -> None:
+        self.directory.check_known(len(parts))
         self.directory.create(empties(self.run_id).items(), self._publish)
         removed = self.directory.sweep(parts)
         if removed:

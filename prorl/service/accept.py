@@ -155,7 +155,7 @@ class Acceptance:
                 )
             if known is None and (run.last or run.state != "open"):
                 why = (
-                    "is finished"
+                    f"is {run.state}"
                     if run.state != "open"
                     else "was told that no more groups will come"
                 )

@@ -6,6 +6,7 @@ Written once, when the run is made, before it is accepted.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import orjson
 from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import SCHEMA_VERSION, check_version
+from prorl.service.state import RunRecord
+from prorl.storage.layout import RunDir
 from prorl.types import Json
 
 MANIFEST = "manifest.json"
@@ -28,11 +31,11 @@ def code_version() -> str:
 
 
 def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) -> Path:
-    """Make the run's directory and its manifest durable; one that is there with the same config
-    stays.
+    """Make the directory and the manifest of a run that the log does not know; one that is there
+    with the same config and nothing stored (we died before the log had the run) stays.
 
-    Raises ConflictError when the directory belongs to another run, SchemaError when it is of
-    another version, StorageError.
+    Raises ConflictError when the directory belongs to another run or holds trajectories,
+    SchemaError when it is of another version, StorageError.
     """
     folder = service.root / run.run_id
     path = folder / MANIFEST
@@ -46,6 +49,12 @@ def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) ->
                     f"{folder} holds another run",
                     "a directory that does not exist",
                     "choose another run_id",
+                )
+            if RunDir(folder).written():
+                raise ConflictError(
+                    f"{folder} holds trajectories of a run that this root's log does not know",
+                    "a directory that does not exist",
+                    f"`prorl adopt {folder}` makes it known, or choose another run_id",
                 )
             return path
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +81,17 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
             "its directory in its place",
             "choose another run_id",
         )
+
+
+def check_directories(root: Path, runs: Iterable[RunRecord]) -> None:
+    """Before a service goes on with its open runs.
+
+    Raises ConflictError when a directory holds commits that the log does not know: then the log is
+    older than what it would write to.
+    """
+    for run in runs:
+        if run.state == "open":
+            RunDir(root / run.run_id).check_known(run.next_commit - 1)
 
 
 def _content(

@@ -23,6 +23,7 @@ from prorl.protocols import Network
 from prorl.service.app import create_app
 from prorl.service.gateway import Gateway
 from prorl.service.log import ControlLog
+from prorl.service.manifest import check_directories
 
 STOP_S = 2.0
 
@@ -93,7 +94,13 @@ async def serving(
     except ProrlError:
         listener.close()
         raise
-    gateway = Gateway(config, log, network)
+    try:
+        gateway = Gateway(config, log, network)
+        check_directories(config.root, gateway.core.state.runs.values())
+    except ProrlError:
+        listener.close()
+        log.close()
+        raise
     work = asyncio.ensure_future(gateway.run())
     server = _Server(
         uvicorn.Config(

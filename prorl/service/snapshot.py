@@ -16,7 +16,7 @@ from prorl.service import log_schema as sql
 from prorl.service import messages
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_group
-from prorl.service.state import GroupRecord, RunRecord
+from prorl.service.state import ADOPTED, GroupRecord, RunRecord
 
 _TERMINALS = """
     SELECT DISTINCT group_id FROM rollouts
@@ -40,8 +40,10 @@ _UNPUBLISHED = (
 
 def wanted(run: RunRecord) -> bool:
     """Whether a store has anything to do for the run: it is open, or its trainer has not read all
-    of it.
+    of it. Never for an adopted one: it is served from its directory.
     """
+    if run.state == ADOPTED:
+        return False
     streaming = run.config.delivery == "stream" and (
         run.waiting > 0 or run.acked < run.next_delivery
     )

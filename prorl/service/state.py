@@ -18,6 +18,9 @@ from prorl.service.lifecycle import RolloutLife
 from prorl.service.sampler import Demand
 from prorl.types import AttemptKey, GroupState, Json, Stage
 
+ADOPTED = "adopted"
+"""State of a run whose log was made from its directory (`adopt.py`): nothing writes to it."""
+
 ROLES = ("init", "run", "eval", "store")
 
 
@@ -107,7 +110,7 @@ class RunRecord:
     digest: str
     created_at: float
     state: str = "open"
-    """`open` or `finished`."""
+    """`open`, `finished` or `adopted`."""
     last: bool = False
     """No more groups will come."""
     cancelled: bool = False

@@ -118,7 +118,7 @@ class Root:
         if self.socket_dir != Path():
             shutil.rmtree(self.socket_dir, ignore_errors=True)
         shutil.rmtree(box_dir(self.path), ignore_errors=True)
-        if forget and self._made:
+        if forget and self._made and not any(self.path.glob("*/manifest.json")):
             shutil.rmtree(self._made[0], ignore_errors=True)
         os.close(self._lock_fd)
         self._lock_fd = -1

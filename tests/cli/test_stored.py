@@ -155,3 +155,19 @@ def test_a_transcript_shows_an_error_of_the_policys_call() -> None:
     text = "\n".join(lines({"rollout": rollout, "messages": [message], "turns": []}))
     assert "-> bash()  ! no JSON" in text
     assert "failure infra/worker_lost: gone" in text
+
+
+def test_a_copied_run_is_adopted_before_it_is_gone_on_with(root: Path, tmp_path: Path) -> None:
+    """`cp -a R1/r R2/; prorl run --root R2 --resume r` once erased every part of the copy."""
+    copy = tmp_path / "copied" / "r"
+    shutil.copytree(root / "r", copy)
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    resume = ["run", "--resume", "r", "--root", str(copy.parent), "--quiet"]
+    assert dispatch(resume) == 2
+    assert {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()} == before
+    assert dispatch(["adopt", str(copy)]) == 0
+    assert dispatch(["adopt", str(copy)]) == 2
+    assert dispatch(resume) == 0
+    for path in [path for path in before if path.name != "job.json"]:
+        assert path.read_bytes() == before[path]
+    assert dispatch(["verify", str(copy)]) == 0

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from prorl.control import Kind
-from prorl.errors import StorageError
+from prorl.errors import ConflictError, StorageError
 from prorl.storage import writer as writer_module
 from prorl.storage.catalog import StoredRun, query
 from prorl.storage.layout import RunDir
@@ -310,6 +310,21 @@ async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
     assert again.log.snapshot()["unpublished"] == []
     (tmp_path / "demo" / "turns" / "mine.txt").unlink()
     assert verify(again.directory.root) == []
+
+
+async def test_nothing_that_a_commit_on_disk_names_is_removed(tmp_path: Path) -> None:
+    """Whatever the log says: an empty one is a log that was lost."""
+    bench = Bench(tmp_path)
+    bench.log.accept((0, 1))
+    async with running(bench):
+        bench.add(scored(0))
+    before = sorted(path for path in (tmp_path / "demo").rglob("*"))
+    assert bench.directory.sweep(()) == []
+    lost = FileLog(tmp_path / "lost.json")
+    writer = RunWriter(bench.directory, "demo", lost, flush_s=0.01, flush_bytes=1 << 20)
+    with pytest.raises(ConflictError, match="the control log knows 0 commits"):
+        await writer.open(lost.snapshot())
+    assert sorted(path for path in (tmp_path / "demo").rglob("*")) == before
 
 
 @pytest.mark.parametrize(
