@@ -1,57 +1,90 @@
-"""The README's trainer runs as it stands there, against a real service."""
+"""The README's trainer runs as it stands there, beside the very command that stands there, is
+killed and started again.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from prorl.config import ServiceConfig
-from prorl.deploy.running import Stop, in_thread, service
-
 README = Path(__file__).parents[2] / "README.md"
-URL, TASKS = "http://127.0.0.1:7700", "train.jsonl"
+TASKS = "train.jsonl"
+COMMAND = "prorl serve --root prorl-runs --policy flaky"
+NUM_GROUPS, GROUPS_PER_BATCH = 8, 2
 
 
-async def test_your_trainer_in_ten_lines(
-    tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def running(
+    folder: Path, *argv: str, stdin: int = asyncio.subprocess.DEVNULL
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A program in `folder`, ended with the block."""
+    env = {key: value for key, value in os.environ.items() if key != "PRORL_TOKEN"}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *argv, cwd=folder, env=env, stdin=stdin, stdout=pipe
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+
+
+async def line_of(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout
+    return (await process.stdout.readline()).decode()
+
+
+async def steps_of(folder: Path, script: Path, kill_after: int = 0) -> list[str]:
+    """The cursors of the steps that the trainer took; SIGKILL after so many."""
+    steps: list[str] = []
+    async with running(folder, sys.executable, str(script)) as trainer:
+        while line := await line_of(trainer):
+            steps.append(line.split()[1])
+            if len(steps) == kill_after:
+                trainer.kill()
+                break
+        await trainer.wait()
+    assert trainer.returncode == (-signal.SIGKILL if kill_after else 0)
+    return steps
+
+
+async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str) -> None:
     pytest.importorskip("torch", reason="the example hands out torch tensors (extra `torch`)")
-    found = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    text = README.read_text()
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert found
-    code = found[1]
-    assert URL in code
-    assert TASKS in code
+    assert COMMAND in text
     rows = [
         {
             "question": f"What is {i} + {i}?",
             "answer": f"It is <<{i}+{i}={2 * i}>>{2 * i}.\n#### {2 * i}",
         }
-        for i in range(1, 9)
+        for i in range(1, NUM_GROUPS + 1)
     ]
     (tmp_path / TASKS).write_text("\n".join(json.dumps(row) for row in rows))
-    values = {
-        "root": tmp_path / "root",
-        "topology": "inline",
-        "backends": ("scripted:flaky",),
-        "sandbox": {"kind": sandbox_kind},
-    }
-    async with service(ServiceConfig.model_validate(values), Stop()) as running:
-        monkeypatch.setenv("PRORL_TOKEN", running.config.token)
-        saved: list[str] = []
-        trained: list[int] = []
-
-        def step(tensors: object) -> float:
-            trained.append(int(tensors.token_ids.numel()))  # type: ignore[attr-defined]
-            return 0.0
-
-        names = {"step": step, "save_checkpoint": lambda loss, cursor: saved.append(cursor)}
-        code = code.replace(URL, running.url).replace(TASKS, str(tmp_path / TASKS))
-        await in_thread(exec, compile(code, "README.md", "exec"), names)
-    assert trained
-    assert all(trained)
-    seqs = [int(cursor.removeprefix("mine@")) for cursor in saved]
-    assert seqs == sorted(set(seqs))
-    assert seqs[:-1] == list(range(2, 2 * len(seqs), 2))
+    script = tmp_path / "trainer.py"
+    script.write_text(found[1])
+    argv = [*COMMAND.split()[1:], "--set", f"service.sandbox.kind={sandbox_kind}"]
+    async with running(tmp_path, sys.executable, "-m", "prorl.cli", *argv) as service:
+        while "stop" not in await line_of(service):
+            assert service.returncode is None
+        killed = await steps_of(tmp_path, script, kill_after=2)
+        checkpoint = (tmp_path / "checkpoint.txt").read_text()
+        again = await steps_of(tmp_path, script)
+        assert await steps_of(tmp_path, script) == [], "a finished run has nothing more"
+    # The kill falls before or after the second checkpoint: the step goes on behind what is durable.
+    durable = killed[: killed.index(checkpoint) + 1]
+    ends = [int(cursor.removeprefix("mine@")) for cursor in durable + again]
+    assert ends[:-1] == list(range(GROUPS_PER_BATCH, ends[-1], GROUPS_PER_BATCH))
+    assert len(ends) > 2, "the filter left too little to see a resume"
