@@ -96,9 +96,9 @@ class ServiceConfig(_Model):
     backend_key: str = Field(
         default="", repr=False, description="bearer token of model servers; made for embedded ones"
     )
-    models: dict[str, Path] = Field(
+    models: dict[str, str] = Field(
         default_factory=dict,
-        description="embedded backends: address -> directory; set by the supervisor",
+        description="address -> URL of the checkpoint that is served there; set by the supervisor",
     )
     model: str = Field(default="", description="model name that HTTP backends serve")
     tokenizer: str = Field(default="bytes", description="`bytes` or a Hugging Face directory")

@@ -9,6 +9,7 @@ The one place that reads installed packages' metadata.
 |---|---|---|
 | prorl.envs | class or function without arguments that gives an env | `prorl.protocols.Env` |
 | prorl.agents | the same for an agent | `prorl.protocols.Agent` |
+| prorl.backends | function that opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |
 
 A name of ours wins over a user's; of two packages that register one name, the one that Python finds
@@ -58,14 +59,16 @@ def load(
     return import_user(group, users[name], error)
 
 
-def make(group: str, name: str, error: type[UserError], built_in: Mapping[str, str]) -> Any:
+def make(
+    group: str, name: str, error: type[UserError], built_in: Mapping[str, str], *args: object
+) -> Any:
     """What a name stands for, imported and called.
 
     Raises `error` as `load` does, also when the call fails.
     """
     factory = load(group, name, error, built_in)
     with _blaming(group, name, "made", error):
-        return factory()
+        return factory(*args)
 
 
 def unknown(group: str, name: str, known: Iterable[str], error: type[UserError]) -> UserError:

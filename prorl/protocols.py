@@ -189,6 +189,16 @@ class Backend(Protocol):
         """Idempotent."""
 
 
+@runtime_checkable
+class ProbedBackend(Backend, Protocol):
+    """A backend that can show, before it serves, that it is fit to train from."""
+
+    async def probe(self) -> None:
+        """Ask it once. Raises ConfigError for one that is unfit, BackendError when it cannot be
+        asked.
+        """
+
+
 class Agent(Protocol):
     """Drives the policy through one task; keeps no state beyond (task, turns so far, sandbox)."""
 

@@ -1,6 +1,7 @@
 """Backends: where tokens come from.
 
-All implement `prorl.protocols.Backend` and pass the same contract tests.
+All implement `prorl.protocols.Backend` and pass the same contract tests. `catalogue.py` has the
+table of URL schemes, and says how a backend of your own joins it.
 
 | URL | what |
 |---|---|
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prorl.backends.catalogue import BackendContext, open_url
 from prorl.errors import BackendError, ConfigError
+from prorl.protocols import ProbedBackend
 from prorl.types import FailureCode
 
 if TYPE_CHECKING:
@@ -33,33 +36,17 @@ def open_backend(
 
     `env` finds an env by name, for scripted backends. Connects to nothing yet. Raises ConfigError.
     """
-    scheme = url.partition(":")[0]
-    if scheme == "scripted":
-        from prorl.backends.scripted import open_scripted
-
-        return open_scripted(url, renderer, env)
-    if scheme in ("http", "https"):
-        from prorl.backends.vllm import VllmBackend
-
-        return VllmBackend(url, renderer.vocab_size, model=model, api_key=api_key)
-    raise ConfigError(
-        f"backend {url!r}",
-        "scripted:oracle|flaky|noop|random|faulty, or http://host:port",
-        "start vLLM and name its address",
-    )
+    return open_url(url, BackendContext(renderer, env, model, api_key))
 
 
 async def open_probed(
     url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
 ) -> Backend:
-    """As `open_backend`, when a model server has shown that its logprobs are those of what it
-    samples from. Raises BackendError.
+    """As `open_backend`, when a backend that can be probed has shown that its logprobs are those of
+    what it samples from. Raises BackendError, and ConfigError when it cannot be opened.
     """
     backend = open_backend(url, renderer, env, model=model, api_key=api_key)
-    if url.startswith(("http://", "https://")):
-        from prorl.backends.vllm import VllmBackend
-
-        assert isinstance(backend, VllmBackend)
+    if isinstance(backend, ProbedBackend):
         try:
             await backend.probe()
         except ConfigError as error:

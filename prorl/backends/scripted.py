@@ -30,6 +30,7 @@ from prorl.types import (
 )
 
 if TYPE_CHECKING:
+    from prorl.backends.catalogue import BackendContext
     from prorl.protocols import Backend, Env, Renderer
     from prorl.types import Float32, Int32, Task
 
@@ -81,8 +82,9 @@ class Spoken(NamedTuple):
     logprobs_C: Float32 | None = None
 
 
-def open_scripted(url: str, renderer: Renderer, env: Callable[[str], Env]) -> Backend:
+def open_scripted(url: str, context: BackendContext) -> Backend:
     """A scripted backend from its URL. Raises ConfigError."""
+    renderer, env = context.renderer, context.env
     name, script = _parse(url)
     speakers: dict[str, Callable[[], Speaker]] = {
         "oracle": lambda: Oracle(renderer, env, lambda request: True),

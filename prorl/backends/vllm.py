@@ -40,6 +40,7 @@ from prorl.types import (
 )
 
 if TYPE_CHECKING:
+    from prorl.backends.catalogue import BackendContext
     from prorl.types import Float32, Int32
 
 MAX_REPLY_BYTES = 64 << 20
@@ -64,6 +65,13 @@ class HttpLimits:
     """Under the server's own (vLLM: 5 s), so that it rarely closes a connection that is just being
     reused.
     """
+
+
+def open_vllm(url: str, context: BackendContext) -> VllmBackend:
+    """A model server by its address. Raises nothing: it is not asked yet."""
+    return VllmBackend(
+        url, context.renderer.vocab_size, model=context.model, api_key=context.api_key
+    )
 
 
 class VllmBackend:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from prorl.agents import get_agent
+from prorl.backends.catalogue import is_server
 from prorl.cli.output import note
 from prorl.cli.progress import Show, follow
 from prorl.cli.runs import latest_run
@@ -164,8 +165,8 @@ def check_tasks(tasks: Iterable[Task]) -> None:
 def check_backend(backends: Iterable[str]) -> None:
     """Whether each model server listens. Raises ConfigError."""
     for url in backends:
-        parts = urlsplit(url)
-        if parts.scheme in ("http", "https"):
+        if is_server(url):
+            parts = urlsplit(url)
             try:
                 socket.create_connection(
                     (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)),

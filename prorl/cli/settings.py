@@ -16,18 +16,20 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
+from prorl.backends.catalogue import CATALOGUE, checkpoint, embedded, is_known, scheme_of
 from prorl.backends.embedded import TOY
 from prorl.config import RunConfig, ServiceConfig, environment, load_file, parse
 from prorl.errors import ConfigError
 from prorl.types import Json
 
-POLICIES = ("oracle", "noop", "flaky", "faulty", "random")
-"""Scripted policies; else `toy`, a checkpoint's directory, or the address of a model server."""
+POLICIES = {
+    policy: f"{name}:{policy}" for name, scheme in CATALOGUE.items() for policy in scheme.policies
+}
+"""Policies with a name of their own -> backend; else `toy`, a checkpoint's directory, or the URL of
+a backend.
+"""
 
-EMBEDDED = "embedded:"
-"""Before a checkpoint's directory: the service serves it itself."""
-
-FAULTS = "faulty?error=0.1&nan=0.05&delay_s=0.02"
+FAULTS = "error=0.1&nan=0.05&delay_s=0.02"
 """What `--policy faulty` means when it names no faults of its own."""
 
 RESERVED_NAMES = frozenset({"logs", "lock", "token", "control.db", "service.json"})
@@ -75,9 +77,7 @@ class Job(BaseModel):
     @property
     def num_samples(self) -> int:
         """Rollouts of each task."""
-        return self.n or (
-            4 if self.policy.removeprefix("scripted:").split("?", 1)[0] == "flaky" else 1
-        )
+        return self.n or (4 if self.policy.partition("?")[0] in ("flaky", POLICIES["flaky"]) else 1)
 
 
 def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[str]) -> Job:
@@ -101,11 +101,9 @@ def service_settings(
     if policy:
         merged["backends"] = [backend(policy)]
     config = parse(ServiceConfig, merged, "service")
-    embedded = next(
-        (name.removeprefix(EMBEDDED) for name in config.backends if name.startswith(EMBEDDED)), ""
-    )
-    if embedded and "tokenizer" not in merged:
-        config = config.model_copy(update={"tokenizer": embedded})
+    directory = next(filter(None, map(checkpoint, config.backends)), "")
+    if directory and "tokenizer" not in merged:
+        config = config.model_copy(update={"tokenizer": directory})
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
         config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
     return config
@@ -124,24 +122,29 @@ def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:
 
 def backend(policy: str) -> str:
     """A policy as the service names its backend. Raises ConfigError with the nearest policy."""
-    if policy.startswith(("http://", "https://")):
-        return policy
-    if policy.startswith(EMBEDDED):
-        return policy
     if policy == "toy":
-        return f"{EMBEDDED}{TOY}"
+        return embedded(str(TOY))
     if (Path(policy) / "config.json").exists():
-        return f"{EMBEDDED}{Path(policy).absolute()}"
-    name = policy.removeprefix("scripted:").split("?", 1)[0]
-    if name in POLICIES:
-        return f"scripted:{FAULTS if policy == 'faulty' else policy.removeprefix('scripted:')}"
-    close = difflib.get_close_matches(name, (*POLICIES, "toy"), n=1)
+        return embedded(str(Path(policy).absolute()))
+    if policy == "faulty":
+        return f"{POLICIES[policy]}?{FAULTS}"
+    name, question, parameters = policy.partition("?")
+    url = f"{POLICIES.get(name, name)}{question}{parameters}"
+    if is_known(url) and _is_listed(url):
+        return url
+    close = difflib.get_close_matches(name.rpartition(":")[2], (*POLICIES, "toy"), n=1)
     mend = f"did you mean `{close[0]}`?" if close else ""
     expected = (
         f"one of {', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a"
         " model server"
     )
     raise ConfigError(f"policy {policy!r}", expected, mend)
+
+
+def _is_listed(url: str) -> bool:
+    """Whether a scheme that lists its policies has the URL's."""
+    scheme = CATALOGUE.get(scheme_of(url))
+    return not (scheme and scheme.policies) or url.partition("?")[0] in POLICIES.values()
 
 
 def service_environment() -> dict[str, Json]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import aiohttp
 
+from prorl.backends.catalogue import is_server
 from prorl.service.balancer import BackendState, Balancer
 
 PROBE_S = 2.0
@@ -37,11 +38,7 @@ class Probes:
         timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
-                names = [
-                    name
-                    for name in self._balancer.states
-                    if name.startswith(("http://", "https://"))
-                ]
+                names = [name for name in self._balancer.states if is_server(name)]
                 for name, well in zip(
                     names,
                     await asyncio.gather(*(_well(session, name) for name in names)),

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import aiohttp
 
+from prorl.backends.catalogue import is_server
 from prorl.backends.publish import WeightTarget
 from prorl.errors import BackendError, UnavailableError
 from prorl.service.balancer import BackendState
@@ -109,7 +110,7 @@ class Publisher:
 
     def _servers(self, run: RunRecord) -> list[str]:
         names = run.config.backends or tuple(self._core.state.balancer.states)
-        return [name for name in names if name.startswith(("http://", "https://"))]
+        return [name for name in names if is_server(name)]
 
     async def _spread(self, names: Sequence[str], weights: Weights) -> dict[str, str]:
         """Give weights to backends, half of them at a time at most; the reasons of those that did

@@ -14,11 +14,10 @@ import secrets
 import socket
 from pathlib import Path
 
+from prorl.backends.catalogue import checkpoint, child_module, scheme_of
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError
 from prorl.supervisor.child import ChildSpec
-
-SCHEME = "embedded:"
 
 
 def settle_models(config: ServiceConfig) -> ServiceConfig:
@@ -27,13 +26,13 @@ def settle_models(config: ServiceConfig) -> ServiceConfig:
     Raises ConfigError for what is no model.
     """
     models = {
-        free_url(): _directory(name.removeprefix(SCHEME))
+        free_url(): f"{scheme_of(name)}:{_directory(checkpoint(name))}"
         for name in config.backends
-        if name.startswith(SCHEME)
+        if child_module(name)
     }
     if not models:
         return config
-    others = tuple(name for name in config.backends if not name.startswith(SCHEME))
+    others = tuple(name for name in config.backends if not child_module(name))
     key = config.backend_key or secrets.token_urlsafe(32)
     return config.model_copy(
         update={"backends": (*models, *others), "models": models, "backend_key": key}
@@ -45,10 +44,10 @@ def model_specs(config: ServiceConfig) -> tuple[ChildSpec, ...]:
     return tuple(
         ChildSpec(
             name=f"model-{index}",
-            module="prorl.backends.embedded",
+            module=child_module(name),
             args=(
                 "--model",
-                str(path),
+                checkpoint(name),
                 "--port",
                 url.rpartition(":")[2],
                 "--parent",
@@ -57,7 +56,7 @@ def model_specs(config: ServiceConfig) -> tuple[ChildSpec, ...]:
             stop_rank=4,
             env={"VLLM_API_KEY": config.backend_key},
         )
-        for index, (url, path) in enumerate(config.models.items())
+        for index, (url, name) in enumerate(config.models.items())
     )
 
 

@@ -1,0 +1,152 @@
+"""Which backends there are: one row for each URL scheme, then users' own.
+
+A backend is one file with an `Opener` and one row of `CATALOGUE`, which config, CLI, supervisor,
+gateway and RUN all read. Yours is an entry point, whose name is the scheme:
+
+    [project.entry-points."prorl.backends"]
+    grpc = "mypkg.grpc:open_grpc"                      # opens grpc://host:port
+
+A backend that has a coroutine `probe()` (`prorl.protocols.ProbedBackend`) is asked once, before it
+serves its first rollout. What is not an HTTP server of ours or vLLM's (`is_server`) is not asked
+for its health and not given weights: its failures show in the rollouts that it serves.
+
+Imports nothing heavy, and no backend before one is opened.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from prorl import plugins
+from prorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from prorl.protocols import Backend, Env, Renderer
+
+ENTRY_POINTS = "prorl.backends"
+
+
+class BackendContext(NamedTuple):
+    """What a backend may use of the process that opens it."""
+
+    renderer: Renderer
+    env: Callable[[str], Env]
+    """An env by name, for scripted backends."""
+    model: str = ""
+    """Name of the model that a server is asked for; empty = the only one it has."""
+    api_key: str = ""
+
+
+class Opener(Protocol):
+    """Makes a backend of its URL; connects to nothing yet. Raises ConfigError."""
+
+    def __call__(self, url: str, context: BackendContext) -> Backend: ...
+
+
+class Scheme(NamedTuple):
+    """How the backends of one URL scheme come to be."""
+
+    example: str
+    """As errors and help name it."""
+    opener: str = ""
+    """`module:attribute` of an `Opener`."""
+    is_server: bool = False
+    """Speaks HTTP at its URL: `/health`, and the calls of `prorl/backends/publish.py`."""
+    child_module: str = ""
+    """Run by the supervisor with `--model DIR --port N --parent PID`, for URLs that name a
+    checkpoint's directory; stages and gateway get that server's address instead.
+    """
+    policies: tuple[str, ...] = ()
+    """What may follow the scheme, and what `--policy` takes without it; empty = anything, only
+    with it.
+    """
+
+
+CATALOGUE: Mapping[str, Scheme] = {
+    "scripted": Scheme(
+        example="scripted:oracle|flaky|noop|random|faulty",
+        opener="prorl.backends.scripted:open_scripted",
+        policies=("oracle", "noop", "flaky", "faulty", "random"),
+    ),
+    "embedded": Scheme(example="embedded:DIR", child_module="prorl.backends.embedded"),
+    "http": Scheme(
+        example="http://HOST:PORT", opener="prorl.backends.vllm:open_vllm", is_server=True
+    ),
+    "https": Scheme(
+        example="https://HOST:PORT", opener="prorl.backends.vllm:open_vllm", is_server=True
+    ),
+}
+
+_OPENERS = {name: scheme.opener for name, scheme in CATALOGUE.items() if scheme.opener}
+
+
+def scheme_of(url: str) -> str:
+    """The part of a backend's URL that names its row: all before the first colon; empty if none.
+
+    >>> scheme_of("scripted:flaky?p=0.6"), scheme_of("toy")
+    ('scripted', '')
+    """
+    scheme, colon, _ = url.partition(":")
+    return scheme if colon else ""
+
+
+def is_known(url: str) -> bool:
+    """Whether some row, or some user's package, has the URL's scheme. Imports neither."""
+    scheme = scheme_of(url)
+    return scheme in CATALOGUE or scheme in plugins.registered(ENTRY_POINTS)
+
+
+def is_server(url: str) -> bool:
+    """Whether the URL is that of a model server: has a health, takes weights.
+
+    >>> is_server("http://localhost:8000"), is_server("scripted:oracle")
+    (True, False)
+    """
+    scheme = CATALOGUE.get(scheme_of(url))
+    return scheme is not None and scheme.is_server
+
+
+def child_module(url: str) -> str:
+    """The module that serves the URL's checkpoint as a child of the service; empty if none does."""
+    scheme = CATALOGUE.get(scheme_of(url))
+    return scheme.child_module if scheme else ""
+
+
+def checkpoint(url: str) -> str:
+    """The directory that a URL with a `child_module` names; empty for any other.
+
+    >>> checkpoint("embedded:/models/a"), checkpoint("http://localhost:8000")
+    ('/models/a', '')
+    """
+    return url.partition(":")[2] if child_module(url) else ""
+
+
+def embedded(directory: str) -> str:
+    """The URL of a checkpoint that the service serves itself."""
+    return f"embedded:{directory}"
+
+
+def examples() -> str:
+    """What a backend's URL may look like, for errors."""
+    users = (f"{name}:..." for name in plugins.registered(ENTRY_POINTS) if name not in CATALOGUE)
+    return ", ".join((*(scheme.example for scheme in CATALOGUE.values()), *users))
+
+
+def open_url(url: str, context: BackendContext) -> Backend:
+    """The backend of a URL. Raises ConfigError, also for what a user's opener raises."""
+    scheme = scheme_of(url)
+    if child_module(url):
+        raise ConfigError(
+            f"backend {url!r}", "the address of its server", "name it in the service's backends"
+        )
+    if not is_known(url):
+        raise ConfigError(
+            f"backend {url!r}",
+            examples(),
+            f"start vLLM and name its address, or register {scheme!r} as an entry point of the"
+            f" group {ENTRY_POINTS!r}",
+        )
+    backend: Backend = plugins.make(ENTRY_POINTS, scheme, ConfigError, _OPENERS, url, context)
+    return backend
