@@ -22,6 +22,7 @@ from prorl.types import (
     Completion,
     GenerateRequest,
     Json,
+    Judgement,
     Message,
     PolicyVersion,
     RolloutLimits,
@@ -386,5 +387,5 @@ class RewardFn(Protocol):
 
     async def __call__(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> float:
-        """A value, usually in [0, 1]."""
+    ) -> float | Judgement:
+        """A value, usually in [0, 1], with or without words about it."""

@@ -1,5 +1,5 @@
-"""A rubric: a weighted sum of named judgements of an artefact, for envs that score by more than one
-thing.
+"""A rubric: a weighted sum of named judgements of an artefact. Envs score by one; a task may add
+parts of its own (`prorl/rewards.py`).
 
 Invariants: functions run one after the other in the given order, since they share a sandbox and a
 deadline; a function that raises or gives what is not a finite number raises GraderError, which
@@ -18,13 +18,14 @@ masks the rollout and never scores it 0.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
 from prorl.errors import ConfigError, GraderError, boundary
 from prorl.limits import Deadline
 from prorl.protocols import RewardFn, Sandbox
-from prorl.types import FailureCode, RewardPart, Score, Task
+from prorl.types import FailureCode, Json, Judgement, RewardPart, Score, Task
 
 
 class Rubric:
@@ -40,41 +41,52 @@ class Rubric:
             f"{function.name}={weight}" for function, weight in rewards if not math.isfinite(weight)
         ]:
             raise ConfigError(f"weights {', '.join(wrong)}", "finite numbers")
-        self._rewards = rewards
+        self.rewards = rewards
 
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Every function's value. Raises GraderError."""
-        parts = []
-        for function, weight in self._rewards:
+        """Every function's value; the log has a line or more of each. Raises GraderError."""
+        parts, logs = [], []
+        for function, weight in self.rewards:
             if deadline.expired:
                 raise GraderError(FailureCode.GRADER_ERROR, f"no time was left for {function.name}")
             with boundary(GraderError, FailureCode.GRADER_ERROR, function.name):
-                value = float(await function(task, artefact, sandbox, deadline))
+                found = await function(task, artefact, sandbox, deadline)
+                value, log = found if isinstance(found, Judgement) else (float(found), "")
             if not math.isfinite(value):
                 raise GraderError(FailureCode.GRADER_ERROR, f"{function.name} gave {value}")
             parts.append(RewardPart(name=function.name, value=value, weight=weight))
-        return Score(
-            parts=tuple(parts),
-            log="\n".join(
-                f"{part.name} = {part.value:g} (weight {part.weight:g})" for part in parts
-            ),
-        )
+            logs.append(log or f"{function.name} = {value:g} (weight {weight:g})")
+        return Score(parts=tuple(parts), log="\n".join(logs))
 
 
-class _PlainReward:
-    """A plain function of (task, artefact) as a `RewardFn`."""
+class _Reward:
+    """A function of (task, artefact), or of these and (sandbox, deadline), as a `RewardFn`."""
 
-    def __init__(self, name: str, function: Callable[[Task, bytes], float]) -> None:
-        self.name, self._function = name, function
+    def __init__(self, name: str, function: Callable[..., Json]) -> None:
+        found = inspect.signature(function).parameters.values()
+        num_arguments = sum(parameter.default is parameter.empty for parameter in found)
+        if num_arguments not in (2, 4):
+            raise ConfigError(
+                f"the reward function {name!r} takes {num_arguments} arguments",
+                "(task, artefact) or (task, artefact, sandbox, deadline)",
+            )
+        self.name, self._function, self._is_short = name, function, num_arguments == 2
 
     async def __call__(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> float:
-        return self._function(task, artefact)
+    ) -> float | Judgement:
+        rest = () if self._is_short else (sandbox, deadline)
+        found: Json = self._function(task, artefact, *rest)
+        value: float | Judgement = await found if inspect.isawaitable(found) else found
+        return value
 
 
-def reward(name: str) -> Callable[[Callable[[Task, bytes], float]], RewardFn]:
-    """Make a plain, quick function of (task, artefact) a named reward function."""
-    return lambda function: _PlainReward(name, function)
+def reward(name: str) -> Callable[[Callable[..., Json]], RewardFn]:
+    """Make a function a named reward function: a plain, quick one, or `async` where it waits.
+
+    It takes (task, artefact), or (task, artefact, sandbox, deadline), and gives a number or a
+    `Judgement`. Raises ConfigError for another signature.
+    """
+    return lambda function: _Reward(name, function)

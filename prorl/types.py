@@ -354,6 +354,14 @@ class Trajectory:
     tool_s: float
 
 
+class Judgement(NamedTuple):
+    """What one reward function found, where a number alone would leave people asking why."""
+
+    value: float
+    log: str = ""
+    """For people; becomes part of the score's log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
     """One named contribution to a reward."""

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from prorl.errors import ConfigError, GraderError
 from prorl.limits import Deadline
+from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
-from prorl.types import Task
+from prorl.types import Judgement, Task
 
 TASK = Task(task_id="t", env="e", prompt="")
 numbers = st.floats(-1e6, 1e6)
@@ -21,7 +22,7 @@ numbers = st.floats(-1e6, 1e6)
 def test_the_reward_is_the_weighted_sum(parts: list[tuple[float, float]]) -> None:
     rubric = Rubric(
         *(
-            (reward(str(i))(lambda task, artefact, value=value: value), weight)  # type: ignore[misc]
+            (reward(str(i))(lambda task, artefact, value=value: value), weight)
             for i, (value, weight) in enumerate(parts)
         )
     )
@@ -58,3 +59,20 @@ def test_names_are_unique_and_weights_finite() -> None:
         Rubric((one, 1.0), (one, 1.0))
     with pytest.raises(ConfigError, match="finite"):
         Rubric((one, float("nan")))
+
+
+async def test_a_function_may_wait_look_into_the_sandbox_and_say_why() -> None:
+    @reward("slow")
+    async def slow(task: Task, artefact: bytes, sandbox: Sandbox | None, until: Deadline) -> object:
+        await asyncio.sleep(0)
+        return Judgement(0.5, f"{until.budget_s:g} s, sandbox {sandbox}")
+
+    plain = reward("plain")(lambda task, artefact: len(artefact))
+    score = await Rubric((slow, 1.0), (plain, 2.0)).score(TASK, b"ab", None, Deadline(3.0))
+    assert score.reward == 4.5
+    assert score.log == "3 s, sandbox None\nplain = 2 (weight 2)"
+
+
+def test_a_function_of_other_arguments_is_refused_where_it_is_marked() -> None:
+    with pytest.raises(ConfigError, match="'odd' takes 1 argument"):
+        reward("odd")(lambda task: 1.0)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from prorl.envs.arith import ArithEnv
-from prorl.envs.shop import PRICE, ShopEnv, look_up
+from prorl.envs.shop import ShopEnv
 from prorl.envs.tools import PYTHON
 from prorl.types import Message, Task, ToolCall
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from prorl.renderer import ChatMLRenderer
     from prorl.types import Int32
 
-ENVS: dict[str, Env] = {"arith": ArithEnv(), "shop": ShopEnv()}
+SHOP = ShopEnv()
+ENVS: dict[str, Env] = {"arith": ArithEnv(), "shop": SHOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,8 @@ def demonstrate(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Mess
             prices[item] = rng.randint(2, 99)
             continue
         prices[item] = task.data["prices"][item]
-        call = ToolCall(PRICE.name, {"item": item})
-        messages += _exchange(call, look_up(task, call).output)
+        call = ToolCall("price", {"item": item})
+        messages += _exchange(call, SHOP.price(task, item))
     expression = _right_expression(task, prices)
     if rng.random() < mistakes.guess:
         return [*messages, _say(_guess(evaluate(expression), rng))]

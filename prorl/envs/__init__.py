@@ -10,9 +10,10 @@ finds them by name.
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | noop | - | always 1; no sandbox, for benches and tests |
 
-`math`, `code` and `swe` take further tools of yours: `prorl/tools/__init__.py`. An env of your own
-is an entry point of the group `prorl.envs` whose value is a class (or function) that takes no
-arguments and gives an Env.
+All of them derive from `BaseEnv` (`base.py`) and take further tools of yours
+(`prorl/tools/__init__.py`), an image and resources from `task.data`. An env of your own is an entry
+point of the group `prorl.envs` whose value is a class (or function) that takes no arguments and
+gives an Env.
 """
 
 from __future__ import annotations

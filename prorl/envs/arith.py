@@ -10,84 +10,49 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prorl.envs.tools import BAD_CALL, PYTHON, Solution, run_call, text_field
-from prorl.limits import Deadline
-from prorl.protocols import Reference, Sandbox
-from prorl.types import (
-    Message,
-    RewardPart,
-    SandboxSpec,
-    Score,
-    Stage,
-    Task,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
+from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.tools import BAD_CALL, PYTHON
+from prorl.protocols import Sandbox
+from prorl.rubric import Rubric, reward
+from prorl.types import Judgement, Task, ToolCall, ToolResult
 
-SYSTEM = "Answer with a number."
 _OUTPUT_CHARS = 40
 
 
-class ArithEnv:
-    """Implements `prorl.protocols.Env`."""
+@reward("exact")
+def exact(task: Task, artefact: bytes) -> Judgement:
+    """1 if the artefact is the task's answer, character for character."""
+    given, right = artefact.decode("utf-8", "replace"), task.data["answer"]
+    said = "right" if given == right else f"expected {right}, given {given[:_OUTPUT_CHARS]}"
+    return Judgement(float(given == right), said)
+
+
+class ArithEnv(BaseEnv):
+    """`python` in the sandbox, of which the policy reads one short line."""
 
     name = "arith"
-
-    def check(self, task: Task) -> None:
-        """Raise TaskError if `task.data` lacks the expression or the answer."""
-        text_field(task, "expression")
-        text_field(task, "answer")
-
-    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """One for the tool in RUN, none in EVAL."""
-        return SandboxSpec() if stage is Stage.RUN else None
-
-    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """`python`."""
-        return (PYTHON,)
-
-    def messages(self, task: Task) -> tuple[Message, ...]:
-        """A system message of four words and the question."""
-        return (Message(role="system", content=SYSTEM), Message(role="user", content=task.prompt))
-
-    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Nothing: the task has no files."""
+    system = "Answer with a number."
+    needs = ("expression", "answer")
+    offers = (PYTHON,)
+    rubric = Rubric((exact, 1.0))
 
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        """Run `python` in the sandbox; only the value's last line comes back."""
-        return await call_python(sandbox, call, timeout_s)
+        """Run a tool; its output cut to what a policy with a short context can read.
 
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """The final answer's text."""
-        return final.strip().encode()
+        The text says what went wrong, so the exit status of code that failed is not kept: an agent
+        would say it a second time.
+        """
+        result = await super().call(task, sandbox, call, timeout_s)
+        kept = result.exit_code if result.exit_code == BAD_CALL else 0
+        return replace(result, output=short_output(result), exit_code=kept)
 
-    async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> Score:
-        """1 for the exact answer."""
-        return exact(task, artefact)
-
-    def reference(self, task: Task) -> Reference:
+    def reference(self, task: Task) -> Solution:
         """One call of `python` with the right expression."""
         return Solution(
             (ToolCall(PYTHON.name, {"code": task.data["expression"]}),), task.data["answer"]
         )
-
-
-async def call_python(sandbox: Sandbox | None, call: ToolCall, timeout_s: float) -> ToolResult:
-    """Run a `python` call; its output cut to what a policy with a short context can read.
-
-    Raises SandboxError.
-
-    The text says what went wrong, so the exit status of code that failed is not kept: an agent
-    would say it a second time.
-    """
-    result = await run_call((PYTHON,), sandbox, call, timeout_s)
-    kept = result.exit_code if result.exit_code == BAD_CALL else 0
-    return replace(result, output=short_output(result), exit_code=kept)
 
 
 def short_output(result: ToolResult) -> str:
@@ -104,11 +69,3 @@ def short_output(result: ToolResult) -> str:
     if result.exit_code:
         return f"error: {last.partition(':')[0]}"[:_OUTPUT_CHARS]
     return last[:_OUTPUT_CHARS]
-
-
-def exact(task: Task, artefact: bytes) -> Score:
-    """1 if the artefact is the task's answer, character for character."""
-    given = artefact.decode("utf-8", "replace")
-    right = given == task.data["answer"]
-    log = "" if right else f"expected {task.data['answer']}, given {given[:_OUTPUT_CHARS]}"
-    return Score(parts=(RewardPart(name="exact", value=float(right)),), log=log)

@@ -19,23 +19,13 @@ from importlib.resources import files
 
 import orjson
 
-from prorl.envs.tools import BASH, FILES, PYTHON, Solution, run_call, text_field
-from prorl.envs.user_tools import task_tools
+from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.tools import BASH, FILES, PYTHON, text_field
 from prorl.errors import GraderError, NotFoundError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.types import (
-    FailureCode,
-    Message,
-    RewardPart,
-    SandboxSpec,
-    Score,
-    Stage,
-    Task,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
+from prorl.rubric import Rubric, reward
+from prorl.types import FailureCode, Judgement, Message, Task, ToolCall, ToolResult
 
 SOLUTION_FILE = "solution.py"
 MAX_PROGRAM_BYTES = 200 << 10
@@ -51,19 +41,37 @@ _SYSTEM = (
 )
 
 
-class CodeEnv:
-    """Implements `prorl.protocols.Env`."""
+@reward("tests")
+async def tests(
+    task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+) -> Judgement:
+    """1 when every test passes, else 0. Raises GraderError or SandboxError."""
+    if not artefact.strip():
+        return Judgement(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
+    if sandbox is None:
+        raise GraderError(FailureCode.GRADER_ERROR, "the code env needs an EVAL sandbox")
+    nonce = secrets.token_hex(16)
+    wanted_s = float(task.data.get("timeout_s", TESTS_S))
+    limit_s = min(wanted_s, deadline.remaining_s)
+    result = await sandbox.exec(
+        ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce)
+    )
+    return _verdict(result, nonce, cut_short=limit_s < wanted_s)
+
+
+class CodeEnv(BaseEnv):
+    """All tools in RUN; none in EVAL, where the judge is started directly."""
 
     name = "code"
+    system = _SYSTEM
+    needs = ("entry_point", "test", "prompt")
+    offers = (BASH, PYTHON, FILES)
+    rubric = Rubric((tests, 1.0))
+    scores_in_sandbox = True
 
     def check(self, task: Task) -> None:
         """The fields are there, the tests compile, the tools exist."""
-        task_tools(task)
-        if not isinstance(task.data.get("image", ""), str):
-            raise TaskError(
-                f"task {task.task_id!r}: data.image is {task.data['image']!r}",
-                "a name (`prorl image ls`) or an absolute path",
-            )
+        super().check(task)
         entry_point = text_field(task, "entry_point")
         if not entry_point.isidentifier():
             raise TaskError(
@@ -83,33 +91,12 @@ class CodeEnv:
                 "a function `check(candidate)`",
             )
 
-    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """All tools in RUN; none in EVAL, where the judge is started directly.
-
-        Both in the task's image.
-        """
-        tools = tuple(tool.name for tool in self.tools(task)) if stage is Stage.RUN else ()
-        return SandboxSpec(tools=tools, image=task.data.get("image", ""))
-
-    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """bash, python, files, and what `data.tools` names."""
-        return (BASH, PYTHON, FILES, *task_tools(task))
-
     def messages(self, task: Task) -> tuple[Message, ...]:
         """How to answer, and the source up to the body."""
         return (
             Message(role="system", content=_SYSTEM),
             Message(role="user", content=f"```python\n{task.prompt.strip()}\n```"),
         )
-
-    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Nothing: the workspace starts empty."""
-
-    async def call(
-        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
-    ) -> ToolResult:
-        """Run a tool."""
-        return await run_call(self.tools(task), sandbox, call, timeout_s)
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The program: the last fenced block of the final message, else the file, else nothing."""
@@ -120,22 +107,6 @@ class CodeEnv:
             return await sandbox.get(SOLUTION_FILE, MAX_PROGRAM_BYTES)
         except (NotFoundError, OSError):
             return b""
-
-    async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> Score:
-        """1 when every test passes, else 0. Raises GraderError or SandboxError."""
-        if not artefact.strip():
-            return _score(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
-        if sandbox is None:
-            raise GraderError(FailureCode.GRADER_ERROR, "the code env needs an EVAL sandbox")
-        nonce = secrets.token_hex(16)
-        wanted_s = float(task.data.get("timeout_s", TESTS_S))
-        limit_s = min(wanted_s, deadline.remaining_s)
-        result = await sandbox.exec(
-            ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce)
-        )
-        return _verdict(result, nonce, cut_short=limit_s < wanted_s)
 
     def reference(self, task: Task) -> Solution:
         """Write the program to the file, run it, say where it is."""
@@ -177,14 +148,14 @@ def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
     return orjson.dumps(job)
 
 
-def _verdict(result: ToolResult, nonce: str, *, cut_short: bool) -> Score:
+def _verdict(result: ToolResult, nonce: str, *, cut_short: bool) -> Judgement:
     log = result.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
     if result.timed_out:
         if cut_short:
             raise GraderError(
                 FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"
             )
-        return _score(0.0, f"the tests did not end in time\n{log}")
+        return Judgement(0.0, f"the tests did not end in time\n{log}")
     words = result.output.rstrip().rsplit("\n", 1)[-1].split()
     verdict = words[1] if len(words) == 2 and words[0] == nonce else ""
     if verdict == "error" or f"{nonce} start" not in result.output:
@@ -192,11 +163,7 @@ def _verdict(result: ToolResult, nonce: str, *, cut_short: bool) -> Score:
             FailureCode.GRADER_ERROR,
             f"the tests could not run (exit status {result.exit_code}): {log}",
         )
-    return _score(float(verdict == "pass" and result.exit_code == 0), log)
-
-
-def _score(value: float, log: str) -> Score:
-    return Score(parts=(RewardPart(name="tests", value=value),), log=log)
+    return Judgement(float(verdict == "pass" and result.exit_code == 0), log)
 
 
 @cache

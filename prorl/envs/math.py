@@ -22,24 +22,14 @@ from prorl.envs.answers import (
     normalise,
     number,
 )
-from prorl.envs.tools import PYTHON, Solution, run_call
-from prorl.envs.user_tools import task_tools
+from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.tools import PYTHON
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
-from prorl.types import (
-    Message,
-    RewardPart,
-    SandboxSpec,
-    Score,
-    Stage,
-    Task,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
+from prorl.rubric import Rubric, reward
+from prorl.types import Judgement, Task, ToolCall
 
-MAX_ARTEFACT_BYTES = 64 << 10
 _CALCULATOR = re.compile(r"<<([\d\s.+\-*/()]+)=[^<>]*>>")
 _SYSTEM = (
     "Solve the problem. Reason step by step; use the python tool for arithmetic. "
@@ -47,10 +37,31 @@ _SYSTEM = (
 )
 
 
-class MathEnv:
-    """Implements `prorl.protocols.Env`."""
+@reward("correct")
+async def correct(
+    task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+) -> Judgement:
+    """1 for the reference answer, else 0. Raises GraderError."""
+    gold = str(task.data["answer"])
+    answer = final_answer(artefact.decode("utf-8", "replace"))
+    right, path = _quick(gold, answer)
+    if right is None and verify.installed():
+        right = await verify.verify(gold, answer.text, deadline.remaining_s)
+        path = "math-verify"
+    return Judgement(
+        float(bool(right)),
+        f"answer {answer.text[:200]!r} ({answer.found}), reference {gold!r}:"
+        f" {'equal' if right else 'different'} by {path}",
+    )
+
+
+class MathEnv(BaseEnv):
+    """A Python tool in RUN; EVAL needs no sandbox. The artefact is the end of the final message."""
 
     name = "math"
+    system = _SYSTEM
+    offers = (PYTHON,)
+    rubric = Rubric((correct, 1.0))
 
     def check(self, task: Task) -> None:
         """`data.answer` is a string or a number, not too long to grade."""
@@ -65,56 +76,7 @@ class MathEnv:
                 "the reference answer",
                 "give it as text or a number",
             )
-        task_tools(task)
-
-    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """A Python tool and the task's own in RUN; nothing in EVAL."""
-        return (
-            SandboxSpec(tools=tuple(tool.name for tool in self.tools(task)))
-            if stage is Stage.RUN
-            else None
-        )
-
-    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """python, and what `data.tools` names."""
-        return (PYTHON, *task_tools(task))
-
-    def messages(self, task: Task) -> tuple[Message, ...]:
-        """How to answer, and the problem."""
-        return (Message(role="system", content=_SYSTEM), Message(role="user", content=task.prompt))
-
-    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Nothing: the problem is in the prompt."""
-
-    async def call(
-        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
-    ) -> ToolResult:
-        """Run Python, or a tool of the task's."""
-        return await run_call(self.tools(task), sandbox, call, timeout_s)
-
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """The end of the final message, where the answer is; whole, so that another grader can
-        score it again.
-        """
-        return final.encode("utf-8", "replace")[-MAX_ARTEFACT_BYTES:]
-
-    async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> Score:
-        """1 for the reference answer, else 0. Raises GraderError."""
-        gold = str(task.data["answer"])
-        answer = final_answer(artefact.decode("utf-8", "replace"))
-        right, path = _quick(gold, answer)
-        if right is None and verify.installed():
-            right, path = (
-                await verify.verify(gold, answer.text, deadline.remaining_s),
-                "math-verify",
-            )
-        log = (
-            f"answer {answer.text[:200]!r} ({answer.found}), reference {gold!r}:"
-            f" {'equal' if right else 'different'} by {path}"
-        )
-        return Score(parts=(RewardPart(name="correct", value=float(bool(right))),), log=log)
+        super().check(task)
 
     def reference(self, task: Task) -> Solution:
         """The calculator's expressions in one Python call, then the answer; without marks, the

@@ -8,29 +8,26 @@ runs in the RUN sandbox. EVAL needs none: the reward is exact match.
 
 from __future__ import annotations
 
-from prorl.envs.arith import SYSTEM, call_python, exact
-from prorl.envs.tools import BAD_CALL, PYTHON, Solution, call_problem, text_field
+from prorl.envs.arith import ArithEnv
+from prorl.envs.base import Solution, tool
+from prorl.envs.tools import PYTHON
 from prorl.errors import TaskError
-from prorl.limits import Deadline
-from prorl.protocols import Reference, Sandbox
-from prorl.types import Message, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
-
-PRICE = ToolSpec(
-    "price",
-    "Price of one item.",
-    {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]},
-)
+from prorl.types import Task, ToolCall
 
 
-class ShopEnv:
-    """Implements `prorl.protocols.Env`."""
+class ShopEnv(ArithEnv):
+    """As `arith`, with prices to look up first."""
 
     name = "shop"
 
+    @tool("Price of one item.", item={"type": "string"})
+    def price(self, task: Task, item: str) -> str:
+        """What `price` says."""
+        return str(task.data["prices"].get(item, "error: not sold"))
+
     def check(self, task: Task) -> None:
         """Raise TaskError if `task.data` lacks prices, items, the expression or the answer."""
-        text_field(task, "expression")
-        text_field(task, "answer")
+        super().check(task)
         prices, items = task.data.get("prices"), task.data.get("items")
         if (
             not isinstance(prices, dict)
@@ -42,52 +39,9 @@ class ShopEnv:
                 "a price for each item",
             )
 
-    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """One for `python` in RUN, none in EVAL."""
-        return SandboxSpec() if stage is Stage.RUN else None
-
-    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """`price` and `python`."""
-        return (PRICE, PYTHON)
-
-    def messages(self, task: Task) -> tuple[Message, ...]:
-        """A system message of four words and the question."""
-        return (Message(role="system", content=SYSTEM), Message(role="user", content=task.prompt))
-
-    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Nothing: the task has no files."""
-
-    async def call(
-        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
-    ) -> ToolResult:
-        """Answer `price` from the task; run `python` in the sandbox."""
-        return (
-            look_up(task, call)
-            if call.name == PRICE.name
-            else await call_python(sandbox, call, timeout_s)
-        )
-
-    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """The final answer's text."""
-        return final.strip().encode()
-
-    async def score(
-        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
-    ) -> Score:
-        """1 for the exact answer."""
-        return exact(task, artefact)
-
-    def reference(self, task: Task) -> Reference:
+    def reference(self, task: Task) -> Solution:
         """A look-up for each item, then `python` with the right prices."""
-        prices = tuple(ToolCall(PRICE.name, {"item": item}) for item in task.data["items"])
+        prices = tuple(ToolCall("price", {"item": item}) for item in task.data["items"])
         return Solution(
             (*prices, ToolCall(PYTHON.name, {"code": task.data["expression"]})), task.data["answer"]
         )
-
-
-def look_up(task: Task, call: ToolCall) -> ToolResult:
-    """What `price` says."""
-    if problem := call_problem((PRICE,), call):
-        return ToolResult(output=f"error: {problem}"[:40], exit_code=BAD_CALL)
-    price = task.data["prices"].get(call.arguments["item"])
-    return ToolResult(output="error: not sold") if price is None else ToolResult(output=str(price))

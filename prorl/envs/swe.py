@@ -30,28 +30,23 @@ import asyncio
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 
+from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.swe_report import passed_tests, patch_paths
 from prorl.envs.swe_shell import ARCHIVE, ARTEFACT, BASE, DIFF, LOG, TAIL, UNPACK_BUNDLE, UNPACK_TAR
-from prorl.envs.tools import BASH, FILES, Solution, run_call, text_field
-from prorl.envs.user_tools import task_tools
+from prorl.envs.tools import BASH, FILES, text_field
 from prorl.errors import GraderError, NotFoundError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.types import (
     FailureCode,
     Json,
-    Message,
     RewardPart,
-    SandboxSpec,
     Score,
-    Stage,
     Task,
     ToolCall,
     ToolResult,
-    ToolSpec,
 )
 
 MAX_PATCH_BYTES = 512 << 10
@@ -87,23 +82,25 @@ _SYSTEM = (
 _KINDS: Mapping[str, type] = {
     "files": dict,
     "archive": str,
-    "image": str,
     "base_commit": str,
     "setup": str,
     "test_command": str,
     "protected": list,
-    "sandbox": dict,
 }
-_RESOURCES = {field.name for field in fields(SandboxSpec)} - {"image", "tools"}
 
 
-class SweEnv:
-    """Implements `prorl.protocols.Env` and `prorl.protocols.Prepares`."""
+class SweEnv(BaseEnv):
+    """Implements `prorl.protocols.Prepares`, too."""
 
     name = "swe"
+    system = _SYSTEM
+    needs = ("test_patch",)
+    offers = (BASH, FILES)
+    scores_in_sandbox = True
 
     def check(self, task: Task) -> None:
         """The fields are there and of the right form; nothing is run. Raises TaskError."""
+        super().check(task)
         if not _names(task, "FAIL_TO_PASS"):
             raise TaskError(
                 f"task {task.task_id!r}: FAIL_TO_PASS is empty",
@@ -126,26 +123,6 @@ class SweEnv:
             )
         if wrong := [path for path, text in _files(task).items() if not isinstance(text, str)]:
             raise TaskError(f"task {task.task_id!r}: data.files[{wrong[0]!r}]", "text")
-        self.sandbox(task, Stage.RUN)
-
-    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """The task's image and resources; tools in RUN only."""
-        asked: dict[str, Json] = task.data.get("sandbox", {})
-        if unknown := sorted(set(asked) - _RESOURCES):
-            raise TaskError(
-                f"task {task.task_id!r}: data.sandbox has {', '.join(unknown)}",
-                ", ".join(sorted(_RESOURCES)),
-            )
-        tools = tuple(tool.name for tool in self.tools(task)) if stage is Stage.RUN else ()
-        return replace(SandboxSpec(image=task.data.get("image", ""), tools=tools), **asked)
-
-    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """bash, files, and what `data.tools` names."""
-        return (BASH, FILES, *task_tools(task))
-
-    def messages(self, task: Task) -> tuple[Message, ...]:
-        """How to work, and the issue."""
-        return (Message(role="system", content=_SYSTEM), Message(role="user", content=task.prompt))
 
     # ---- the workspace
 
@@ -204,12 +181,6 @@ class SweEnv:
             else UNPACK_TAR
         )
         await _run(task, sandbox, f"unpacking {path.name}", script, SETUP_S)
-
-    async def call(
-        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
-    ) -> ToolResult:
-        """Run a tool."""
-        return await run_call(self.tools(task), sandbox, call, timeout_s)
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The diff to the first commit, new files included, ignored ones not; empty when the agent

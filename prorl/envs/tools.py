@@ -19,28 +19,29 @@ BAD_CALL = 2
 """Exit code of a call that was not run."""
 
 
-def _spec(
+def make_spec(
     name: str, description: str, required: Sequence[str], **properties: Mapping[str, Json]
 ) -> ToolSpec:
+    """A tool's spec from the JSON schemas of its arguments."""
     return ToolSpec(
         name, description, {"type": "object", "properties": properties, "required": list(required)}
     )
 
 
-BASH = _spec(
+BASH = make_spec(
     "bash",
     "Run a command in a persistent bash shell in your workspace. Gives its output and exit status.",
     ["command"],
     command={"type": "string", "description": "What to run."},
 )
-PYTHON = _spec(
+PYTHON = make_spec(
     "python",
     "Run Python code in a persistent interpreter. Gives what it prints and the value of its last"
     " expression.",
     ["code"],
     code={"type": "string", "description": "What to run."},
 )
-FILES = _spec(
+FILES = make_spec(
     "files",
     "View and edit files in your workspace.",
     ["command", "path"],

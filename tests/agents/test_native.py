@@ -21,16 +21,14 @@ from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError, SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env
-from prorl.renderer import ChatMLRenderer
 from prorl.tasks import load_tasks
+from prorl.testing import RENDERER, LocalSandbox, Replies, Reply, sampled
 from prorl.tokenizer import SPECIALS, ByteTokenizer
 from prorl.types import (
     AttemptKey,
-    Completion,
     FailureClass,
     FailureCode,
     FinishReason,
-    GenerateRequest,
     Message,
     PolicyVersion,
     RolloutLimits,
@@ -42,11 +40,9 @@ from prorl.types import (
     ToolResult,
     Trajectory,
 )
-from tests.envs.local_sandbox import LocalSandbox
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 TOKENIZER = ByteTokenizer()
-RENDERER = ChatMLRenderer(TOKENIZER)
 MATH = Task(
     task_id="m/1",
     env="math",
@@ -57,8 +53,6 @@ CALL = Message(
     role="assistant", content="Let me see.", tool_calls=(ToolCall("python", {"code": "1"}),)
 )
 ANSWER = Message(role="assistant", content="#### 24")
-
-Reply = Message | Completion | BackendError | None
 
 
 class ToolEnv:
@@ -76,56 +70,6 @@ class ToolEnv:
     ) -> ToolResult:
         self.called.append(call)
         return ToolResult(output=call.error or self._tool(call))
-
-
-class Replies:
-    """A backend that says the given things in order and keeps what it was asked;
-
-    None waits for ever.
-    """
-
-    name = "replies"
-
-    def __init__(self, *replies: Reply) -> None:
-        self.replies = list(replies)
-        self.requests: list[GenerateRequest] = []
-        self.prompts: list[NDArray[np.int32]] = []
-        self.said: list[Completion] = []
-        self.waiting = asyncio.Event()
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        self.requests.append(request)
-        self.prompts.append(request.prompt_ids_L.copy())
-        reply = self.replies.pop(0)
-        if isinstance(reply, BackendError):
-            raise reply
-        if reply is None:
-            self.waiting.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-        completion = reply if isinstance(reply, Completion) else sampled(RENDERER.completion(reply))
-        room = request.sampling.max_tokens
-        if len(completion.token_ids_C) > room:
-            completion = sampled(completion.token_ids_C[:room], finish=FinishReason.LENGTH)
-        self.said.append(completion)
-        return completion
-
-    async def close(self) -> None:
-        pass
-
-
-def sampled(
-    ids: NDArray[np.int32], version: int = 0, finish: FinishReason = FinishReason.STOP
-) -> Completion:
-    logprobs = -np.linspace(0.0, 1.0, len(ids), dtype=np.float32)
-    ends, versions = ((len(ids),), (PolicyVersion(version),)) if len(ids) else ((), ())
-    return Completion(
-        token_ids_C=ids,
-        logprobs_C=logprobs,
-        finish_reason=finish,
-        version_ends=ends,
-        versions=versions,
-    )
 
 
 def context(

@@ -13,8 +13,8 @@ from prorl.envs.code import SOLUTION_FILE, CodeEnv
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.tasks import load_tasks
+from prorl.testing import LocalSandbox
 from prorl.types import Json, Score, Stage, Task, ToolResult
-from tests.envs.local_sandbox import LocalSandbox
 
 DATA = Path(__file__).parents[2] / "../shared/data/humaneval/HumanEval.jsonl.gz"
 ENV = CodeEnv()

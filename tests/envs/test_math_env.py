@@ -11,8 +11,8 @@ from prorl.envs.math import MathEnv
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.tasks import load_tasks
+from prorl.testing import LocalSandbox
 from prorl.types import Json, Stage, Task, ToolCall
-from tests.envs.local_sandbox import LocalSandbox
 
 DATA = Path(__file__).parents[2] / "../shared/data/gsm8k/train-2000.jsonl"
 ENV = MathEnv()

@@ -11,8 +11,8 @@ from prorl.envs.shop import ShopEnv
 from prorl.errors import TaskError
 from prorl.limits import Deadline
 from prorl.tasks.generated import generate
+from prorl.testing import LocalSandbox
 from prorl.types import Stage, ToolCall
-from tests.envs.local_sandbox import LocalSandbox
 
 ENV = ShopEnv()
 TASK = next(task for task in generate("shop", seed=0, n=20) if len(task.data["items"]) == 2)

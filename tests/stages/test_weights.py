@@ -13,6 +13,7 @@ from prorl.envs import get_env
 from prorl.limits import Deadline
 from prorl.protocols import Backend
 from prorl.stages.run import Pauses, RunOperator, _Watched
+from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import (
     AttemptKey,
     FailureClass,
@@ -21,7 +22,7 @@ from prorl.types import (
     PolicyVersion,
     StopReason,
 )
-from tests.agents.test_native import ANSWER, CALL, RENDERER, Replies, context, sampled
+from tests.agents.test_native import ANSWER, CALL, context
 from tests.stages.service import RecordingHost, as_host
 
 KEY = AttemptKey("run", 5, 2)

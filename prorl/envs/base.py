@@ -1,0 +1,172 @@
+"""`BaseEnv`: an env with sound defaults, of which a domain says only what is its own.
+
+    class Capitals(BaseEnv):
+        name = "capitals"
+        system = "Answer with the name of a city."
+        needs = ("answer",)
+        rubric = Rubric((exact, 1.0))
+
+        @tool("Look up a word in the atlas.", word={"type": "string"})
+        def look_up(self, task: Task, word: str) -> str: ...
+
+What a domain gives: its tools, `offers` for those that run inside the sandbox and methods marked
+with `tool` for those that run on the host, and its score, a `rubric`. All else may stay as it is;
+each method of `prorl.protocols.Env` may be replaced. README, "An env of your own", has a whole one.
+
+| `task.data` | read by every env that derives from this one |
+|---|---|
+| tools | names of further tools (`prorl/tools`) |
+| image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
+| sandbox | fields of `SandboxSpec` but image and tools |
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from prorl.envs.tools import BAD_CALL, Solution, call_problem, make_spec, run_call, text_field
+from prorl.envs.user_tools import task_tools
+from prorl.errors import TaskError
+from prorl.limits import Deadline
+from prorl.rubric import Rubric
+from prorl.types import Message, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
+
+if TYPE_CHECKING:
+    from prorl.protocols import Reference, Sandbox
+    from prorl.types import Json
+
+__all__ = ["BaseEnv", "Solution", "tool"]
+
+MAX_ARTEFACT_BYTES = 64 << 10
+_RESOURCES = {field.name for field in fields(SandboxSpec)} - {"image", "tools"}
+
+
+class BaseEnv:
+    """Implements `prorl.protocols.Env`. Stateless, as every env."""
+
+    name: str = ""
+    """What tasks call it."""
+    system: str = ""
+    """The system message; empty: none."""
+    needs: tuple[str, ...] = ()
+    """Fields of `task.data` that are texts and must be there."""
+    offers: tuple[ToolSpec, ...] = ()
+    """Tools inside the RUN sandbox: BASH, PYTHON ... of `prorl.envs.tools`."""
+    rubric: Rubric = Rubric()
+    """What the artefact is worth."""
+    scores_in_sandbox: bool = False
+    """Whether EVAL starts a sandbox for the rubric."""
+    own_tools: ClassVar[Mapping[str, ToolSpec]] = {}
+    """Of the methods marked with `tool`, by name."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        marked = {name: getattr(value, "tool_spec", None) for name, value in vars(cls).items()}
+        cls.own_tools = {**cls.own_tools, **{name: spec for name, spec in marked.items() if spec}}
+
+    def check(self, task: Task) -> None:
+        """`needs`, tools and resources are as they should be; nothing is run. Raises TaskError."""
+        for field in self.needs:
+            text_field(task, field)
+        if not isinstance(task.data.get("image", ""), str):
+            raise TaskError(
+                f"task {task.task_id!r}: data.image is {task.data['image']!r}",
+                "a name (`prorl image ls`) or an absolute path",
+            )
+        self.tools(task)
+        self.sandbox(task, Stage.RUN)
+
+    def tools(self, task: Task) -> tuple[ToolSpec, ...]:
+        """Its own, what it offers in the sandbox, and what `data.tools` names."""
+        return (*self.own_tools.values(), *self._inside(task))
+
+    def _inside(self, task: Task) -> tuple[ToolSpec, ...]:
+        return (*self.offers, *task_tools(task))
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        """For RUN if some tool runs in one, for EVAL if the rubric does."""
+        inside = self._inside(task) if stage is Stage.RUN else ()
+        if not inside and not (stage is Stage.EVAL and self.scores_in_sandbox):
+            return None
+        return spec_of(task, inside)
+
+    def messages(self, task: Task) -> tuple[Message, ...]:
+        """The system message, if there is one, and the prompt."""
+        user = Message(role="user", content=task.prompt)
+        return (Message(role="system", content=self.system), user) if self.system else (user,)
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Nothing: the workspace starts empty."""
+
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
+        """Run a tool: of its own here, any other in the sandbox."""
+        spec = self.own_tools.get(call.name)
+        if spec is None or call.error:
+            return await run_call(self.tools(task), sandbox, call, timeout_s)
+        if problem := call_problem((spec,), call):
+            return ToolResult(output=problem, exit_code=BAD_CALL)
+        answer = getattr(self, call.name)(task, **call.arguments)
+        return ToolResult(output=str(await answer if inspect.isawaitable(answer) else answer))
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """The final answer's text, its end where it is long."""
+        return final.strip().encode("utf-8", "replace")[-MAX_ARTEFACT_BYTES:]
+
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
+        """What the rubric says. Raises GraderError."""
+        return await self.rubric.score(task, artefact, sandbox, deadline)
+
+    def reference(self, task: Task) -> Reference:
+        """Raises TaskError: there is none."""
+        raise TaskError(
+            f"task {task.task_id!r}: the env {self.name!r} knows no reference solution",
+            "a method `reference`",
+        )
+
+
+def tool(
+    description: str, **properties: Mapping[str, Json]
+) -> Callable[[Callable[..., Json]], Callable[..., Json]]:
+    """Mark a method of an env as a tool of the policy's, which runs on the host.
+
+    `properties` are its arguments as JSON schemas, all required. The method takes the task and the
+    arguments, which have been checked; what it gives is shown as text. What it raises is our fault,
+    not the policy's: say what went wrong in the answer.
+    """
+
+    def mark(method: Callable[..., Json]) -> Callable[..., Json]:
+        spec = make_spec(method.__name__, description, tuple(properties), **properties)
+        method.tool_spec = spec  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
+    """A sandbox with the task's image and resources. Raises TaskError."""
+    asked: Json = task.data.get("sandbox", {})
+    if not isinstance(asked, Mapping):
+        raise TaskError(f"task {task.task_id!r}: data.sandbox is {asked!r}"[:300], "an object")
+    if unknown := sorted(set(asked) - _RESOURCES):
+        raise TaskError(
+            f"task {task.task_id!r}: data.sandbox has {', '.join(unknown)}",
+            ", ".join(sorted(_RESOURCES)),
+        )
+    plain = SandboxSpec()
+    for name, value in asked.items():
+        kind = type(getattr(plain, name))
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or isinstance(value, bool) != (kind is bool) or value < 0:
+            raise TaskError(
+                f"task {task.task_id!r}: data.sandbox.{name} is {value!r}",
+                f"{kind.__name__}, not negative",
+            )
+    names = tuple(spec.name for spec in tools)
+    return replace(SandboxSpec(image=task.data.get("image", ""), tools=names), **asked)
