@@ -13,7 +13,7 @@ EXTRAS ?= torch,render,math,jupyter,apptainer,s3
 PYTEST ?= $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup demo test test-slow test-faults test-kills test-as-user test-vllm check format bench checkpoint clean
+.PHONY: help setup docs demo test test-slow test-faults test-kills test-as-user test-vllm check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml configs/system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -qq '$(TORCH)'
-	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev
+	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
 	touch $@
 
 demo: setup ## a tiny policy learns to use tools, in five minutes on two cores
@@ -58,6 +58,9 @@ test-vllm: setup $(VLLM_STAMP) ## against a real vLLM on the CPU, in an environm
 
 test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
 	bash configs/test-as-user.sh
+
+docs: setup ## the documentation, in docs/_build/html
+	$(BIN)/python -m sphinx -q -W -b html docs docs/_build/html
 
 check: setup ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -44,10 +44,7 @@ Adding an optional column does not raise it.
 """
 
 MAX_BATCH_BYTES = 2**21 - 4096
-"""Bodies below 2 MiB arrive 8-byte aligned and stay off malloc's mmap path (research:
-
-Flight alignment).
-"""
+"""Flight delivers bodies below 2 MiB 8-byte aligned, and they stay off malloc's mmap path."""
 
 MAX_INLINE_ARTEFACT_BYTES = 256 << 10
 

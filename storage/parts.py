@@ -1,6 +1,6 @@
 """One table of one part as Parquet bytes and back: the settings, the row groups, the hashes.
 
-Settings and their reasons (measured: research/dataplane.md 4.4): zstd level 1 is the knee of the
+Settings and their reasons (each measured): zstd level 1 is the knee of the
 curve; token ids and logprobs are byte-stream-split and never dictionary-encoded; row groups of
 `sequences` hold 8-64 rows and end where a group ends, so that one group is read without its
 neighbours; page checksums on both sides, since Parquet reads a flipped byte as data without them. A

@@ -6,7 +6,7 @@ queue; `rollouts_per_s` and `cpu_ms_per_rollout` (supervisor, gateway, sandboxd,
 together) with at least 64 rollouts in flight; `handoff_p50_ms.<edge>` from the moment a row is
 offered on an edge to the moment its consumer has it, at a fifth of that rate; `rss_mb_total`, the
 sum of the processes' proportional set sizes while they work. There is no rival in the same role to
-start here; the bars of DESIGN sections 3 and 10 are in the notes.
+start here; the bars are in the notes.
 """
 
 from __future__ import annotations

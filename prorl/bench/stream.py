@@ -5,7 +5,7 @@ a raw socket and the usual formats.
 by the replay's own endpoint. Each path has a consumer process of its own (so that memory peaks do
 not mix); a process with all rivals' producers has the same trajectories in memory in each rival's
 own form. Rounds go around all paths, so that a busy neighbour meets all of them; medians are
-reported, and every round's checksum must be equal. Bars: DESIGN 10. Nothing here is a test.
+reported, and every round's checksum must be equal. Bars stand in the notes. Nothing here is a test.
 """
 
 from __future__ import annotations

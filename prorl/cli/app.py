@@ -14,7 +14,7 @@ from prorl.errors import NotFoundError, ProrlError, UserError
 
 DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
-_COMMANDS = (
+COMMANDS = (
     (
         "demo",
         (
@@ -56,7 +56,7 @@ def build() -> App:
         version=_version,
         help_format="plaintext",
     )
-    for name, line in _COMMANDS:
+    for name, line in COMMANDS:
         module = _MODULES.get(name, f"commands.{name}:{name}")
         app.command(f"prorl.cli.{module}", name=name, help=line)
     return app
@@ -86,7 +86,7 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def _check_command(argv: Sequence[str]) -> None:
     """Refuse an unknown command before cyclopts would load every command to look for it."""
-    known = [name for name, _ in _COMMANDS]
+    known = [name for name, _ in COMMANDS]
     if argv and not argv[0].startswith("-") and argv[0] not in known:
         import difflib
 

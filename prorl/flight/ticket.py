@@ -22,7 +22,7 @@ only grows and is never truncated: unlinking it is safe.
 
 A cursor is the text `RUN@SEQ`; SEQ is the delivery_seq of the next group. An empty cursor in a
 ticket means: where this consumer committed last, else the start. This module promises shapes, not
-behaviour: the endpoint's promises stand in DESIGN 5, Delivery.
+behaviour: the endpoint's promises stand in `storage/endpoint.py`.
 """
 
 from __future__ import annotations

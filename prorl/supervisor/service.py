@@ -6,7 +6,7 @@ thirst: INIT and RUN first (nothing new), then EVAL, the store (what was scored 
 gateway (its log is last to close), sandboxd. Children die with the supervisor (PDEATHSIG); what a
 killed supervisor leaves on disk is swept by the next one on the root.
 
-Not promised: that a child's death is free. RUN's death costs an attempt; see DESIGN section 4.
+Not promised: that a child's death is free. RUN's death costs an attempt; see `docs/architecture.md`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,59 @@
+"""What README and docs name exists: files, commands, SQL; and the documentation builds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import COMMANDS
+from prorl.storage import check_filter
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md")])
+ROOMS = ("prorl", "stages", "storage", "trainer", "tests", "configs", "docs")
+
+
+def names(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)(?:\s[^`]*)?`", page.read_text())
+    ours = [name for name in named if name.split("/")[0] in ROOMS and name != "prorl/NAME.py"]
+    missing = [name for name in ours if "NAME" not in name and not (ROOT / name).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    said = re.findall(r"^    prorl (\w+)", text, re.M) + re.findall(r"`prorl (\w+)", text)
+    assert set(said) <= {name for name, _ in COMMANDS}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_targets_that_a_page_names_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    text = page.read_text()
+    said = re.findall(r"^    make ([a-z-]+)", text, re.M) + re.findall(r"`make ([a-z-]+)", text)
+    assert set(said) <= targets
+
+
+def test_the_filter_of_the_docs_is_one() -> None:
+    sql = re.search(r"```sql\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
+    assert sql
+    check_filter(sql[1])
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the documentation's generator (dependency group `docs`)")
+    argv = [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(ROOT / "docs")]
+    done = subprocess.run(
+        [*argv, str(tmp_path)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
