@@ -305,8 +305,8 @@ def validate_sequences(batch: pa.RecordBatch) -> list[str]:
     """One text per row of a `sequences` batch: empty if valid, else what is wrong.
 
     Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
-    `len(logprobs)`; every logprob is finite and <= 0; versions are -1 exactly on context; the
-    reward is finite; nothing is null.
+    `len(logprobs)`; every logprob is finite and <= 0; context has no version, what trains has one;
+    the reward is finite; nothing is null.
     """
     nulls = [name for name in batch.schema.names if batch.column(name).null_count]
     if nulls:
@@ -357,9 +357,15 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
         and (ends[last] == num_tokens).all()
         and (num_sampled == lengths("logprobs")).all()
         and (np.isfinite(logprobs) & (logprobs <= 0)).all()
-        and ((flat("span_version") == -1) != sampled).all()
+        and _versions_fit(flat("span_kind"), flat("span_version"))
         and np.isfinite(batch.column("reward").to_numpy()).all()
     )
+
+
+def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
+    """What trains says which weights sampled it; what was sampled and does not train may not know."""
+    lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
+    return bool((versions >= lowest).all() and (versions[kinds == SpanKind.CONTEXT] == -1).all())
 
 
 _SPANS = ("span_end", "span_kind", "span_version", "span_turn", "span_temperature")
@@ -398,8 +404,8 @@ def _problem(batch: pa.RecordBatch, i: int) -> str:
         return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
     if not (np.isfinite(logprobs) & (logprobs <= 0)).all():
         return "a logprob is not finite or above 0"
-    if ((versions == -1) == sampled).any():
-        return "a version on context, or none on sampled tokens"
+    if not _versions_fit(kinds, versions):
+        return "a version on context, or none on tokens that train"
     return "" if np.isfinite(batch.column("reward")[i].as_py()) else "the reward is not finite"
 
 

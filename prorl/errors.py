@@ -29,7 +29,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prorl.failures import FailureCode
+    from prorl.failures import FailureCode, Trouble
 
 
 class ProrlError(Exception):
@@ -109,7 +109,14 @@ class ToolError(RolloutError):
 
 
 class BackendError(RolloutError):
-    """The inference backend failed or sent something impossible."""
+    """The inference backend failed or sent something impossible.
+
+    `trouble` is evidence about its health, where the code alone does not say it.
+    """
+
+    def __init__(self, code: FailureCode, message: str, trouble: Trouble | None = None) -> None:
+        super().__init__(code, message)
+        self.trouble = trouble
 
 
 class GraderError(RolloutError):

@@ -56,6 +56,25 @@ class FailureCode(StrEnum):
     """The run had enough informative groups."""
 
 
+class Trouble(StrEnum):
+    """What is wrong with a model server, as evidence for its health."""
+
+    REFUSED = "refused"
+    """Nobody listens there, or the connection broke."""
+    SILENT = "silent"
+    """Connected, and not a byte."""
+    ERROR = "error"
+    """It says itself that it failed (HTTP 5xx)."""
+    BUSY = "busy"
+    """It takes no more just now (HTTP 408, 429, 503)."""
+    MALFORMED = "malformed"
+    """A reply that cannot be true, or that is not whole."""
+    BEHIND = "behind"
+    """It serves older weights than it should."""
+    DECLINED = "declined"
+    """It calls the request wrong (HTTP 4xx): no evidence about the server."""
+
+
 FAILURE_CLASS: Mapping[FailureCode, FailureClass] = {
     FailureCode.NONE: FailureClass.NONE,
     FailureCode.DEADLINE: FailureClass.POLICY,

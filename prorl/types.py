@@ -15,7 +15,7 @@ imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, NewType
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NewType
 from prorl.failures import FAILURE_CLASS as FAILURE_CLASS
 from prorl.failures import FailureClass as FailureClass
 from prorl.failures import FailureCode as FailureCode
+from prorl.failures import Trouble as Trouble
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 
 PolicyVersion = NewType("PolicyVersion", int)
 """Id of the weights that sampled a token: given by the gateway, monotone, never reused; 0 is the
-start, -1 means context.
+start, -1 means context, or weights that nobody can name.
 """
+
+UNKNOWN_VERSION = PolicyVersion(-1)
+"""Of tokens whose server cannot prove which weights sampled them: they do not train."""
 
 Json = Any
 """A JSON value, only where JSON enters or leaves."""
@@ -260,7 +264,14 @@ class GenerateRequest:
     min_version: PolicyVersion = PolicyVersion(0)
     """No backend with older weights may continue this rollout."""
     known_version: PolicyVersion = PolicyVersion(0)
-    """Newest version of the run that is known here: the label where a server states none."""
+    """Newest version of the run that is known here: the label of who is asked for none (a script, or
+    weights that the trainer itself brought to the servers).
+    """
+    weights: str = ""
+    """How labels of this run's weights begin; empty = none was published through the service."""
+    on_part: Callable[[Completion], None] | None = None
+    """Told the pieces of a reply while it streams; together they are a beginning of the completion.
+    """
     task: Task | None = None
     """Only for scripted backends in this process; never sent over a wire."""
     sample_index: int = 0

@@ -180,6 +180,7 @@ def test_valid_sequences_are_valid_and_hash_by_value(sequences: list[Sequence]) 
         ({"span_end_S": np.array([2, 3], np.int32)}, "spans end at 3 of 4"),
         ({"span_end_S": np.array([4, 4], np.int32)}, "do not ascend"),
         ({"span_version_S": np.array([0, 0], np.int32)}, "version on context"),
+        ({"span_version_S": np.array([-1, -1], np.int32)}, "none on tokens that train"),
         ({"token_ids_L": np.zeros(0, np.int32)}, "no tokens"),
     ],
 )

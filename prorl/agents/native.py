@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from prorl.agents.record import AttemptRecord, join
 from prorl.agents.seeds import derive_seed
-from prorl.agents.waiting import within
+from prorl.agents.waiting import SILENT_S, within
 from prorl.completion import check_completion
 from prorl.errors import (
     BackendError,
@@ -30,10 +30,12 @@ from prorl.errors import (
     TaskError,
     boundary,
 )
+from prorl.limits import Clock
 from prorl.protocols import AgentContext
 from prorl.renderer import visible
 from prorl.types import (
     FAILURE_CLASS,
+    UNKNOWN_VERSION,
     Completion,
     Failure,
     FailureClass,
@@ -47,6 +49,7 @@ from prorl.types import (
     ToolCall,
     ToolResult,
     Trajectory,
+    Trouble,
 )
 
 ARTEFACT_S = 45.0
@@ -76,6 +79,17 @@ _STOPS = {
     FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
     FailureCode.CANCELLED: StopReason.CANCELLED,
 }
+
+
+class _Ear:
+    """When a model call last gave a token."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self.at, self.num_parts = clock, clock(), 0
+
+    def __call__(self, part: Completion) -> None:
+        self.at = self._clock()
+        self.num_parts += 1
 
 
 class NativeAgent:
@@ -203,27 +217,48 @@ class _Attempt:
             raise BudgetError(FailureCode.MAX_TOKENS, f"{len(record.sequence)} tokens")
         request = self._request(turn, len(parts), wanted)
         with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, context.backend.name):
-            completion = await within(
-                context.deadline, context.backend.generate(request), "a model call"
-            )
+            completion = await self._generate(request)
         check_completion(completion, context.renderer.vocab_size, wanted)
         self._check_versions(completion)
         record.sequence.sampled(completion, turn, context.sampling.temperature)
-        if completion.versions:
-            self._min_version = max(self._min_version, completion.versions[-1])
+        self._min_version = max((self._min_version, *completion.versions))
         return completion
+
+    async def _generate(self, request: GenerateRequest) -> Completion:
+        """The backend's completion.
+
+        The policy answers for time in which it spoke, the backend for silence: a deadline after
+        SILENT_S without a token, or before the first of the attempt, is infrastructure's failure.
+        """
+        context, heard = self._context, _Ear(self._clock)
+        try:
+            return await within(
+                context.deadline,
+                context.backend.generate(replace(request, on_part=heard)),
+                "a model call",
+            )
+        except BudgetError:
+            silent_s = self._clock() - heard.at
+            if silent_s < SILENT_S and (heard.num_parts or self._record.turns):
+                raise
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"{context.backend.name}: no token for {silent_s:.1f} s when the budget ended",
+                Trouble.SILENT,
+            ) from None
 
     def _check_versions(self, completion: Completion) -> None:
         """Refuse tokens of weights older than those that this rollout has seen, or than its lease
         allows: another attempt is due.
         """
-        oldest = min(completion.versions, default=self._min_version)
+        known = [version for version in completion.versions if version != UNKNOWN_VERSION]
+        oldest = min(known, default=self._min_version)
         if oldest < self._min_version:
             text = (
                 f"{self._context.backend.name} serves version {oldest}, older than"
                 f" {self._min_version}"
             )
-            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text)
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, text, Trouble.BEHIND)
 
     def _request(self, turn: int, part: int, max_tokens: int) -> GenerateRequest:
         context, key = self._context, self._context.key

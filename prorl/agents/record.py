@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prorl.types import Completion, FinishReason, Message, PolicyVersion, Sequence, SpanKind, Turn
+from prorl.types import (
+    UNKNOWN_VERSION,
+    Completion,
+    FinishReason,
+    Message,
+    PolicyVersion,
+    Sequence,
+    SpanKind,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from prorl.types import Float32, Int32
@@ -55,7 +64,9 @@ class SequenceRecord:
         self._append(completion.token_ids_C)
         self._logprobs.append(completion.logprobs_C)
         for end, version in zip(completion.version_ends, completion.versions, strict=True):
-            self._span(start + end, SpanKind.TRAINED, version, turn, temperature)
+            # Tokens that no known weights sampled would be trained with a ratio that is a guess.
+            kind = SpanKind.SAMPLED if version == UNKNOWN_VERSION else SpanKind.TRAINED
+            self._span(start + end, kind, version, turn, temperature)
 
     def sequence(self) -> Sequence:
         """The sequence as it is now."""

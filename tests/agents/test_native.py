@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent, tool_text
+from prorl.agents.waiting import SILENT_S
 from prorl.backends import open_backend
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError, SandboxError
@@ -25,6 +26,7 @@ from prorl.tasks import load_tasks
 from prorl.testing import RENDERER, LocalSandbox, Replies, Reply, sampled
 from prorl.tokenizer import SPECIALS, ByteTokenizer
 from prorl.types import (
+    UNKNOWN_VERSION,
     AttemptKey,
     FailureClass,
     FailureCode,
@@ -241,6 +243,42 @@ async def test_the_deadline_cuts_a_model_call_and_keeps_the_turns_and_the_artefa
     )
     assert trajectory.artefact == b"Let me see."
     assert len(trajectory.turns) == 1
+
+
+async def test_silence_is_never_the_policys_fault() -> None:
+    """A deadline without a single token, or after long silence, is infrastructure's failure."""
+    backend = Replies(None)
+    never_spoke = await NativeAgent().run(context(backend, deadline=Deadline(0.05)))
+    now = [0.0]
+
+    async def freeze() -> None:
+        await late.waiting.wait()
+        now[0] = SILENT_S + 1.0
+
+    late = Replies(CALL, None)
+    freezing = asyncio.ensure_future(freeze())
+    deadline = Deadline(0.05, clock=lambda: now[0])
+    deadline_passes = asyncio.ensure_future(NativeAgent().run(context(late, deadline=deadline)))
+    await freezing
+    for trajectory in (never_spoke, await deadline_passes):
+        assert trajectory.failure.code is FailureCode.BACKEND_UNAVAILABLE
+        assert trajectory.stop_reason is StopReason.FAILED
+        assert not trajectory.artefact
+
+
+async def test_tokens_of_unknown_weights_are_kept_and_do_not_train() -> None:
+    first, second = RENDERER.completion(CALL), RENDERER.completion(ANSWER)
+    backend = Replies(sampled(first, version=UNKNOWN_VERSION), sampled(second, version=2))
+    trajectory = await NativeAgent().run(context(backend, min_version=PolicyVersion(1)))
+    (sequence,) = trajectory.sequences
+    assert sequence.span_kind_S.tolist() == [
+        SpanKind.CONTEXT,
+        SpanKind.SAMPLED,
+        SpanKind.CONTEXT,
+        SpanKind.TRAINED,
+    ]
+    assert sequence.span_version_S.tolist() == [-1, -1, -1, 2]
+    assert len(sequence.logprobs_C) == len(first) + len(second)
 
 
 async def test_a_paused_deadline_cuts_nothing() -> None:
