@@ -107,6 +107,13 @@ class ServiceConfig(_Model):
     eval: StageConfig = StageConfig()
     sandbox: SandboxConfig = SandboxConfig()
     store: StoreConfig = StoreConfig()
+    load_code: bool = Field(
+        default=False,
+        description=(
+            "let tasks and runs name envs and agents as `module:attr` or `file.py:attr`, whose code"
+            " is then run by the service; always on with `prorl run`"
+        ),
+    )
     trace: bool = Field(
         default=False,
         description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)",

@@ -1,9 +1,14 @@
-"""Parts by name: our own first, then what users' packages register.
+"""Parts by name: our own first, then what users' packages register, then where their code is.
 
-The one place that reads installed packages' metadata.
+The one place that reads installed packages' metadata and imports code by a user's word.
 
     [project.entry-points."prorl.envs"]
     trivia = "mypkg.trivia:TriviaEnv"
+
+A name with a colon says where the part is: `mypkg.trivia:TriviaEnv`, or `envs/trivia.py:TriviaEnv`
+for a file that no package holds (what it imports from its own folder is found, too). Whoever sends
+such a name has code run where it is read, so a service takes them only with `load_code`, as the
+ones of `prorl run` do. Tools are registered: sandboxd packs them before a run is known.
 
 | group | value | contract |
 |---|---|---|
@@ -20,10 +25,15 @@ raised where a run or task is accepted, before anything is started.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from prorl.errors import RolloutError, UserError, boundary
@@ -53,6 +63,8 @@ def load(
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")
         return getattr(import_module(module), attribute)
+    if is_place(name):
+        return _from_place(group, name, error)
     users = registered(group)
     if name not in users:
         raise unknown(group, name, [*built_in, *users], error)
@@ -85,6 +97,66 @@ def unknown(group: str, name: str, known: Iterable[str], error: type[UserError])
     )
 
 
+def is_place(name: str) -> bool:
+    """Whether a name says where the part's code is.
+
+    >>> is_place("math"), is_place("mypkg.trivia:TriviaEnv"), is_place("trivia.py:TriviaEnv")
+    (False, True, True)
+    """
+    return ":" in name
+
+
+def absolute(name: str, folder: Path) -> str:
+    """A name that means the same in every folder; only `file.py:attr` is changed.
+
+    >>> absolute("trivia.py:TriviaEnv", Path("/home/me")), absolute("math", Path("/home/me"))
+    ('/home/me/trivia.py:TriviaEnv', 'math')
+    """
+    file, _, attribute = name.rpartition(":")
+    return f"{(folder / file).absolute()}:{attribute}" if file.endswith(".py") else name
+
+
+def refuse_places(name: str, error: type[UserError], what: str) -> None:
+    """Raise `error` for a name that says where its code is."""
+    if is_place(name):
+        raise error(
+            f"{what} {name!r} names code, which this service does not load",
+            "a registered name",
+            "start the service with load_code, or register it as an entry point",
+        )
+
+
+def _from_place(group: str, name: str, error: type[UserError]) -> Any:
+    """What `module:attribute` or `file.py:attribute` is. Raises `error`."""
+    place, _, attribute = name.rpartition(":")
+    with _blaming(group, name, "imported", error, "mend it there"):
+        found: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    """A file as a module of its own, once a process; its folder comes last in the search path."""
+    path = path.absolute()
+    module_name = f"prorl_user_{path.stem}_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
 def import_user(group: str, point: EntryPoint, error: type[UserError]) -> Any:
     """Import a user's part. Whatever its module raises becomes `error`."""
     with _blaming(group, point.name, f"imported from {point.value}", error):
@@ -92,7 +164,13 @@ def import_user(group: str, point: EntryPoint, error: type[UserError]) -> Any:
 
 
 @contextmanager
-def _blaming(group: str, name: str, done: str, error: type[UserError]) -> Iterator[None]:
+def _blaming(
+    group: str,
+    name: str,
+    done: str,
+    error: type[UserError],
+    mend: str = "mend the package that registers it, or uninstall it",
+) -> Iterator[None]:
     """Whatever a part's own code raises becomes `error`, which names the part."""
     try:
         with boundary(
@@ -100,9 +178,7 @@ def _blaming(group: str, name: str, done: str, error: type[UserError]) -> Iterat
         ):
             yield
     except RolloutError as cause:
-        raise error(
-            cause.message, mend="mend the package that registers it, or uninstall it"
-        ) from cause
+        raise error(cause.message, mend=mend) from cause
 
 
 def noun(group: str) -> str:

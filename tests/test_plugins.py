@@ -13,6 +13,7 @@ from prorl.agents import get_agent
 from prorl.envs import get_env
 from prorl.envs.math import MathEnv
 from prorl.errors import ConfigError, TaskError
+from prorl.tasks import load_tasks
 from tests.user_package import installed
 
 TRIVIA = """
@@ -87,3 +88,51 @@ def test_a_part_that_cannot_be_used_is_the_users_error_and_names_the_cause(
 ) -> None:
     with pytest.raises(TaskError, match=text):
         get_env(name)
+
+
+def _file(folder: Path, text: str = "") -> Path:
+    path = folder / "mine.py"
+    path.write_text(
+        text
+        or "import helper\nfrom prorl.envs.noop import NoopEnv as Base\n"
+        "class Mine(Base):\n    name = helper.NAME\n"
+    )
+    (folder / "helper.py").write_text("NAME = 'mine'\n")
+    return path
+
+
+def test_a_place_is_a_name_and_what_lies_beside_a_file_is_found(tmp_path: Path) -> None:
+    path = _file(tmp_path)
+    env = get_env(f"{path}:Mine")
+    assert env.name == "mine"
+    assert type(get_env(f"{path}:Mine")) is type(env)
+    assert type(get_env("prorl.envs.noop:NoopEnv")).__name__ == "NoopEnv"
+    assert type(get_agent("prorl.agents.native:NativeAgent")).__name__ == "NativeAgent"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nowhere.py:Mine", r"env '.*nowhere.py:Mine' cannot be imported: FileNotFoundError"),
+        (
+            "mine.py:Other",
+            r"cannot be imported: AttributeError: .* no attribute 'Other'; mend it there",
+        ),
+        ("broken.py:Mine", r"cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_a_place_without_a_part_is_the_users_error(tmp_path: Path, name: str, text: str) -> None:
+    _file(tmp_path)
+    (tmp_path / "broken.py").write_text("1 / 0")
+    for _ in range(2):
+        with pytest.raises(TaskError, match=text):
+            get_env(f"{tmp_path}/{name}")
+
+
+def test_a_row_names_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, tasks = _file(tmp_path), tmp_path / "tasks.jsonl"
+    tasks.write_text('{"task_id": "a", "env": "mine.py:Mine", "prompt": "p"}\n')
+    assert [task.env for task in load_tasks(tasks)] == [f"{path}:Mine"]
+    monkeypatch.chdir(tmp_path)
+    assert [task.env for task in load_tasks(tasks, env="mine.py:Mine")] == [f"{path}:Mine"]
+    assert [task.env for task in load_tasks(tasks, env="math")] == ["math"]

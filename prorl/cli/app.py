@@ -24,6 +24,8 @@ COMMANDS = (
     ),
     ("run", "Run a task file: a service that lives as long as this one run."),
     ("eval", "How good a policy is: pass@k with an interval; nothing is trained."),
+    ("new", "Start an env of your own: a folder with what works, to be changed."),
+    ("check", "Whether tasks can be trusted: the oracle scores 1, a no-op 0, twice the same."),
     ("serve", "A service that stays: trainers and `prorl status` reach it over HTTP and Flight."),
     ("status", "What the service of a root is doing."),
     ("ls", "The runs of a root."),

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from prorl import plugins
 from prorl.agents import get_agent
 from prorl.backends.catalogue import is_server
 from prorl.cli.output import note
@@ -88,10 +89,15 @@ class Plan:
                 "see `prorl run --help`",
             )
         service = service_settings(job.service, root, job.policy)
-        service = service.model_copy(update={"root": service.root.absolute()})
+        service = service.model_copy(update={"root": service.root.absolute(), "load_code": True})
         name = job.name or free_name(service.root, job)
         run = run_settings(
-            {**job.run, "filter": filter_text(str(job.run.get("filter", "none")))}, name
+            {
+                **job.run,
+                "filter": filter_text(str(job.run.get("filter", "none"))),
+                "agent": plugins.absolute(str(job.run.get("agent", "native")), Path.cwd()),
+            },
+            name,
         )
         get_agent(run.agent)
         check_backend(service.backends)

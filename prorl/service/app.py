@@ -16,10 +16,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
+from prorl import plugins
 from prorl.agents import get_agent
 from prorl.config import NAME, GroupsBody, RunConfig, explain
 from prorl.envs import get_env
-from prorl.errors import NotFoundError, ProrlError, UserError
+from prorl.errors import ConfigError, NotFoundError, ProrlError, TaskError, UserError
 from prorl.protocols import Env
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
@@ -55,13 +56,15 @@ class BackendBody(BaseModel):
     )
 
 
-def known_env() -> CheckTask:
+def known_env(load_code: bool) -> CheckTask:
     """A check that a task's env exists and can read the task; envs are made once."""
     envs: dict[str, Env] = {}
 
     def check(task: Task) -> None:
         env = envs.get(task.env)
         if env is None:
+            if not load_code:
+                plugins.refuse_places(task.env, TaskError, "env")
             env = envs[task.env] = get_env(task.env)
         env.check(task)
 
@@ -82,7 +85,7 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> Border:
         redoc_url=None,
         openapi_url="/v1/openapi.json",
     )
-    _runs(app, gateway, check or known_env())
+    _runs(app, gateway, check or known_env(gateway.config.load_code))
     _weights(app, gateway)
     _cancels(app, gateway)
     _service(app, gateway)
@@ -101,6 +104,8 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
     if config.filter not in ("none", "dapo"):
         await asyncio.to_thread(check_filter, config.filter)
     if config.run_id not in gateway.core.state.runs:
+        if not gateway.config.load_code:
+            plugins.refuse_places(config.agent, ConfigError, "agent")
         get_agent(config.agent)
         write_manifest(gateway.config, config, gateway.wall())
     else:

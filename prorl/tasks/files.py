@@ -17,6 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from prorl.errors import TaskError
+from prorl.plugins import absolute
 from prorl.tasks.formats import Format, Row, detect
 from prorl.tasks.generated import from_spec, is_generated
 from prorl.types import Task
@@ -35,15 +36,13 @@ def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) ->
     Or of a generated set: `arith:train?n=100`.
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
-    row's for ours), any other name replaces it. Raises TaskError.
+    row's for ours), any other name replaces it. `file.py:attr` is sought beside the task file, or
+    in the working folder where `env` says so. Raises TaskError.
     """
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
     if is_generated(str(path)):
-        return [
-            task if env == "auto" else replace(task, env=env)
-            for task in from_spec(str(path))[:limit]
-        ]
+        return [_with_env(task, env, Path.cwd()) for task in from_spec(str(path))[:limit]]
     path = Path(path)
     tasks: list[Task] = []
     seen: dict[str, int] = {}
@@ -60,12 +59,18 @@ def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) ->
                     "rename or remove one",
                 )
         seen[task.task_id] = line.number
-        tasks.append(task if env == "auto" else replace(task, env=env))
+        tasks.append(_with_env(task, env, path.parent))
         if len(tasks) == limit:
             break
     if not tasks:
         raise TaskError(f"{path} holds no tasks", "one JSON object a line")
     return tasks
+
+
+def _with_env(task: Task, env: str, folder: Path) -> Task:
+    """With the env that was asked for; a file of one's own is found from where it was named."""
+    name = absolute(task.env, folder) if env == "auto" else absolute(env, Path.cwd())
+    return task if name == task.env else replace(task, env=name)
 
 
 @contextmanager

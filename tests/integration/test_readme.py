@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -88,3 +89,34 @@ async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str) -> N
     ends = [int(cursor.removeprefix("mine@")) for cursor in durable + again]
     assert ends[:-1] == list(range(GROUPS_PER_BATCH, ends[-1], GROUPS_PER_BATCH))
     assert len(ends) > 2, "the filter left too little to see a resume"
+
+
+def _python(section: str) -> list[str]:
+    """The code blocks of a section."""
+    text = README.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_an_env_of_your_own(tmp_path: Path, sandbox_kind: str) -> None:
+    def prorl(*argv: str) -> str:
+        return _output(tmp_path, "prorl.cli", *argv)
+
+    env, test = _python("An env of your own")
+    assert len(env.splitlines()) <= 30
+    assert len(test.splitlines()) <= 10
+    prorl("new", "env", "capitals")
+    assert (tmp_path / "capitals/capitals.py").read_text() == env
+    assert (tmp_path / "capitals/test_capitals.py").read_text() == test
+    assert "1 passed" in _output(tmp_path, "pytest", "-q", "capitals")
+    said = prorl("check", "capitals/tasks.jsonl", "--sandbox", sandbox_kind)
+    assert "2 tasks: oracle 1, no-op 0, twice the same" in said
+    said = prorl("run", "--tasks", "capitals/tasks.jsonl", "--set", "service.topology=inline")
+    assert "rewarded 2/2" in said
+
+
+def _output(folder: Path, *argv: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *argv], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

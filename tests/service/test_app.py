@@ -12,9 +12,10 @@ import aiohttp
 import orjson
 import pytest
 
+from prorl.service.app import known_env
 from prorl.service.http import MAX_BODY_BYTES
 from prorl.service.serve import bind
-from prorl.types import Json
+from prorl.types import Json, Task
 from tests.service.world import TOKEN, group, world
 
 
@@ -81,6 +82,21 @@ async def test_runs_are_idempotent_by_name_and_config(tmp_path: Path) -> None:
         assert [run["run_id"] for run in (await w.http("GET", "/v1/runs"))[1]["runs"]] == ["a"]
         manifest = orjson.loads((w.config.root / "a" / "manifest.json").read_bytes())
         assert manifest["config"]["seed"] == 3
+
+
+async def test_code_named_by_its_place_is_not_loaded_unless_the_service_says_so(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        status, answer = await w.http("POST", "/v1/runs", {"run_id": "b", "agent": "os:abort"})
+        assert (status, "does not load" in answer["message"]) == (422, True), answer
+        body = {"groups": [{"task": {"task_id": "x", "env": "os:abort", "prompt": ""}}]}
+        status, answer = await w.http("POST", "/v1/runs/r/groups", body)
+        assert (status, "does not load" in answer["message"]) == (422, True), answer
+        assert (await w.view())["counts"]["queued"] == 0
+    task = Task(task_id="x", env="prorl.envs.noop:NoopEnv", prompt="")
+    known_env(load_code=True)(task)
 
 
 async def test_a_directory_that_is_somebody_elses_is_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""`prorl check PATH`: whether a set of tasks can be trusted to train on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from typing import Annotated, NamedTuple
+
+from cyclopts import Parameter
+
+from prorl.cli.output import clean, say, say_json
+from prorl.envs import get_env
+from prorl.errors import RolloutError, UserError
+from prorl.protocols import Env, Sandbox, SandboxHost
+from prorl.sandbox.node.probe import choose
+from prorl.sandbox.spawn import spawned
+from prorl.tasks import load_tasks
+from prorl.testing import Boxes, play, scripted
+from prorl.types import RolloutLimits, SandboxSpec, Task
+
+LIMITS = RolloutLimits(init_s=900, run_s=1200, eval_s=600, max_turns=64, max_tokens=1 << 20)
+
+
+class Finding(NamedTuple):
+    """What one task is worth to an oracle, twice, and to a policy that says nothing useful."""
+
+    task_id: str
+    oracle: tuple[float, ...] = ()
+    noop: float | None = None
+    problem: str = ""
+    """Empty when all is well."""
+
+
+def check(
+    path: str,
+    /,
+    *,
+    env: str = "auto",
+    limit: int | None = None,
+    sandbox: str = "auto",
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Check tasks: the reference solution scores 1, a useless answer 0, twice the same.
+
+    Exit code 1 when a task fails.
+
+    Parameters
+    ----------
+    path
+        File of tasks, or a generated set, as `prorl run --tasks` takes it.
+    env
+        Env of every task; auto = as the file's format says.
+    limit
+        Only the first tasks.
+    sandbox
+        Kind of sandbox; auto = the strongest that works here.
+    json
+        Print a JSON list, one object a task.
+    """
+    tasks = load_tasks(path, env, limit)
+    findings = asyncio.run(_check_all(tasks, sandbox))
+    bad = [finding for finding in findings if finding.problem]
+    if json:
+        say_json([finding._asdict() for finding in findings])
+    else:
+        for finding in bad:
+            say(clean(f"{finding.task_id}: {finding.problem}"))
+        say(
+            f"{path}: {len(bad)} of {len(findings)} tasks fail"
+            if bad
+            else f"{path}: {len(findings)} tasks: oracle 1, no-op 0, twice the same"
+        )
+    return 1 if bad else 0
+
+
+async def _check_all(tasks: Sequence[Task], kind: str) -> list[Finding]:
+    envs = {name: get_env(name) for name in {task.env for task in tasks}}
+    async with AsyncExitStack() as stack:
+        kind = await choose(kind)
+        host, _ = await stack.enter_async_context(spawned(kind))
+        boxes, room = _boxes(host), asyncio.Semaphore(os.cpu_count() or 1)
+
+        async def one(task: Task) -> Finding:
+            async with room:
+                return await _check_one(envs[task.env], task, boxes)
+
+        return list(await asyncio.gather(*map(one, tasks)))
+
+
+def _boxes(host: SandboxHost) -> Boxes:
+    numbers = count(1)
+
+    @asynccontextmanager
+    async def box(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        ref = await host.start(f"check/{next(numbers)}/1", "run", spec)
+        try:
+            async with host.connect(ref) as sandbox:
+                yield sandbox
+        finally:
+            await host.stop(ref)
+
+    return box
+
+
+async def _check_one(env: Env, task: Task, boxes: Boxes) -> Finding:
+    """Never raises for what is wrong with the task."""
+    try:
+        first, again, useless = [
+            (await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)).score
+            for policy in ("oracle", "oracle", "noop")
+        ]
+    except (UserError, RolloutError) as error:
+        return Finding(task.task_id, problem=" ".join(str(error).split()))
+    rewards = (first.reward, again.reward)
+    problem = ""
+    if first.reward != again.reward:
+        problem = f"the reference solution scores {first.reward:g}, then {again.reward:g}"
+    elif first.reward != 1.0:
+        problem = f"the reference solution scores {first.reward:g}: {first.log[-500:]}"
+    elif useless.reward != 0.0:
+        problem = f"a useless answer scores {useless.reward:g}: {useless.log[-500:]}"
+    return Finding(task.task_id, rewards, useless.reward, " ".join(problem.split()))
