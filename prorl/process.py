@@ -28,9 +28,9 @@ from prorl.config import ServiceConfig, load_file, parse
 from prorl.errors import ProrlError
 from prorl.flight import tune
 from prorl.linux.calls import die_with_parent
+from prorl.linux.forked import EXIT_CRASHED
 from prorl.types import Json
 
-EXIT_CRASHED = 70
 SWITCH_S = 0.0005
 """How long a busy Python thread may keep the others waiting: a stream's threads hand over in
 microseconds, the default is 5 ms.

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from prorl.linux import procfs
+
 ACCOUNTS = Path("/sys/fs/cgroup/cpuacct")
-TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 GONE_S = 5.0
 
 
@@ -41,7 +42,7 @@ class CpuMeter:
         """CPU seconds since `watch`, or since ever: only differences mean something."""
         if self._group is not None:
             return int((self._group / "cpuacct.usage").read_text()) / 1e9
-        return sum(map(_ticks, tree(self._root))) * TICK_S
+        return sum(map(procfs.cpu_s, tree(self._root)))
 
 
 @contextmanager
@@ -72,24 +73,12 @@ def _remove(group: Path) -> None:
 
 def tree(root: int) -> list[int]:
     """A process and all its descendants."""
-    found, pending = [root], [root]
-    while pending:
-        parent = pending.pop()
-        try:
-            children = [
-                int(word)
-                for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-            ]
-        except OSError:
-            continue
-        found += children
-        pending += children
-    return found
+    return [root, *procfs.descendants(root)]
 
 
 def pss_mb(root: int) -> float:
     """Memory of a process and its descendants, shared pages divided among all who share them."""
-    return sum(map(_pss_mb, tree(root)))
+    return sum(map(procfs.pss_bytes, tree(root))) / (1 << 20)
 
 
 def counts(root: int, sockets: Path, folder: Path) -> dict[str, int]:
@@ -120,19 +109,3 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-def _ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return sum(map(int, fields[11:15]))
-
-
-def _pss_mb(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)

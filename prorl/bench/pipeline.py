@@ -31,14 +31,13 @@ from prorl.client.http import Http
 from prorl.config import ServiceConfig
 from prorl.errors import NotFoundError, UnavailableError, UserError
 from prorl.flight import trace
-from prorl.supervisor.process import cpu_s, descendants, pss_bytes
+from prorl.linux.procfs import cpu_s, descendants, pss_bytes
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 
 IN_FLIGHT = 128
 POLL_S = 0.1
 EDGES = ("lease", "ready", "ran", "scored")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +141,7 @@ def _service_pids() -> list[int]:
 
 
 def _cpu_s() -> float:
-    return sum(cpu_s(pid, _TICKS_PER_S) for pid in _service_pids())
+    return sum(cpu_s(pid) for pid in _service_pids())
 
 
 def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Row]:

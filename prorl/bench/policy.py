@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy as np
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
 from prorl.bench.report import Report, Row, machine
+from prorl.linux import procfs
 from prorl.types import Completion, GenerateRequest, Json, SamplingParams
 
 REQUESTS = (1, 8, 32, 64)
@@ -63,8 +63,7 @@ class Child:
 
     def cpu_s(self) -> float:
         """User and system time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return procfs.cpu_s(self._process.pid)
 
 
 @asynccontextmanager

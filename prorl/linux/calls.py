@@ -1,6 +1,7 @@
-"""The Linux calls that Python lacks, by ctypes.
+"""The system calls that Python lacks, by ctypes.
 
-Each raises OSError with what was tried. Imported by the zygote, never by a server.
+Each raises OSError with what was tried. Those that change the process (namespaces, privileges,
+mounts) are for launchers, which are forked and have one thread.
 
 Numbers are those of the generic ABI (mount, prctl) or of x86_64 and aarch64 (raw system calls).
 """

@@ -8,6 +8,5 @@ Read `service.py` first: `async with Supervisor(config) as supervisor:` is a run
     child.py    one process: spawn, ready line, log file, exit by pidfd, stop
     restart.py  the restart decision, pure
     models.py   embedded model servers: `embedded:DIR` -> address and process
-    process.py  who a pid is (start time), from /proc
     service.py  all of them together
 """

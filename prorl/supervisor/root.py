@@ -22,7 +22,7 @@ from pathlib import Path
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError
-from prorl.supervisor.process import start_ticks
+from prorl.linux.procfs import start_ticks
 
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel takes 107."""

@@ -10,8 +10,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prorl.linux.procfs import children, descendants, pids, start_ticks
 from prorl.sandbox.node.cgroups import CONTROLLERS, V1, delegated_base
-from prorl.sandbox.node.janitor import start_ticks
 
 GONE_S = 20.0
 GROUPS = (*(V1 / controller for controller in CONTROLLERS), delegated_base() or V1)
@@ -47,22 +47,24 @@ class Watched:
 
     def __init__(self, name: str, root: Path, mark: str) -> None:
         self.name, self.root, self.mark = name, root, mark
-        self._known: dict[int, int] = {}
+        self._known: dict[int, int | None] = {}
 
     def remember(self, pid: int) -> None:
         """Everything below a process is to be gone later, as is the process itself."""
-        for member in below(pid) | {pid}:
+        for member in (pid, *descendants(pid)):
             self._known[member] = start_ticks(member)
 
     def living(self) -> set[int]:
         """Processes of before, of the agents, and in the control groups."""
         known = {
-            pid for pid, ticks in self._known.items() if ticks >= 0 and start_ticks(pid) == ticks
+            pid
+            for pid, ticks in self._known.items()
+            if ticks is not None and start_ticks(pid) == ticks
         }
         grouped = {
             int(word) for group in self.groups() for word in _text(group / "cgroup.procs").split()
         }
-        return known | marked(self.mark) | {pid for pid in grouped if start_ticks(pid) >= 0}
+        return known | marked(self.mark) | {pid for pid in grouped if start_ticks(pid) is not None}
 
     def agents(self) -> set[int]:
         """What its agents run just now."""
@@ -108,45 +110,28 @@ class Watched:
             await asyncio.sleep(0.01)
 
 
-def children(pid: int) -> list[int]:
-    """Of a process with one thread, oldest first."""
-    return [int(word) for word in _text(Path(f"/proc/{pid}/task/{pid}/children")).split()]
-
-
-def below(pid: int) -> set[int]:
-    """All descendants of a process."""
-    found: set[int] = set()
-    pending = [pid]
-    while pending:
-        more = children(pending.pop())
-        found.update(more)
-        pending += more
-    return found
-
-
 def tool_server(launcher: int) -> int:
     """The process that serves a sandbox's socket: the launcher's first child, or what foreign
     launchers below it have started.
     """
     pid = children(launcher)[0]
     programs = [
-        member for member in below(pid) if "server.pyz" in _text(Path(f"/proc/{member}/cmdline"))
+        member
+        for member in descendants(pid)
+        if "server.pyz" in _text(Path(f"/proc/{member}/cmdline"))
     ]
     return next((member for member in programs if not set(programs) & set(children(member))), pid)
 
 
 def marked(mark: str) -> set[int]:
     """Processes with this text in their command line."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if (
-            name.isdigit()
-            and int(name) != os.getpid()
-            and mark in _text(Path(f"/proc/{name}/cmdline"))
-            and start_ticks(int(name)) >= 0
-        ):
-            found.add(int(name))
-    return found
+    return {
+        pid
+        for pid in pids()
+        if pid != os.getpid()
+        and mark in _text(Path(f"/proc/{pid}/cmdline"))
+        and start_ticks(pid) is not None
+    }
 
 
 def _names(folder: Path) -> set[str]:

@@ -23,7 +23,7 @@ from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import UnavailableError
-from prorl.supervisor.process import descendants, start_ticks
+from prorl.linux.procfs import descendants, start_ticks
 from prorl.supervisor.service import Supervisor
 from prorl.types import Json, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
@@ -218,7 +218,7 @@ async def test_the_supervisor_killed_ten_times_and_resumed(
 
         async def gone(ticks: dict[int, int | None] = ticks) -> bool:
             return all(
-                start_ticks(pid) in (None, -1) or start_ticks(pid) != started
+                start_ticks(pid) is None or start_ticks(pid) != started
                 for pid, started in ticks.items()
             )
 

@@ -6,9 +6,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.storage.verify import verify
-from prorl.supervisor.process import descendants
 from prorl.supervisor.root import box_dir
 from prorl.types import Json
 

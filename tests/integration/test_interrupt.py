@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from prorl.supervisor.process import descendants
+from prorl.linux.procfs import descendants
 from tests.integration.checks import check_complete, check_nothing_left, rows
 
 COUNT = 40

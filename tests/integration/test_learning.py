@@ -18,9 +18,9 @@ import pytest
 from prorl.cli.job import Plan, run_plan
 from prorl.cli.passk import evaluation
 from prorl.cli.progress import Show
+from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.storage.verify import verify
-from prorl.supervisor.process import descendants
 from prorl.types import Json
 from tests.integration.checks import check_complete, check_nothing_left, rows
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from prorl.cli.job import Plan, run_plan
 from prorl.cli.progress import Show
 from prorl.cli.summary import summarise
-from prorl.supervisor.process import descendants
+from prorl.linux.procfs import descendants
 from prorl.types import Json
 from tests.integration.checks import check_complete, check_nothing_left, rows
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from prorl.linux import procfs
 from prorl.sandbox.node import cgroups
 from prorl.sandbox.node.cgroups import LEAF, Cgroups, delegated_base
 
@@ -92,17 +93,11 @@ async def test_cpu_time_where_asked(groups: Cgroups) -> None:
     folders = groups.make("a", 300 << 20, 20, cpus=0.2)
     spin = run_in(folders, SPIN)
     time.sleep(0.3)
-    begin, before = time.monotonic(), cpu_s(spin.pid)
+    begin, before = time.monotonic(), procfs.cpu_s(spin.pid)
     time.sleep(1.0)
-    assert (cpu_s(spin.pid) - before) / (time.monotonic() - begin) < 0.35
+    assert (procfs.cpu_s(spin.pid) - before) / (time.monotonic() - begin) < 0.35
     await cgroups.remove(folders)
     spin.wait(5)
-
-
-def cpu_s(pid: int) -> float:
-    """Of one process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_what_a_dead_sandboxd_left_is_removed_by_its_name() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
-from tests.faults.leftovers import below
 from tests.sandbox.conftest import Sandboxd, end, start_daemon
 from tests.sandbox.small_image import as_ordinary_user
 
@@ -26,16 +26,7 @@ GONE_S = 10.0
 
 def all_processes() -> set[int]:
     """Every pid on this machine that is not a zombie."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if state not in "ZX":
-                found.add(int(name))
-    return found
+    return {pid for pid in procfs.pids() if procfs.start_ticks(pid) is not None}
 
 
 async def until_gone(pids: set[int]) -> set[int]:
@@ -63,7 +54,7 @@ async def kill_while_busy(daemon: Sandboxd, victim: int) -> tuple[set[int], Fail
     async with host.connect(refs[0]) as first, host.connect(refs[1]) as second:
         work = [asyncio.create_task(busy(daemon, sandbox)) for sandbox in (first, second)]
         await asyncio.sleep(0.4)
-        pids = below(daemon.process.pid)
+        pids = set(procfs.descendants(daemon.process.pid))
         assert len(pids) >= 7
         launcher = next(
             entry["pid"]
@@ -74,9 +65,9 @@ async def kill_while_busy(daemon: Sandboxd, victim: int) -> tuple[set[int], Fail
             0: daemon.process.pid,
             1: (await host.status())["zygote_pid"],
             2: launcher,
-            3: min(below(launcher)),
+            3: min(procfs.descendants(launcher)),
         }
-        mine = below(launcher) if victim >= 2 else pids
+        mine = set(procfs.descendants(launcher)) if victim >= 2 else pids
         os.kill(chain[victim], signal.SIGKILL)
         with pytest.raises(SandboxError) as caught:
             await work[0]
@@ -161,7 +152,7 @@ async def test_as_an_ordinary_user(kind: str, folder: Path) -> None:
     pids, code = await kill_while_busy(daemon, 2)
     assert code is FailureCode.SANDBOX_LOST
     assert await until_gone(pids) == set()
-    pids = below(daemon.process.pid)
+    pids = set(procfs.descendants(daemon.process.pid))
     assert len(pids) >= 4
     daemon.process.kill()
     await daemon.process.wait()
@@ -200,7 +191,7 @@ async def test_parent_of_sandboxd(kind: str, folder: Path) -> None:
     host = UnixSandboxHost(str(folder / "sd"))
     await host.start("run/1/1", "run", SPEC)
     await host.close()
-    pids = below(parent.pid)
+    pids = set(procfs.descendants(parent.pid))
     assert len(pids) >= 4
     parent.kill()
     await parent.wait()

@@ -146,7 +146,7 @@ async def test_uids_are_ended_by_who_claims_them_and_by_nobody_else(folder: Path
     (folder / "live").mkdir()
     (folder / "work").mkdir()
     (folder / "trash").mkdir()
-    note = Note(sandbox_id="a", pid=0, start_ticks=0, uid=uid, socket="", folder="", cgroups=())
+    note = Note(sandbox_id="a", pid=0, start_ticks=None, uid=uid, socket="", folder="", cgroups=())
     try:
         janitor.write_note(folder, note)  # of a daemon that is dead; its uid has a new owner
         assert await janitor.sweep(folder, first) == 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.node import watchdog
 from prorl.sandbox.node.pool import Pool
@@ -80,8 +81,8 @@ async def test_memory_that_is_shared_counts_once(kind: str, folder: Path) -> Non
                 f"python3 share.py {mark} > out & until grep -q shared out; do sleep 0.02; done"
             )
             assert (await sandbox.call("bash", {"command": command}, 20.0)).exit_code == 0
-            resident = [watchdog._parent_and_rss(str(pid)) for pid in marked(mark)]
-            assert sum(found[1] for found in resident if found) > SPEC.memory_bytes
+            resident = [procfs.stat(pid) for pid in marked(mark)]
+            assert sum(found.rss_bytes for found in resident if found) > SPEC.memory_bytes
             await sandboxes._maker._watchdog.look()
             assert (await sandbox.exec(["echo", "fine"], 20.0)).output == "fine\n"
 

@@ -15,8 +15,8 @@ import pytest
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError, UnavailableError
+from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
-from prorl.supervisor.process import start_ticks
 from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
 from prorl.supervisor.service import Supervisor, child_specs
 

@@ -19,7 +19,7 @@ from typing import Protocol
 from prorl.cli.demo.recipe import Recipe
 from prorl.cli.output import note
 from prorl.cli.progress import Pool, Show, Snapshot, bottleneck, snapshot
-from prorl.supervisor.process import cpu_s, descendants
+from prorl.linux.procfs import cpu_s, descendants
 from prorl.types import Json
 
 PHASES = {"before": "held-out, before", "train": "training", "after": "held-out, after"}
@@ -253,8 +253,7 @@ def spark(curve: dict[int, float]) -> str:
 
 def cpu_seconds() -> float:
     """Of this process and everything below it, what has ended included."""
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return sum(cpu_s(pid, ticks_per_s) for pid in (os.getpid(), *descendants(os.getpid())))
+    return sum(cpu_s(pid) for pid in (os.getpid(), *descendants(os.getpid())))
 
 
 def _load(pool: Pool) -> str:

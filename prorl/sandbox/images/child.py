@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from prorl.errors import ProrlError, StorageError, UserError
-from prorl.linux import calls as linux
+from prorl.linux import calls, procfs
 from prorl.sandbox.images.registry import Image, Registry
 
 TAIL_BYTES = 16 << 10
@@ -109,13 +109,13 @@ def fence_of_the_fence() -> Iterator[None]:
     """For a caller with no other work: should the child itself be killed, what it held becomes the
     caller's, and ends with the block.
     """
-    before = set(_children())
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    before = set(procfs.children(os.getpid()))
+    calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
         kill_children(keep=before)
-        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 0)
+        calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 0)
 
 
 async def _until_closed(fd: int) -> bytes:
@@ -222,9 +222,9 @@ def main() -> None:
 
 
 def _become_fence(parent: int) -> None:
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _stop)
-    linux.die_with_parent(signal.SIGTERM)
+    calls.die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -238,16 +238,11 @@ def kill_children(keep: Container[int] = ()) -> None:
     """End every descendant but those of `keep`: what is killed leaves its own children to us, until
     there are none.
     """
-    while others := [pid for pid in _children() if pid not in keep]:
+    while others := [pid for pid in procfs.children(os.getpid()) if pid not in keep]:
         for pid in others:
             os.kill(pid, signal.SIGKILL)
         for pid in others:
             os.waitpid(pid, 0)
-
-
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(word) for word in file.read().split()]
 
 
 if __name__ == "__main__":

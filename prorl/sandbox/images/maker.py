@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
-from prorl.linux import calls as linux
+from prorl.linux import calls
+from prorl.linux.forked import Forked
 from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
 from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
 from prorl.sandbox.kinds.common import drop_to
-from prorl.sandbox.launch.spec import Forked
 
 DEBIAN = re.compile(r"debian:([a-z][a-z0-9-]*)")
 SOURCES = "a folder, FILE.sif, FILE.def or debian:SUITE"
@@ -145,10 +145,10 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
     pid = os.fork()
     if pid == 0:
         with Forked(sys.stdout.fileno()):
-            linux.unshare(linux.CLONE_NEWNS)
-            linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-            linux.mount(sif, str(work / "image.sif"), None, linux.MS_BIND)
-            linux.mount(str(work), str(place), None, linux.MS_BIND | linux.MS_REC)
+            calls.unshare(calls.CLONE_NEWNS)
+            calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
+            calls.mount(sif, str(work / "image.sif"), None, calls.MS_BIND)
+            calls.mount(str(work), str(place), None, calls.MS_BIND | calls.MS_REC)
             drop_to(nobody.pw_uid)
             try:
                 _spython(sif, str(place / "image.sif"), place)

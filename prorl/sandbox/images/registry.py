@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
-from prorl.linux import calls as linux
+from prorl.linux import calls
 from prorl.sandbox.images.tree import measure
 from prorl.sandbox.node.trees import remove_tree
 
@@ -182,7 +182,7 @@ class Registry:
             target = self.folder(digest)
             if target.exists():  # the maker died between the two renames
                 target.rename(tree.with_name("stale"))
-            linux.sync_file_system(str(tree))
+            calls.sync_file_system(str(tree))
             tree.rename(target)
             fields = asdict(about)
             _write(

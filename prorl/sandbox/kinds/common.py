@@ -9,7 +9,7 @@ import resource
 import signal
 from typing import NoReturn
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
 from prorl.sandbox.launch.spec import Launch
 
 MAX_OPEN_FILES = 1024
@@ -47,7 +47,7 @@ def drop_to(uid: int) -> None:
     if os.getuid() == 0 or os.geteuid() == 0:
         raise PermissionError("refusing to run a sandbox as uid 0")
     # A change of uid makes a process undumpable, and then /proc/self/uid_map belongs to root.
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
+    calls.prctl(calls.PR_SET_DUMPABLE, 1)
 
 
 def limits_of(launch: Launch) -> dict[str, int]:

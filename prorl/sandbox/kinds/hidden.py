@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
 from prorl.sandbox.launch.spec import interpreter_roots
 
 
@@ -27,11 +27,11 @@ def show_interpreter(others: Sequence[tuple[str, int]] = ()) -> None:
     for path, fd in (*((path, -1) for path in interpreter_roots()), *others):
         closed = _closed_ancestor(os.path.dirname(path))
         if closed is not None:
-            hidden.setdefault(closed, []).append((path, linux.clone_tree(path) if fd < 0 else fd))
+            hidden.setdefault(closed, []).append((path, calls.clone_tree(path) if fd < 0 else fd))
         elif fd >= 0:
             _attach(path, fd)
     for closed, trees in hidden.items():
-        linux.mount("tmpfs", closed, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=755")
+        calls.mount("tmpfs", closed, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "size=64k,mode=755")
         for path, fd in trees:
             _attach(path, fd)
 
@@ -43,7 +43,7 @@ def _attach(path: str, fd: int) -> None:
             os.mkdir(path)
         else:
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o644))
-    linux.attach_tree(fd, path)
+    calls.attach_tree(fd, path)
     os.close(fd)
 
 

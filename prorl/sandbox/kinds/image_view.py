@@ -19,7 +19,7 @@ import os
 import shlex
 from functools import cache
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
 from prorl.sandbox.launch.spec import Launch, interpreter, interpreter_roots
 
 SUPPORT = "/opt/prorl"
@@ -30,13 +30,13 @@ def clone(launch: Launch) -> int:
 
     Raises OSError where an overlay needs what the kernel refuses.
     """
-    tree = linux.clone_tree(launch.image)
-    flags = linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+    tree = calls.clone_tree(launch.image)
+    flags = calls.MOUNT_ATTR_RDONLY | calls.MOUNT_ATTR_NOSUID | calls.MOUNT_ATTR_NODEV
     if os.path.isdir(launch.image):
         about = os.stat(launch.image)
         owners = _user_namespace((about.st_uid, about.st_gid), launch.uid)
         try:
-            linux.change_tree(tree, flags | linux.MOUNT_ATTR_IDMAP, owners)
+            calls.change_tree(tree, flags | calls.MOUNT_ATTR_IDMAP, owners)
             return tree
         # an old kernel, or a file system without it: what its modes let others read is all there is
         except OSError as error:
@@ -47,7 +47,7 @@ def clone(launch: Launch) -> int:
                 ) from error
         finally:
             os.close(owners)
-    linux.change_tree(tree, flags)
+    calls.change_tree(tree, flags)
     return tree
 
 
@@ -76,7 +76,7 @@ def _forked_with_namespace() -> tuple[int, int, int]:
     if pid == 0:
         try:
             os.close(go_write)
-            linux.unshare(linux.CLONE_NEWUSER)
+            calls.unshare(calls.CLONE_NEWUSER)
             os.write(ready_write, b"x")
             os.read(go_read, 1)
         finally:

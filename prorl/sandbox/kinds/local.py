@@ -18,14 +18,13 @@ import os
 import signal
 from typing import NoReturn
 
-from prorl.linux import calls as linux
+from prorl.linux import calls, procfs
+from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kinds import hidden
 from prorl.sandbox.kinds.common import drop_to, exit_like, join_cgroups, set_limits
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
-    EXIT_CRASHED,
-    Forked,
     Launch,
     interpreter,
     server_config,
@@ -41,13 +40,13 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     # TERM, not KILL: when the zygote dies the guardian must still have time to end what is inside.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     parent = os.getppid()
-    linux.die_with_parent(signal.SIGTERM)
+    calls.die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     if launch.uid >= 0 and hidden.needed():
-        linux.unshare(linux.CLONE_NEWNS)
-        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        calls.unshare(calls.CLONE_NEWNS)
+        calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
         hidden.show_interpreter()
     pid = os.fork()
     if pid == 0:
@@ -62,10 +61,10 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
         guardian = os.getppid()
         os.setsid()
         drop_to(launch.uid)
-        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
         set_limits(launch)
         seccomp.install()
-        linux.die_with_parent(signal.SIGKILL)
+        calls.die_with_parent(signal.SIGKILL)
         if os.getppid() != guardian:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
@@ -111,7 +110,7 @@ def _end_all(uid: int) -> None:
         if uid >= 0:
             _kill_uid(uid)
         else:
-            _kill_descendants(os.getpid())
+            _kill_descendants()
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 # all at once: the dead of a fork storm would make each round longer than the one
@@ -136,18 +135,9 @@ def _kill_uid(uid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _kill_descendants(root: int) -> None:
-    pending = [root]
-    while pending:
-        parent = pending.pop()
+def _kill_descendants() -> None:
+    for pid in procfs.descendants(os.getpid()):
         try:
-            with open(f"/proc/{parent}/task/{parent}/children") as file:
-                children = [int(word) for word in file.read().split()]
-        except OSError:
-            continue
-        pending += children
-        for child in children:
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass

@@ -24,30 +24,29 @@ import signal
 import socket
 from typing import NoReturn
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
+from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
     BIN,
-    EXIT_CRASHED,
     SANDBOX_UID,
     WORKSPACE,
-    Forked,
     Launch,
     server_config,
 )
 from prorl.sandbox.launch.zygote import Serve
 
 NAMESPACES = (
-    linux.CLONE_NEWUSER
-    | linux.CLONE_NEWNS
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWNET
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWCGROUP
+    calls.CLONE_NEWUSER
+    | calls.CLONE_NEWNS
+    | calls.CLONE_NEWPID
+    | calls.CLONE_NEWNET
+    | calls.CLONE_NEWIPC
+    | calls.CLONE_NEWUTS
+    | calls.CLONE_NEWCGROUP
 )
 
 
@@ -65,7 +64,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     drop_to(launch.uid)
     # inside the new namespace both read as nobody until they are mapped
     uid, gid = os.getuid(), os.getgid()
-    linux.unshare(NAMESPACES)
+    calls.unshare(NAMESPACES)
     _map_ids(0, uid, gid)
     _stay_with(parent)
     if launch.uid < 0:
@@ -82,7 +81,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
 
 
 def _stay_with(parent: int) -> None:
-    linux.die_with_parent(signal.SIGKILL)
+    calls.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -103,16 +102,16 @@ def _pid_one(
     alive_read: int,
 ) -> NoReturn:
     with Forked(status_fd):
-        linux.die_with_parent(signal.SIGKILL)
+        calls.die_with_parent(signal.SIGKILL)
         socket.sethostname("sandbox")
-        linux.loopback_up()
+        calls.loopback_up()
         build_root(launch, sources)
         _lock()
         set_limits(launch)
         seccomp.install()
         # The last change of credentials has cleared it; and a launcher that died before this line
         # is noticed by the pipe.
-        linux.die_with_parent(signal.SIGKILL)
+        calls.die_with_parent(signal.SIGKILL)
         if select.select([alive_read], [], [], 0)[0]:
             os._exit(1)
         os.close(alive_read)
@@ -136,9 +135,9 @@ def _lock() -> None:
         # a kernel without this limit: nested namespaces stay possible, without capabilities over
         # ours
         pass
-    linux.unshare(linux.CLONE_NEWUSER)
+    calls.unshare(calls.CLONE_NEWUSER)
     _map_ids(SANDBOX_UID, 0, 0)
-    linux.drop_capabilities()
+    calls.drop_capabilities()
 
 
 def _write(path: str, text: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
 from prorl.sandbox.launch.spec import BIN, WORKSPACE, Launch, interpreter, interpreter_roots
 
 ROOT = "/tmp"
@@ -37,7 +37,7 @@ GROUP = "user:x:1000:\nnogroup:x:65534:\n"
 HOSTS = "127.0.0.1 localhost sandbox\n"
 NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 SHM_BYTES = 64 << 20
-SAFE = linux.MS_NOSUID | linux.MS_NODEV
+SAFE = calls.MS_NOSUID | calls.MS_NODEV
 
 
 class Step(NamedTuple):
@@ -61,7 +61,7 @@ def open_sources(launch: Launch) -> list[Source]:
     sources: list[Source] = []
     for path in interpreter_roots():
         if launch.uid >= 0:
-            sources.append(Source(path, linux.clone_tree(path), True))
+            sources.append(Source(path, calls.clone_tree(path), True))
         else:
             sources.append(
                 Source(path, os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), False)
@@ -75,19 +75,19 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
     """
     for step in steps():
         step.call(*step.arguments)
-    linux.mount(
+    calls.mount(
         "tmpfs", f"{ROOT}/tmp", "tmpfs", SAFE, f"size={launch.tmp_bytes},nr_inodes=64k,mode=1777"
     )
     size = f"size={launch.workspace_bytes},nr_inodes=256k,mode=755"
-    linux.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
+    calls.mount("tmpfs", f"{ROOT}{WORKSPACE}", "tmpfs", SAFE, size)
     # After what could cover them: a virtual environment may lie below /tmp.
     for source in sources:
         _show(source)
     os.chdir(ROOT)
-    linux.pivot_root(".", "old")
-    linux.umount_detach("/old")
+    calls.pivot_root(".", "old")
+    calls.umount_detach("/old")
     os.rmdir("/old")
-    linux.mount(None, "/", None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_BIND | SAFE)
+    calls.mount(None, "/", None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_BIND | SAFE)
     os.chdir(WORKSPACE)
 
 
@@ -111,8 +111,8 @@ def steps() -> tuple[Step, ...]:
         BIN[1:],
     )
     return (
-        Step(linux.mount, (None, "/", None, linux.MS_REC | linux.MS_PRIVATE)),
-        Step(linux.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
+        Step(calls.mount, (None, "/", None, calls.MS_REC | calls.MS_PRIVATE)),
+        Step(calls.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
         *(Step(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
         *(
             Step(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
@@ -122,20 +122,20 @@ def steps() -> tuple[Step, ...]:
         *_system(),
         *_etc(),
         *_devices(),
-        Step(linux.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | linux.MS_NOEXEC)),
+        Step(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
     )
 
 
 def _read_only(source: str, target: str) -> Step:
     # A flag that the host's mount has locked must be repeated, or the remount is refused.
-    noexec = linux.MS_NOEXEC if os.statvfs(source).f_flag & os.ST_NOEXEC else 0
-    flags = linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | SAFE | noexec
-    return Step(linux.mount, (None, target, None, flags))
+    noexec = calls.MS_NOEXEC if os.statvfs(source).f_flag & os.ST_NOEXEC else 0
+    flags = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY | SAFE | noexec
+    return Step(calls.mount, (None, target, None, flags))
 
 
 def _bind(source: str, target: str) -> list[Step]:
     return [
-        Step(linux.mount, (source, target, None, linux.MS_BIND | linux.MS_REC)),
+        Step(calls.mount, (source, target, None, calls.MS_BIND | calls.MS_REC)),
         _read_only(source, target),
     ]
 
@@ -155,9 +155,9 @@ def _show(source: Source) -> None:
     target = ROOT + source.target
     os.makedirs(target, exist_ok=True)
     if source.detached:
-        linux.attach_tree(source.fd, target)
+        calls.attach_tree(source.fd, target)
     else:
-        linux.mount(f"/proc/self/fd/{source.fd}", target, None, linux.MS_BIND | linux.MS_REC)
+        calls.mount(f"/proc/self/fd/{source.fd}", target, None, calls.MS_BIND | calls.MS_REC)
     os.close(source.fd)
     step = _read_only(target, target)
     step.call(*step.arguments)
@@ -198,28 +198,28 @@ def _devices() -> list[Step]:
     dev = f"{ROOT}/dev"
     found = [
         Step(
-            linux.mount, ("tmpfs", dev, "tmpfs", linux.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
+            calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
         )
     ]
     for name in DEVICES:
         found += [
             Step(_file, (f"{dev}/{name}",)),
-            Step(linux.mount, (f"/dev/{name}", f"{dev}/{name}", None, linux.MS_BIND)),
+            Step(calls.mount, (f"/dev/{name}", f"{dev}/{name}", None, calls.MS_BIND)),
         ]
     found += [Step(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
     found += [Step(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
-    flags, options = linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
-    found.append(Step(linux.mount, ("devpts", f"{dev}/pts", "devpts", flags, options)))
+    flags, options = calls.MS_NOSUID | calls.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
+    found.append(Step(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, options)))
     found.append(
         Step(
-            linux.mount,
+            calls.mount,
             ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777"),
         )
     )
     found.append(
         Step(
-            linux.mount,
-            (None, dev, None, linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_BIND),
+            calls.mount,
+            (None, dev, None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_BIND),
         )
     )
     return found

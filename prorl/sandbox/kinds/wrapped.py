@@ -22,16 +22,15 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
+from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kinds import image_view
 from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
     BIN,
-    EXIT_CRASHED,
     WORKSPACE,
-    Forked,
     Launch,
     server_config,
 )
@@ -83,16 +82,16 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
     uid, gid = os.getuid(), os.getgid()
     root = launch.uid >= 0
     image = [(launch.image, image_view.clone(launch))] if root and launch.image else []
-    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWPID | (0 if root else linux.CLONE_NEWUSER))
+    calls.unshare(calls.CLONE_NEWNS | calls.CLONE_NEWPID | (0 if root else calls.CLONE_NEWUSER))
     if not root:
         _map_to_itself(uid, gid)
-    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
     if root:
         show_interpreter(image)
     for mount in mounts:
-        flags = linux.MS_NOSUID | linux.MS_NODEV if mount.kind else linux.MS_BIND
-        linux.mount(mount.source, mount.target, mount.kind, flags, mount.data)
-    linux.die_with_parent(signal.SIGKILL)
+        flags = calls.MS_NOSUID | calls.MS_NODEV if mount.kind else calls.MS_BIND
+        calls.mount(mount.source, mount.target, mount.kind, flags, mount.data)
+    calls.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -102,9 +101,9 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
         os.close(alive_read)
         return pid
     os.close(alive_write)
-    linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
     drop_to(launch.uid)
-    linux.die_with_parent(signal.SIGKILL)
+    calls.die_with_parent(signal.SIGKILL)
     if select.select([alive_read], [], [], 0)[0]:
         os._exit(1)
     os.close(alive_read)

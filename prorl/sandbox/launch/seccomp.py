@@ -17,7 +17,7 @@ import struct
 from functools import cache
 from typing import Any, NamedTuple
 
-from prorl.linux import calls as linux
+from prorl.linux import calls
 
 DENIED = {
     # name: (x86_64, aarch64)
@@ -149,4 +149,4 @@ def install() -> None:
     """Apply the filter to this process for good; it needs no_new_privs. Raises OSError."""
     buffers = loaded()
     if buffers:
-        linux.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffers[-1]))
+        calls.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(buffers[-1]))

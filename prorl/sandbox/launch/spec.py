@@ -11,10 +11,8 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
-EXIT_CRASHED = 70
-"""How a launcher or tool server ends that met a bug of ours."""
 WORKSPACE = "/workspace"
 """The agent's folder inside namespace sandboxes."""
 BIN = "/opt/prorl/bin"
@@ -135,24 +133,3 @@ def environment(workspace: str, path: str) -> dict[str, str]:
         "GIT_PAGER": "cat",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-
-
-class Forked:
-    """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the
-    child ends.
-    """
-
-    def __init__(self, status_fd: int) -> None:
-        self._status_fd = status_fd
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
-    ) -> NoReturn:
-        try:
-            if error is not None and kind is not None:
-                os.write(self._status_fd, f"error: {error or kind.__name__}".encode()[:4000])
-        finally:
-            os._exit(EXIT_CRASHED)

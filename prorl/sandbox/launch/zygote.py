@@ -24,11 +24,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
-from prorl.linux import calls as linux
+from prorl.linux import calls, procfs
+from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
-    EXIT_CRASHED,
-    Forked,
     Launch,
     interpreter,
     interpreter_roots,
@@ -105,7 +104,7 @@ class Zygote:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._control.close()
-            linux.die_with_parent(signal.SIGKILL)
+            calls.die_with_parent(signal.SIGKILL)
             if launch.user_tools:
                 launch = replace(launch, user_tools_fd=os.open(launch.user_tools, os.O_RDONLY))
             if os.getppid() == parent:
@@ -133,9 +132,8 @@ class Zygote:
 
         Its children come to us in turn, each with a signal that brings us here again.
         """
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            for pid in {int(word) for word in file.read().split()} - set(self._pids.values()):
-                os.kill(pid, signal.SIGKILL)  # our child until we reap it
+        for pid in {*procfs.children(os.getpid())} - {*self._pids.values()}:
+            os.kill(pid, signal.SIGKILL)  # our child until we reap it
 
     def _tell(self, message: dict[str, Any]) -> None:
         self._control.sendall(json.dumps(message).encode())
@@ -144,7 +142,7 @@ class Zygote:
 def main() -> None:
     """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND...`."""
     control_fd, parent, module, *kinds = sys.argv[1:]
-    linux.die_with_parent(signal.SIGKILL)
+    calls.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is sandboxd's to judge
@@ -155,7 +153,7 @@ def main() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     prepares = [module.prepare for module in modules.values() if hasattr(module, "prepare")]
     for known in (seccomp.loaded, interpreter_roots, interpreter, package_folders, *prepares):
         known()  # computed once here, inherited by every launcher

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
-from prorl.linux import calls as linux
+from prorl.linux import calls
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import Pool
@@ -230,7 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; 2 and one line on stderr for what the user can mend."""
     options = parse(sys.argv[1:] if argv is None else argv)
     if options.parent_pid:
-        linux.die_with_parent(signal.SIGKILL)
+        calls.die_with_parent(signal.SIGKILL)
         if os.getppid() != options.parent_pid:
             return 1
     try:

@@ -15,6 +15,7 @@ import signal
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from prorl.linux.procfs import start_ticks
 from prorl.sandbox.node import cgroups
 from prorl.sandbox.node.paths import SocketFolder, orphans
 from prorl.sandbox.node.trees import remove_tree
@@ -33,24 +34,12 @@ class Note:
     sandbox_id: str
     pid: int
     """Of the launcher; 0 before it is known."""
-    start_ticks: int
+    start_ticks: int | None
+    """Of `pid`; None when it has ended before anybody asked."""
     uid: int
     socket: str
     folder: str
     cgroups: tuple[str, ...]
-
-
-def start_ticks(pid: int) -> int:
-    """When a process started (clock ticks since boot), or -1 when there is none.
-
-    A zombie counts as none.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def write_note(root: Path, note: Note) -> None:
@@ -159,7 +148,7 @@ def _rmdir(folder: Path) -> None:
 async def end_launcher(note: Note) -> None:
     """TERM, then KILL to the launcher if it is still the same process."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if note.pid and start_ticks(note.pid) == note.start_ticks:
+        if note.start_ticks is not None and start_ticks(note.pid) == note.start_ticks:
             _kill(note.pid, number)
             await _gone(note.pid, note.start_ticks)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+from prorl.linux.forked import EXIT_CRASHED
 from prorl.sandbox.client import Fate
-from prorl.sandbox.launch.spec import EXIT_CRASHED
 from prorl.sandbox.launch.zygote_client import Exit
 from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.settings import Traits

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
+from prorl.linux.procfs import start_ticks
 from prorl.sandbox.client import Fate
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.registry import default_root
@@ -242,7 +243,7 @@ class Maker:
         note = Note(
             sandbox_id=sandbox_id,
             pid=0,
-            start_ticks=0,
+            start_ticks=None,
             uid=uid,
             socket=path,
             folder=folder,
@@ -322,7 +323,7 @@ class Maker:
         live = self.lives.get(sandbox_id)
         if live is not None:
             live.pid = pid
-            live.note = replace(live.note, pid=pid, start_ticks=janitor.start_ticks(pid))
+            live.note = replace(live.note, pid=pid, start_ticks=start_ticks(pid))
             janitor.write_note(self._root, live.note)
 
     def _on_exit(self, sandbox_id: str, exit_: Exit) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from prorl.errors import UnavailableError
+from prorl.linux import procfs
 
 FIRST_UID = 1879048192
 BLOCK = 4096
@@ -108,10 +109,9 @@ def kill_uid(uid: int) -> bool:
 def living_uids() -> dict[int, int]:
     """The uid of every process."""
     uids = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                uids[int(name)] = os.stat(f"/proc/{name}").st_uid
-            except OSError:
-                continue
+    for pid in procfs.pids():
+        try:
+            uids[pid] = os.stat(f"/proc/{pid}").st_uid
+        except OSError:
+            continue
     return uids

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from prorl.linux import procfs
 from prorl.sandbox.node.live import Live
 
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
@@ -33,7 +34,6 @@ RESCAN_S = 30.0
 """The workspaces are walked through when the disk lost a quarter of the smallest limit, or after
 this time.
 """
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watchdog:
@@ -86,28 +86,28 @@ class Watchdog:
         table = await self._processes()
         begin = time.thread_time()
         children: dict[int, list[int]] = {}
-        for pid, (parent, _) in table.items():
-            children.setdefault(parent, []).append(pid)
+        for pid, stat in table.items():
+            children.setdefault(stat.parent, []).append(pid)
         for live in self._watched():
             pids = _below(live.pid, children)[1:]  # the launcher is ours
             limit = live.spec.memory_bytes
             if (
-                sum(table[pid][1] for pid in pids if pid in table) > limit
-                and sum(map(pss_bytes, pids)) > limit
+                sum(table[pid].rss_bytes for pid in pids if pid in table) > limit
+                and sum(map(procfs.pss_bytes, pids)) > limit
             ):
                 self._over(live, f"its processes used more than its memory of {limit} bytes")
         self.cpu_s += time.thread_time() - begin
 
-    async def _processes(self) -> dict[int, tuple[int, int]]:
-        """Parent and resident bytes of every process that we can see."""
+    async def _processes(self) -> dict[int, procfs.Stat]:
+        """Every process that we can see."""
         table = {}
-        names = [name for name in os.listdir("/proc") if name.isdigit()]
-        for first in range(0, len(names), SLICE):
+        pids = procfs.pids()
+        for first in range(0, len(pids), SLICE):
             begin = time.thread_time()
-            for name in names[first : first + SLICE]:
-                found = _parent_and_rss(name)
+            for pid in pids[first : first + SLICE]:
+                found = procfs.stat(pid)
                 if found is not None:
-                    table[int(name)] = found
+                    table[pid] = found
             self.cpu_s += time.thread_time() - begin
             await asyncio.sleep(0)
         return table
@@ -129,38 +129,11 @@ class Watchdog:
                 self._over(live, f"its workspace is larger than {limit} bytes")
 
 
-def _parent_and_rss(name: str) -> tuple[int, int] | None:
-    """Of one process, from proc_pid_stat(5) fields 4 and 24; None when it is gone."""
-    try:
-        fd = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fields = os.read(fd, 1024).rpartition(b")")[2].split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return int(fields[1]), int(fields[21]) * PAGE_BYTES
-
-
 def _below(root: int, children: Mapping[int, Iterable[int]]) -> list[int]:
     found = [root]
     for pid in found:
         found += children.get(pid, ())
     return found
-
-
-def pss_bytes(pid: int) -> int:
-    """Resident bytes of a process, shared pages divided by who shares them; its RSS where that is
-    not ours to read.
-    """
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-            return sum(int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:"))
-    except OSError:
-        found = _parent_and_rss(str(pid))
-        return found[1] if found else 0
 
 
 def _timed_disk_bytes(folder: str, limit: int) -> tuple[int, float]:

@@ -29,7 +29,7 @@ import termios
 import time
 
 from prorl.tools.server import typed
-from prorl.tools.server.children import MakeRoom, descendants, session, spawn
+from prorl.tools.server.children import EXIT_TIMEOUT, MakeRoom, descendants, session, spawn
 from prorl.tools.server.events import Events
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.marker import Marker
@@ -44,7 +44,6 @@ INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
 START_S = 10.0
 TERMIOS_BYTES = 64
 """At least the size of struct termios."""
-EXIT_TIMEOUT = 124
 
 
 class Ended:

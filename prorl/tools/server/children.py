@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+EXIT_TIMEOUT = 124
+"""Exit code of whatever a deadline has ended, as timeout(1) gives it."""
 KILL_S, REAP_S = 2.0, 0.01
 DEFAULT_SIGNALS = (
     signal.SIGPIPE,
@@ -88,7 +90,7 @@ def set_dumpable(value: int) -> None:
 
 class Forked:
     """Holds the body of a forked child: whatever happens in it, the child ends and never runs the
-    parent's code.
+    parent's code. Not `prorl.linux.forked`, of which an image has no copy.
     """
 
     def __init__(self, report_fd: int) -> None:

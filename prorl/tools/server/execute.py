@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 
-from prorl.tools.server.children import MakeRoom, signal_group, spawn
+from prorl.tools.server.children import EXIT_TIMEOUT, MakeRoom, signal_group, spawn
 from prorl.tools.server.events import Events
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.output import Capped
@@ -15,7 +15,6 @@ from prorl.tools.server.output import Capped
 if TYPE_CHECKING:
     from typing import Any
 
-EXIT_TIMEOUT = 124
 LINGER_S = 0.2
 """How long output is awaited after the program has ended while something it left behind holds the
 pipe.

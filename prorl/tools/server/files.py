@@ -20,7 +20,6 @@ MAX_FILE_BYTES = 8 << 20
 MAX_UNDO = 20
 """Versions kept in all, newest first to be undone."""
 MAX_LISTED = 500
-EXIT_TIMEOUT = 124
 OPEN = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 

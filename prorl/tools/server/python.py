@@ -23,12 +23,11 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from prorl.tools.server.children import Forked, MakeRoom, prepare, signal_group
+from prorl.tools.server.children import EXIT_TIMEOUT, Forked, MakeRoom, prepare, signal_group
 from prorl.tools.server.events import Events
 from prorl.tools.server.output import Capped
 
 INTERRUPT_S, KILL_S = 1.0, 1.0
-EXIT_TIMEOUT = 124
 
 
 class Python:

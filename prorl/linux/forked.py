@@ -1,0 +1,30 @@
+"""How a forked child ends: never by running on in its parent's code."""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+EXIT_CRASHED = os.EX_SOFTWARE
+"""How a process of ours ends that met a bug of ours."""
+
+
+class Forked:
+    """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the
+    child ends.
+    """
+
+    def __init__(self, status_fd: int) -> None:
+        self._status_fd = status_fd
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> NoReturn:
+        try:
+            if error is not None and kind is not None:
+                os.write(self._status_fd, f"error: {error or kind.__name__}".encode()[:4000])
+        finally:
+            os._exit(EXIT_CRASHED)

@@ -1,0 +1,112 @@
+"""What /proc says about processes: who a pid is, what is below it, what it uses.
+
+A pid alone can be reused, so a process is named by its pid and its start time. Every answer is a
+snapshot: a process can be gone, or have a child more, by the time it is read. What is gone, or not
+ours to read, is None, 0 or not in the list; nothing here raises.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Stat(NamedTuple):
+    """Some fields of proc_pid_stat(5)."""
+
+    state: str
+    """One letter; Z and X: it has ended, and waits to be reaped."""
+    parent: int
+    cpu_ticks: int
+    """User and system time, its own and that of the children it has reaped."""
+    start_ticks: int
+    """Since boot."""
+    rss_bytes: int
+
+
+def pids() -> list[int]:
+    """Every process that can be seen, zombies included."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def stat(pid: int) -> Stat | None:
+    """Of one process; None when it is gone."""
+    # the program's name, in brackets, can hold anything
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if not fields:
+        return None
+    return Stat(
+        fields[0].decode(),
+        int(fields[1]),
+        sum(map(int, fields[11:15])),
+        int(fields[19]),
+        int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a live process started, in clock ticks since boot; None when it is gone or a zombie.
+
+    >>> start_ticks(os.getpid()) == start_ticks(os.getpid())
+    True
+    """
+    found = stat(pid)
+    return None if found is None or found.state in "ZX" else found.start_ticks
+
+
+def cpu_s(pid: int) -> float:
+    """User and system CPU seconds of a process, its reaped children's included."""
+    found = stat(pid)
+    return found.cpu_ticks / TICKS_PER_S if found else 0.0
+
+
+def pss_bytes(pid: int) -> int:
+    """Resident bytes, shared pages divided among those who share them, so that a sum over processes
+    is honest; all of its resident bytes where that is not ours to read.
+    """
+    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) << 10
+    found = stat(pid)
+    return found.rss_bytes if found else 0
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads, zombies included."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [
+        int(word)
+        for thread in threads
+        for word in _read(f"/proc/{pid}/task/{thread}/children").split()
+    ]
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, nearest first; itself not included."""
+    found = children(pid)
+    for below in found:
+        found += children(below)
+    return found
+
+
+def _read(path: str) -> bytes:
+    """All of a file of /proc; empty when its process is gone, or it is not ours to read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        parts = []
+        while part := os.read(fd, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
