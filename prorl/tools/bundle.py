@@ -1,4 +1,4 @@
-"""Packs the tool server into one zipapp: standard library only, for any Python >= 3.8 in any image."""
+"""Packs the tool server and ptyprocess into one zipapp: for any Python >= 3.8 in any image."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def build() -> bytes:
     """
     members = {"__main__.py": ENTRY, "prorl/__init__.py": b"", "prorl/tools/__init__.py": b""}
     members.update(_sources("prorl.tools.server", "prorl/tools/server"))
+    members.update(_sources("ptyprocess", "ptyprocess"))
     members.update(
         {name + "c": _compiled(name, source) for name, source in members.items() if source}
     )

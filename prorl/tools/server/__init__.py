@@ -1,8 +1,8 @@
 """The tool server: one small single-threaded program inside each sandbox, spoken to over a Unix
 socket.
 
-Standard library only, no asyncio, Python 3.8 or newer, so that it also runs as one zipapp inside
-foreign images (`prorl.tools.bundle`). Read `main.py` first, then `bash.py`.
+Standard library and ptyprocess only, no asyncio, Python 3.8 or newer, so that it also runs as one
+zipapp inside foreign images (`prorl.tools.bundle`). Read `main.py` first, then `bash.py`.
 
 What it promises: a call is run at most once; output is capped while reading goes on; a deadline
 ends the command and not the server; a client that goes away ends its command. What it does not

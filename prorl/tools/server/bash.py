@@ -1,8 +1,5 @@
 r"""bash under a pty: one persistent interactive shell, without readline, sleeps or polling.
 
-The pty is ours as ptyprocess would make it, except for its fork: a forked Python costs more CPU
-than all namespaces of a sandbox, and importing ptyprocess as much as a bare Python's start.
-
 The text of a command never crosses the tty (a typed line is cut at 4095 bytes, silently): it lies
 in a memfd that the shell inherits, and the server types one short fixed line which reads and
 evaluates it. The end is in band, because a pty is flushed asynchronously and a separate status
@@ -21,11 +18,7 @@ command. Not promised: shell variables after a restart.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import struct
-import termios
 import time
 
 from prorl.tools.server import typed
@@ -34,16 +27,13 @@ from prorl.tools.server.events import Events
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.marker import Marker
 from prorl.tools.server.output import Capped
+from prorl.tools.server.terminal import Terminal
 
 if TYPE_CHECKING:
     from typing import Any
 
-SIZE = (50, 200)
-"""Of the terminal: rows, columns."""
 INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
 START_S = 10.0
-TERMIOS_BYTES = 64
-"""At least the size of struct termios."""
 
 
 class Ended:
@@ -91,20 +81,14 @@ class Bash:
         self._marker = Marker()
         self._memory = os.memfd_create("command", 0)
         os.set_inheritable(self._memory, True)
-        self._fd, terminal = os.openpty()
         try:
-            fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("4H", *SIZE, 0, 0))
-            self._attributes = self._sane_attributes()
-            self._pid = self._room(lambda: self._spawn(os.ttyname(terminal)))
+            self._tty = Terminal(lambda path: self._room(lambda: self._spawn(path)))
         except OSError as cause:
-            os.close(self._fd)
             os.close(self._memory)
             raise BashDied(f"cannot start bash: {cause}") from cause
-        finally:
-            os.close(terminal)
+        self._pid = self._tty.pid
         self._events.watch(self._pid)
         os.set_inheritable(self._memory, False)
-        os.set_blocking(self._fd, False)
         self._busy = False
         self._pending = b""
         self._type(
@@ -173,7 +157,7 @@ class Bash:
         self, data: bytes, until: float, arguments: dict[str, Any], output: Capped
     ) -> dict[str, Any]:
         self.start()
-        self._make_sane()
+        self._tty.make_sane()
         self._unread = False
         self._type(typed.evaluation(self._next()), data)
         return self._finish(until, arguments, output)
@@ -188,7 +172,7 @@ class Bash:
     def _feed_running(self, data: bytes, until: float, arguments: dict[str, Any]) -> dict[str, Any]:
         if not self._busy or not self._pid:
             raise ValueError("no program is running; send `command`")
-        self._write(data)
+        self._tty.write(data)
         return self._finish(until, arguments, Capped(self._cap))
 
     def _finish(self, until: float, arguments: dict[str, Any], output: Capped) -> dict[str, Any]:
@@ -227,44 +211,12 @@ class Bash:
         finally:
             self._events.client = client
 
-    # ---- the tty
-
-    def _sane_attributes(self) -> bytes:
-        """The kernel's own form, since termios.tcsetattr takes ten times as long to make it from a
-        list.
-        """
-        attributes = termios.tcgetattr(self._fd)
-        attributes[1] &= ~termios.OPOST
-        attributes[3] &= ~termios.ECHO
-        attributes[3] |= termios.ICANON | termios.ISIG
-        termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
-        return fcntl.ioctl(self._fd, termios.TCGETS, bytes(TERMIOS_BYTES))
-
-    def _make_sane(self) -> None:
-        fcntl.ioctl(self._fd, termios.TCSETS, self._attributes)
-
     def _type(self, line: str, text: bytes) -> None:
         # Shell and server share the memfd's offset, so it is set here, before the shell reads. What
         # is behind the NUL is never read.
         os.pwrite(self._memory, text + b"\0", 0)
         os.lseek(self._memory, 0, os.SEEK_SET)
-        self._write(line.encode())
-
-    def _write(self, data: bytes) -> None:
-        try:
-            os.write(self._fd, data)
-        except (BlockingIOError, OSError):
-            pass  # a dead or stuffed shell shows in the wait that follows
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self._fd, 1 << 16)
-        except BlockingIOError:
-            return b""
-        except OSError as cause:
-            if cause.errno == errno.EIO:
-                return b""
-            raise
+        self._tty.write(line.encode())
 
     # ---- waiting
 
@@ -280,8 +232,8 @@ class Bash:
                 os.kill(self._pid, signal.SIGCONT)
             if time.monotonic() >= until:
                 return Ended(None)
-            if self._events.wait([self._fd], until):
-                data = self._read()
+            if self._events.wait([self._tty.fd], until):
+                data = self._tty.read()
                 if not data and self._events.status(self._pid) is None:
                     self._await_death(until)
                 self._pending += data
@@ -294,7 +246,7 @@ class Bash:
 
     def _last_words(self, output: Capped) -> Ended:
         while True:
-            data = self._read()
+            data = self._tty.read()
             self._pending += data
             ended = self._scan(output)
             if ended is not None:
@@ -341,10 +293,7 @@ class Bash:
         self._busy = False
         if not self._pid:
             return Ended(EXIT_TIMEOUT)
-        # With ISIG set, Ctrl-C is a signal and empties the input queue; `stty -isig` would make it
-        # a character.
-        self._make_sane()
-        self._write(b"\x03")
+        self._tty.interrupt()
         ended = self._collect(output, time.monotonic() + INTERRUPT_S)
         for number, wait_s in ((signal.SIGTERM, TERM_S), (signal.SIGKILL, KILL_S)):
             if ended.exit_code is not None:
@@ -362,10 +311,7 @@ class Bash:
         """The tty's foreground group and the descendants in it; background jobs are not part of the
         command.
         """
-        try:
-            group = os.tcgetpgrp(self._fd)
-        except OSError:
-            group = -1
+        group = self._tty.foreground()
         if group == self._pid or group <= 0:
             return descendants(self._pid)
         return [pid for pid in descendants(self._pid) if _group_of(pid) == group]
@@ -377,7 +323,7 @@ class Bash:
         for pid in [*descendants(self._pid), self._pid]:
             _kill(pid, signal.SIGKILL)
         self._unread = os.lseek(self._memory, 0, os.SEEK_CUR) == 0
-        os.close(self._fd)
+        self._tty.close()
         os.close(self._memory)
         self._events.reap()
         self._events.forget(self._pid)

@@ -291,8 +291,11 @@ def preload() -> None:
         files,
         ipython,
         python,
+        terminal,
         user_tool,
     )
+
+    terminal.load()
 
 
 def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
