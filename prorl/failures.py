@@ -25,6 +25,11 @@ class FailureClass(StrEnum):
     CANCELLED = "cancelled"
     """Somebody asked for it."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether a rollout that ended so is scored, committed and trained on."""
+        return self is FailureClass.NONE or self is FailureClass.POLICY
+
 
 class FailureCode(StrEnum):
     """What happened. `FAILURE_CLASS` maps each code to its class."""

@@ -433,7 +433,8 @@ class SandboxSpec:
     """Cores that it may use at once, where a control group can bound it; 0 = all."""
 
 
-class GroupMember(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
     """State of one member, as the store needs it to decide a complete group."""
 
     rollout_id: int

@@ -23,7 +23,7 @@ from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, bou
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Env, Prepares, SandboxHost
 from prorl.rows import Added, Row
-from prorl.stages.host import GOOD, TRAINS
+from prorl.stages.host import GOOD
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.stages.prepare import prepare
 from prorl.types import AttemptKey, Failure, FailureCode, Score, Stage, Task
@@ -63,7 +63,7 @@ class EvalOperator:
 
     async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""
-        if read_failure(row).failure_class not in TRAINS:
+        if not read_failure(row).failure_class.trains:
             return scored_columns(score=None, failure=GOOD, eval_s=0.0)
         began = self._clock()
         key = read_key(row)

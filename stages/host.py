@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from prorl.control import Kind
+from prorl.control import Failed, Payload, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
@@ -36,15 +36,13 @@ from prorl.limits import Clock
 from prorl.protocols import Operator
 from prorl.rows import Added, Row
 from prorl.stages.growth import Growth
-from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureClass, FailureCode, Json
+from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode
 from prorl.types import Stage as StageName
 
 UPSTREAM = {StageName.INIT: "lease", StageName.RUN: "ready", StageName.EVAL: "ran"}
 DOWNSTREAM = {StageName.INIT: "ready", StageName.RUN: "ran", StageName.EVAL: "scored"}
 
 _FAILURE_COLUMN = {StageName.RUN: "failure_code", StageName.EVAL: "eval_failure_code"}
-
-TRAINS = frozenset({FailureClass.NONE, FailureClass.POLICY})
 
 GOOD = Failure(code=FailureCode.NONE)
 
@@ -55,7 +53,7 @@ class Emit(Protocol):
     """`ControlClient.emit`."""
 
     def __call__(
-        self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None
+        self, payload: Payload, key: AttemptKey, *, stage: str, code: str = ""
     ) -> None: ...
 
 
@@ -147,18 +145,18 @@ class Stage:
         """Attempts in hand."""
         return [*self._working, *self._finished]
 
-    def stats(self) -> dict[str, Json]:
-        """Payload of `stats` events."""
+    def stats(self) -> Stats:
+        """What the stage does just now, and has done."""
         self._count_busy()
-        return {
-            "slots": self._slots,
-            "busy": len(self._working),
-            "queued": self.outlet.num_waiting,
-            "done": self._num_done,
-            "failed": self._num_failed,
-            "busy_s": round(self._busy_s, 3),
-            "tokens": self._tokens(),
-        }
+        return Stats(
+            slots=self._slots,
+            busy=len(self._working),
+            queued=self.outlet.num_waiting,
+            done=self._num_done,
+            failed=self._num_failed,
+            busy_s=round(self._busy_s, 3),
+            tokens=self._tokens(),
+        )
 
     # ---- one row
 
@@ -166,7 +164,7 @@ class Stage:
         assert self._tasks is not None
         key = taken.key
         if not self._decided(taken.row):
-            self._emit(Kind.STARTED, key, stage=self.name)
+            self._emit(Started(), key, stage=self.name)
         self._count_busy()
         self._empty.clear()
         self._working[key] = self._tasks.create_task(self._work(taken))
@@ -174,7 +172,8 @@ class Stage:
     def _decided(self, row: Row) -> bool:
         """Whether an earlier stage has already reported the attempt's failure."""
         return (
-            self.name is StageName.EVAL and FAILURE_CLASS[row.value("failure_code")] not in TRAINS
+            self.name is StageName.EVAL
+            and not FAILURE_CLASS[FailureCode(row.value("failure_code"))].trains
         )
 
     async def _work(self, taken: Taken) -> None:
@@ -226,7 +225,7 @@ class Stage:
             failure = _failure(error)
         else:
             failure = self._verdict(result)
-            if failure.failure_class in TRAINS:
+            if failure.failure_class.trains:
                 return result
             self._report(key, failure)
             return result if self._worth_keeping(result) else None
@@ -252,15 +251,10 @@ class Stage:
     def _report(self, key: AttemptKey, failure: Failure) -> None:
         self._num_failed += 1
         if key in self._cuts:
-            self._emit(Kind.RELEASED, key, stage=self.name)
+            self._emit(Released(), key, stage=self.name)
         else:
-            self._emit(
-                Kind.FAILED,
-                key,
-                stage=self.name,
-                code=failure.code,
-                payload={"message": failure.message},
-            )
+            failed = Failed(message=failure.message)
+            self._emit(failed, key, stage=self.name, code=failure.code)
 
     async def _release(self, row: Row) -> None:
         try:
@@ -282,7 +276,7 @@ class Stage:
         for key in keys:
             row = self._finished.pop(key, None)
             if row is not None:
-                self._emit(Kind.RELEASED, key, stage=self.name)
+                self._emit(Released(), key, stage=self.name)
                 self._tasks.create_task(self._release(row))
         self._leave(keys)
 

@@ -26,7 +26,6 @@ from prorl.errors import RolloutError
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
 from prorl.rows import Added, Row
-from prorl.stages.host import TRAINS
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.types import (
     AttemptKey,
@@ -174,7 +173,7 @@ class RunOperator:
     async def _clean(self, key: AttemptKey, ref: SandboxRef, trajectory: Trajectory | None) -> None:
         """Stop RUN's sandbox, and the one reserved for EVAL unless there is something to score."""
         try:
-            if trajectory is None or trajectory.failure.failure_class not in TRAINS:
+            if trajectory is None or not trajectory.failure.failure_class.trains:
                 await self._host.stop_owner(owner_of(key))
             elif ref.sandbox_id:
                 await self._host.stop(ref)

@@ -15,7 +15,16 @@ import asyncio
 from functools import cache
 
 from prorl.config import ServiceConfig, StageConfig
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    ControlRow,
+    Endpoints,
+    Kind,
+    Paused,
+    Progress,
+    Stats,
+    VersionPublished,
+    Welcome,
+)
 from prorl.envs import get_env
 from prorl.flight import ControlClient, Identity, Inlet
 from prorl.protocols import Network, Operator, SandboxHost
@@ -25,7 +34,7 @@ from prorl.stages.host import UPSTREAM, Stage
 from prorl.stages.init import InitOperator
 from prorl.stages.run import RunOperator
 from prorl.tokenizer import load_tokenizer
-from prorl.types import AttemptKey, Json, PolicyVersion
+from prorl.types import AttemptKey, PolicyVersion
 from prorl.types import Stage as StageName
 
 LEAVE_S = 4.0
@@ -152,25 +161,29 @@ class Worker:
     def _welcome(self, row: ControlRow) -> None:
         if self._run_operator is not None:
             self._run_operator.pauses.clear()
-        for run_id, rollout_id, attempt in row.payload["refused"]:
-            self.stage.cancel(AttemptKey(run_id, rollout_id, attempt))
+        for key in row.read(Welcome).refused:
+            self.stage.cancel(key)
 
     def _endpoints(self, row: ControlRow) -> None:
+        locations = row.read(Endpoints).locations
         match self._stage_name:
             case StageName.INIT:
                 self._inlet.set_upstreams([self._config.gateway_flight])
             case StageName.RUN:
-                self._inlet.set_upstreams(row.payload.get("init", []))
+                self._inlet.set_upstreams(locations.get("init", ()))
             case StageName.EVAL:
-                self._inlet.set_upstreams(row.payload.get("run", []))
+                self._inlet.set_upstreams(locations.get("run", ()))
 
     def _version(self, row: ControlRow) -> None:
         if self._run_operator is not None:
-            self._run_operator.versions[row.run_id] = PolicyVersion(row.payload["version"])
+            self._run_operator.versions[row.run_id] = PolicyVersion(
+                row.read(VersionPublished).version
+            )
 
     def _paused(self, row: ControlRow) -> None:
         if self._run_operator is not None:
-            self._run_operator.pauses.set(row.payload["backend"], row.payload["paused"])
+            said = row.read(Paused)
+            self._run_operator.pauses.set(said.backend, said.paused)
 
     def _cancel(self, row: ControlRow) -> None:
         self.stage.cancel(row.key)
@@ -184,13 +197,11 @@ class Worker:
     def _held(self) -> list[AttemptKey]:
         return self.stage.held()
 
-    def _stats(self) -> Json:
+    def _stats(self) -> Stats:
         return self.stage.stats()
 
     def _num_tokens(self) -> int:
         return self._run_operator.num_tokens if self._run_operator is not None else 0
 
     def _progress(self, key: AttemptKey, turns: int, tokens: int) -> None:
-        self._control.emit(
-            Kind.PROGRESS, key, stage=self._stage_name, payload={"turn": turns, "tokens": tokens}
-        )
+        self._control.emit(Progress(turn=turns, tokens=tokens), key, stage=self._stage_name)

@@ -10,15 +10,23 @@ rollout, event number, group), so that what is said twice waits once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from prorl.control import (
+    Commit,
+    CommittedRollout,
+    GroupEventRow,
+    PartFile,
+    TaskRow,
+    Terminal,
+    TrajectorySummary,
+)
 from prorl.rows import Row, stack
 from prorl.schema import TABLES
-from prorl.storage.convert import event_rows, tables, terminal_rows
-from prorl.storage.layout import PartFile
-from prorl.types import AttemptKey, Json
+from prorl.storage.convert import event_rows, tables, task_rows, terminal_rows
+from prorl.types import AttemptKey, FailureCode
 
 Ack = Callable[[], None]
 
@@ -47,9 +55,11 @@ class Batch:
     """What one part will hold."""
 
     rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
-    terminals: dict[int, Mapping[str, Json]] = field(default_factory=dict)
-    events: dict[int, Mapping[str, Json]] = field(default_factory=dict)
-    tasks: dict[int, Mapping[str, Json]] = field(default_factory=dict)
+    terminals: dict[int, Terminal] = field(default_factory=dict)
+    events: dict[int, GroupEventRow] = field(default_factory=dict)
+    """By event_seq."""
+    tasks: dict[int, TaskRow] = field(default_factory=dict)
+    """By group."""
     num_bytes: int = 0
 
     def __bool__(self) -> bool:
@@ -64,17 +74,9 @@ class Batch:
         self.rows[key] = WaitingRow(key=key, row=row, acks=[ack])
         self.num_bytes += num_bytes
 
-    def add_terminal(self, terminal: Mapping[str, Json]) -> None:
+    def add_terminal(self, terminal: Terminal) -> None:
         """A rollout that ended without a trajectory."""
-        self.terminals[int(terminal["rollout_id"])] = terminal
-
-    def add_events(self, rows: Iterable[Mapping[str, Json]]) -> None:
-        """GROUPS rows."""
-        self.events |= {int(row["event_seq"]): row for row in rows}
-
-    def add_tasks(self, rows: Iterable[Mapping[str, Json]]) -> None:
-        """TASKS rows."""
-        self.tasks |= {int(row["group_id"]): row for row in rows}
+        self.terminals[terminal.rollout_id] = terminal
 
 
 @dataclass(slots=True)
@@ -108,40 +110,45 @@ def part_tables(batch: Batch) -> dict[str, pa.Table]:
             found[name].append(pa.Table.from_batches([rows]))
     if batch.terminals:
         found["rollouts"].append(terminal_rows(batch.terminals.values()))
-    for name, values in (("groups", batch.events), ("tasks", batch.tasks)):
-        if values:
-            found[name].append(event_rows(name, (values[key] for key in sorted(values))))
+    if batch.events:
+        found["groups"].append(event_rows(batch.events[seq] for seq in sorted(batch.events)))
+    if batch.tasks:
+        found["tasks"].append(task_rows(batch.tasks[group] for group in sorted(batch.tasks)))
     joined = {name: pa.concat_tables(parts) for name, parts in found.items() if parts}
     return {name: rows for name, rows in joined.items() if rows.num_rows}
 
 
-_COMMITTED = (
-    "rollout_id",
-    "attempt",
-    "reward",
-    "failure_class",
-    "failure_code",
-    "min_version",
-    "max_version",
-    "num_turns",
-    "num_tokens",
-    "num_sampled",
-)
+_SUMMARY = TrajectorySummary.__struct_fields__
+_COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", *_SUMMARY)
 
 
-def commit_body(
+def commit_request(
     part: str, files: Iterable[PartFile], batch: Batch, rows: Mapping[str, pa.Table]
-) -> dict[str, Json]:
-    """Payload of the `commit` request for a batch whose tables are `rows`."""
+) -> Commit:
+    """The `commit` request for a batch whose tables are `rows`."""
     rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
-    return {
-        "part": part,
-        "files": [asdict(file) for file in files],
-        "rollouts": [row for row in rollouts if row["rollout_id"] not in batch.terminals],
-        "terminals": list(batch.terminals),
-        "group_events_upto": _upto(batch.events),
-        "tasks_upto": _upto(batch.tasks),
-    }
+    return Commit(
+        part=part,
+        files=tuple(files),
+        rollouts=tuple(
+            _committed(**row) for row in rollouts if row["rollout_id"] not in batch.terminals
+        ),
+        terminals=tuple(batch.terminals),
+        group_events_upto=_upto(batch.events),
+        tasks_upto=_upto(batch.tasks),
+    )
+
+
+def _committed(
+    *, rollout_id: int, attempt: int, reward: float, failure_code: str, **summary: int
+) -> CommittedRollout:
+    return CommittedRollout(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        reward=reward,
+        failure_code=FailureCode(failure_code),
+        summary=TrajectorySummary(**summary),
+    )
 
 
 class GroupCounts:

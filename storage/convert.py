@@ -13,13 +13,16 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.columns import validate_sequences
+from prorl.control import GroupEventRow, TaskRow, Terminal
 from prorl.errors import RolloutError, boundary
 from prorl.schema import (
+    GROUPS,
     MAX_SEGMENTS,
     MESSAGE,
     MESSAGES,
@@ -27,13 +30,10 @@ from prorl.schema import (
     SCORED,
     SEQUENCE,
     SEQUENCES,
-    TABLES,
+    TASKS,
     TURNS,
 )
-from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, RolloutState
-
-COMMITTED_CLASSES = frozenset({FailureClass.NONE, FailureClass.POLICY})
-"""Failure classes whose trajectories are kept and train; all others go to `partial/`."""
+from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutState
 
 
 def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
@@ -61,7 +61,7 @@ def judge(batch: pa.RecordBatch) -> list[Verdict]:
     """One verdict per SCORED row. Never raises for what is in a row."""
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            wanted = [FAILURE_CLASS[code] in COMMITTED_CLASSES for code in effective_codes(batch)]
+            wanted = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
             found = [
                 problem if want else ""
                 for want, problem in zip(wanted, problems(batch), strict=True)
@@ -265,28 +265,8 @@ def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
     return structs.filter(pc.not_equal(logs, ""))
 
 
-TERMINAL_KEYS = (
-    "attempt",
-    "status",
-    "failure_class",
-    "failure_code",
-    "failure_message",
-    "sample_index",
-    "rollout_key",
-    "task_id",
-    "data_source",
-    "env",
-    "agent",
-    "queue_s",
-    "extra",
-)
-"""What a `terminal` command carries beside rollout and group."""
-
-
-def terminal_rows(terminals: Iterable[Mapping[str, Json]]) -> pa.Table:
-    """`rollouts` rows of rollouts that ended without a trajectory; each mapping holds rollout_id,
-    group_id and TERMINAL_KEYS.
-    """
+def terminal_rows(terminals: Iterable[Terminal]) -> pa.Table:
+    """`rollouts` rows of rollouts that ended without a trajectory."""
     now = datetime.now(UTC)
     blank: dict[str, Json] = {
         "valid": False,
@@ -309,25 +289,15 @@ def terminal_rows(terminals: Iterable[Mapping[str, Json]]) -> pa.Table:
         "eval_s": 0.0,
         "committed_at": now,
     }
-    return pa.Table.from_pylist([{**blank, **terminal} for terminal in terminals], schema=ROLLOUTS)
+    rows = [{**blank, **msgspec.structs.asdict(terminal)} for terminal in terminals]
+    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
 
 
-def event_rows(table: str, rows: Iterable[Mapping[str, Json]]) -> pa.Table:
-    """`groups` or `tasks` rows from the JSON that the gateway sends;
-
-    `at` is ISO text or microseconds since the epoch.
-    """
-    schema = TABLES[table]
-    values = [
-        {name: _moment(value) if name == "at" else value for name, value in row.items()}
-        for row in rows
-    ]
-    return pa.Table.from_pylist(values, schema=schema)
+def event_rows(events: Iterable[GroupEventRow]) -> pa.Table:
+    """`groups` rows."""
+    return pa.Table.from_pylist(list(map(msgspec.structs.asdict, events)), schema=GROUPS)
 
 
-def _moment(value: Json) -> datetime:
-    return (
-        datetime.fromisoformat(value)
-        if isinstance(value, str)
-        else datetime.fromtimestamp(value / 1e6, UTC)
-    )
+def task_rows(tasks: Iterable[TaskRow]) -> pa.Table:
+    """`tasks` rows."""
+    return pa.Table.from_pylist(list(map(msgspec.structs.asdict, tasks)), schema=TASKS)

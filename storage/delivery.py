@@ -14,8 +14,10 @@ import heapq
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from itertools import count, islice
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from prorl.control import HandedOut, KeptGroup
 from prorl.errors import ConflictError
 from prorl.limits import Clock
 
@@ -68,14 +70,6 @@ class Order(Protocol):
         """
 
 
-class KeptGroup(NamedTuple):
-    """A group that may be handed out."""
-
-    group_id: int
-    min_version: int
-    num_bytes: int
-
-
 class _Entry(NamedTuple):
     """Compared in this order: oldest version first, then as decided."""
 
@@ -84,8 +78,8 @@ class _Entry(NamedTuple):
     group_id: int
 
 
-Handout = Callable[[str, list[KeptGroup]], Awaitable[tuple[list[tuple[int, int]], list[int]]]]
-"""(consumer, groups) -> ([(group, delivery_seq)], stale groups), once that is durable."""
+AskHandout = Callable[[str, list[KeptGroup]], Awaitable[HandedOut]]
+"""(consumer, groups) -> what became of them, once that is durable."""
 
 SaveCursor = Callable[[str, int], Awaitable[None]]
 
@@ -130,7 +124,7 @@ class LiveOrder:
         run_id: str,
         *,
         size: Callable[[int], int],
-        handout: Handout,
+        handout: AskHandout,
         save_cursor: SaveCursor,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -254,10 +248,10 @@ class LiveOrder:
             for entry in chosen
         ]
         try:
-            delivered, stale = await self._handout(wanted.consumer, groups)
-            for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
-                self._place(group_id, seq)
-            for group_id in {*(group.group_id for group in groups), *stale}:
+            answer = await self._handout(wanted.consumer, groups)
+            for place in sorted(answer.delivered, key=attrgetter("delivery_seq")):
+                self._place(place.group_id, place.delivery_seq)
+            for group_id in {*(group.group_id for group in groups), *answer.stale}:
                 # Stale, or unknown to the log: either way nobody will get it.
                 self._kept.pop(group_id, None)
         finally:

@@ -20,13 +20,13 @@ group must never stay undecided. Decisions here are proposals: the control log's
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 
+from prorl.control import GroupComplete
 from prorl.errors import ConfigError
 from prorl.storage.sql import LockedDuckDB
-from prorl.types import FailureClass, GroupDecision, GroupMember, Json, RolloutState
+from prorl.types import GroupDecision, GroupMember, RolloutState
 
 NONE_SQL = """
 select group_id, true as kept, 'unfiltered' as reason
@@ -66,43 +66,16 @@ MEMBERS = pa.schema(
 _OUTPUT = {"group_id": ("BIGINT", "INTEGER"), "kept": ("BOOLEAN",), "reason": ("VARCHAR",)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteGroup:
-    """A group whose members are all terminal."""
-
-    group_id: int
-    task_id: str
-    members: tuple[GroupMember, ...]
-
-    @property
-    def valid(self) -> tuple[GroupMember, ...]:
-        """Members that may train; the others are masked."""
-        return tuple(member for member in self.members if is_valid(member))
-
-    @classmethod
-    def of(cls, group_id: int, payload: Json) -> CompleteGroup:
-        """From a `group_complete` command's payload."""
-        members = tuple(
-            GroupMember(
-                rollout_id,
-                sample_index,
-                attempt,
-                RolloutState(state),
-                FailureClass(failure_class),
-                reward,
-            )
-            for rollout_id, sample_index, attempt, state, failure_class, reward in payload[
-                "members"
-            ]
-        )
-        return cls(group_id=group_id, task_id=payload.get("task_id", ""), members=members)
+def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
+    """Members that may train; the others are masked."""
+    return tuple(member for member in group.members if is_valid(member))
 
 
 def is_valid(member: GroupMember) -> bool:
     """Whether a member's reward counts: completed, and not by our own fault."""
     return (
         member.state is RolloutState.COMPLETED
-        and member.failure_class in (FailureClass.NONE, FailureClass.POLICY)
+        and member.failure_class.trains
         and member.reward is not None
     )
 
@@ -130,19 +103,19 @@ class GroupFilter:
             self._database.close()
             raise
 
-    def decide(self, groups: Sequence[CompleteGroup]) -> list[GroupDecision]:
+    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
         """One decision per group, in the order given."""
-        asked = [group for group in groups if len(group.valid) >= self._min_valid]
+        asked = [group for group in groups if len(valid_members(group)) >= self._min_valid]
         found = self._ask_all(asked)
         return [found.get(group.group_id) or self._absent(group) for group in groups]
 
-    def _absent(self, group: CompleteGroup) -> GroupDecision:
-        enough = len(group.valid) >= self._min_valid
+    def _absent(self, group: GroupComplete) -> GroupDecision:
+        enough = len(valid_members(group)) >= self._min_valid
         return GroupDecision(
             group.group_id, kept=False, reason="unselected" if enough else "incomplete"
         )
 
-    def _ask_all(self, groups: Sequence[CompleteGroup]) -> dict[int, GroupDecision]:
+    def _ask_all(self, groups: Sequence[GroupComplete]) -> dict[int, GroupDecision]:
         if not groups:
             return {}
         try:
@@ -161,7 +134,7 @@ class GroupFilter:
             for group_id, decision in self._ask_all([group]).items()
         }
 
-    def _ask(self, groups: Sequence[CompleteGroup]) -> dict[int, GroupDecision]:
+    def _ask(self, groups: Sequence[GroupComplete]) -> dict[int, GroupDecision]:
         self._database.register("rollouts", _table(groups))
         answer = self._database.query(self._sql, self._timeout_s)
         columns = [answer.column(name).to_pylist() for name in _OUTPUT]
@@ -195,7 +168,7 @@ class RefusingFilter:
     def __init__(self, error: ConfigError) -> None:
         self._reason = f"filter_error: {error.given}"[:200]
 
-    def decide(self, groups: Sequence[CompleteGroup]) -> list[GroupDecision]:
+    def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
         """Drop them all."""
         return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
 
@@ -229,7 +202,7 @@ def _check_output(found: Mapping[str, str]) -> None:
             )
 
 
-def _table(groups: Sequence[CompleteGroup]) -> pa.Table:
+def _table(groups: Sequence[GroupComplete]) -> pa.Table:
     rows = [
         (
             g.group_id,
@@ -242,7 +215,7 @@ def _table(groups: Sequence[CompleteGroup]) -> pa.Table:
             m.reward,
         )
         for g in groups
-        for m in g.valid
+        for m in valid_members(g)
     ]
     return pa.Table.from_arrays(
         [pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), MEMBERS, strict=True)],

@@ -24,6 +24,7 @@ import fsspec
 import orjson
 from fsspec.implementations.local import LocalFileSystem
 
+from prorl.control import PartFile as PartFile
 from prorl.errors import ConflictError, NotFoundError, SchemaError
 from prorl.schema import SCHEMA_VERSION, TABLES, check_version
 from prorl.storage.publish import TEMP_MARK, Publish, publish, sync_directory
@@ -33,18 +34,6 @@ COMMITS = "commits"
 PARTIAL = "partial"
 MANIFEST = "manifest.json"
 EMPTY = "empty.parquet"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartFile:
-    """One immutable file of a table."""
-
-    table: str
-    path: str
-    """Relative to the run directory."""
-    rows: int
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

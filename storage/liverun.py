@@ -13,23 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
 from prorl.config import StoreConfig
-from prorl.control import Kind
+from prorl.control import (
+    Cursor,
+    Decision,
+    GroupComplete,
+    HandedOut,
+    Handout,
+    KeptGroup,
+    Propose,
+    RunSnapshot,
+)
 from prorl.storage.catalog import StoredRun
-from prorl.storage.delivery import KeptGroup, LiveOrder
+from prorl.storage.delivery import LiveOrder
 from prorl.storage.endpoint import Endpoint, on_own_thread
 from prorl.storage.facts import COLUMNS, FactBook
-from prorl.storage.filter import CompleteGroup, compile_filter
+from prorl.storage.filter import compile_filter, valid_members
 from prorl.storage.groups import CACHE_BYTES, GroupIndex
 from prorl.storage.layout import RunDir
 from prorl.storage.parts import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
-from prorl.types import GroupDecision, Json
+from prorl.types import GroupDecision
 
 _LOOK_S = 1.0
 """Between two looks at whether a finished run may be closed."""
@@ -44,23 +52,23 @@ class LiveRun:
     def __init__(
         self,
         root: Path,
-        snapshot: Mapping[str, Json],
+        snapshot: RunSnapshot,
         control: ControlPort,
         endpoint: Endpoint,
         settings: StoreConfig,
     ) -> None:
-        self.run_id = str(snapshot["run_id"])
+        self.run_id = snapshot.run_id
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
         self._facts = FactBook()
-        self._streams = streams = snapshot["config"]["delivery"] == "stream"
+        self._streams = streams = snapshot.delivery == "stream"
         self._idle_s = settings.idle_s
         self._finished = asyncio.Event()
         self.index = GroupIndex(
             RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0
         )
-        self._filter = compile_filter(snapshot["filter_sql"])
-        self._complete: dict[int, CompleteGroup] = {}
+        self._filter = compile_filter(snapshot.filter)
+        self._complete: dict[int, GroupComplete] = {}
         self._asked = asyncio.Event()
         self._draining = False
         self.ready = asyncio.Event()
@@ -78,7 +86,7 @@ class LiveRun:
             control,
             flush_s=settings.flush_s,
             flush_bytes=settings.flush_bytes,
-            group_size=int(snapshot["group_size"]),
+            group_size=snapshot.group_size,
             eager=streams,
             on_commit=self._committed,
         )
@@ -118,7 +126,7 @@ class LiveRun:
             self.index.add_stored(file)
         return [read_part(stored.directory, file, COLUMNS) for file in stored.files("rollouts")]
 
-    async def restore(self, snapshot: Mapping[str, Json]) -> None:
+    async def restore(self, snapshot: RunSnapshot) -> None:
         """The gateway was away: take over what it knows and we may not."""
         self.writer.restore(snapshot)
         if self.ready.is_set():
@@ -126,13 +134,13 @@ class LiveRun:
         else:
             self._snapshots.append(snapshot)
 
-    async def _take_over(self, snapshot: Mapping[str, Json]) -> None:
-        self.order.restore(snapshot["delivered"], snapshot["cursors"])
-        for group_id in snapshot["kept"]:
+    async def _take_over(self, snapshot: RunSnapshot) -> None:
+        self.order.restore(snapshot.delivered, snapshot.cursors)
+        for group_id in snapshot.kept:
             self.order.keep(group_id, self._facts.min_version(group_id))
-        for values in snapshot["complete"]:
-            self.complete(CompleteGroup.of(values["group_id"], values))
-        if snapshot["state"] == "finished":
+        for group in snapshot.complete:
+            self.complete(group)
+        if snapshot.state == "finished":
             self.finish()
         await self.writer.publish_missing(snapshot)
 
@@ -145,7 +153,7 @@ class LiveRun:
             file = next(file for file in written.commit.files if file.table == "sequences")
             self._endpoint.soon(lambda: self.index.add_written(file, rows))
 
-    def complete(self, group: CompleteGroup) -> None:
+    def complete(self, group: GroupComplete) -> None:
         """All members of a group are terminal: decide."""
         self._complete[group.group_id] = group
         self._asked.set()
@@ -159,42 +167,35 @@ class LiveRun:
                 self._asked.clear()
             groups, self._complete = list(self._complete.values()), {}
             decisions = await asyncio.to_thread(self._filter.decide, groups)
-            payload = {
-                "decisions": [
-                    self._proposal(group, found)
-                    for group, found in zip(groups, decisions, strict=True)
-                ]
-            }
-            answer = await self._control.request(Kind.PROPOSE, run_id=self.run_id, payload=payload)
-            for stands in answer["decisions"]:
-                if stands["kept"]:
-                    self.order.keep(stands["group_id"], stands["min_version"])
+            proposals = tuple(
+                self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)
+            )
+            answer = await self._control.request(Propose(decisions=proposals), run_id=self.run_id)
+            for stands in answer.decisions:
+                if stands.kept:
+                    self.order.keep(stands.group_id, stands.min_version)
 
-    def _proposal(self, group: CompleteGroup, decision: GroupDecision) -> Json:
+    def _proposal(self, group: GroupComplete, decision: GroupDecision) -> Decision:
         kept, reason = decision.kept, decision.reason
         if kept and not self._facts.can_be_served(group.group_id):
             kept, reason = False, "incomplete"
-        rewards = [member.reward for member in group.valid if member.reward is not None]
-        return {
-            "group_id": group.group_id,
-            "kept": kept,
-            "reason": reason,
-            "num_valid": len(rewards),
-            "mean_reward": statistics.fmean(rewards) if rewards else None,
-            "min_version": self._facts.min_version(group.group_id),
-        }
+        valid = valid_members(group)
+        rewards = [member.reward for member in valid if member.reward is not None]
+        return Decision(
+            group_id=group.group_id,
+            kept=kept,
+            reason=reason,
+            num_valid=len(rewards),
+            mean_reward=statistics.fmean(rewards) if rewards else None,
+            min_version=self._facts.min_version(group.group_id),
+        )
 
-    async def _handout(
-        self, consumer: str, groups: list[KeptGroup]
-    ) -> tuple[list[tuple[int, int]], list[int]]:
-        payload = {"consumer": consumer, "groups": [list(group) for group in groups]}
-        answer = await self._control.request(Kind.HANDOUT, run_id=self.run_id, payload=payload)
-        return [(group_id, seq) for group_id, seq in answer["delivered"]], list(answer["stale"])
+    async def _handout(self, consumer: str, groups: list[KeptGroup]) -> HandedOut:
+        asked = Handout(consumer=consumer, groups=tuple(groups))
+        return await self._control.request(asked, run_id=self.run_id)
 
     async def _save_cursor(self, consumer: str, seq: int) -> None:
-        await self._control.request(
-            Kind.CURSOR, run_id=self.run_id, payload={"consumer": consumer, "seq": seq}
-        )
+        await self._control.request(Cursor(consumer=consumer, seq=seq), run_id=self.run_id)
 
     def finish(self) -> None:
         """Nothing will be kept any more."""

@@ -20,7 +20,18 @@ from contextlib import asynccontextmanager, suppress
 import structlog
 
 from prorl.config import NAME, ServiceConfig
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    ControlRow,
+    Endpoints,
+    GroupComplete,
+    Handout,
+    Kind,
+    Reserve,
+    Rows,
+    RunSnapshot,
+    Stats,
+    Terminal,
+)
 from prorl.errors import NotFoundError, ProrlError
 from prorl.flight import FlightNetwork
 from prorl.flight.control import ControlClient, Identity
@@ -28,10 +39,9 @@ from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
 from prorl.storage.catalog import is_run
 from prorl.storage.endpoint import Endpoint, ServedRun, on_own_thread
-from prorl.storage.filter import CompleteGroup
 from prorl.storage.liverun import LiveRun
 from prorl.storage.replay import open_replay
-from prorl.types import AttemptKey, Json
+from prorl.types import AttemptKey
 
 log = structlog.get_logger("prorl.storage")
 
@@ -85,7 +95,9 @@ class Store:
 
     def _handlers(self) -> dict[Kind, Callable[[ControlRow], None]]:
         return {
-            Kind.ENDPOINTS: lambda row: self._inlet.set_upstreams(row.payload.get("eval", ())),
+            Kind.ENDPOINTS: lambda row: self._inlet.set_upstreams(
+                row.read(Endpoints).locations.get("eval", ())
+            ),
             Kind.RUN: self._on_run,
             **dict.fromkeys(
                 (Kind.ROWS, Kind.TERMINAL, Kind.GROUP_COMPLETE, Kind.FINISHED), self._of_a_run
@@ -98,38 +110,30 @@ class Store:
             # Retired; what is new will be in the snapshot that our next hello brings.
             log.warning("news of a run that is closed", run=row.run_id, kind=row.kind.value)
         elif row.kind is Kind.ROWS:
-            run.writer.add_rows(row.payload["table"], row.payload["rows"])
+            run.writer.add_rows(row.read(Rows))
         elif row.kind is Kind.TERMINAL:
-            ids = {"rollout_id": row.rollout_id, "group_id": row.group_id}
-            run.writer.add_terminal({**ids, **row.payload})
+            run.writer.add_terminal(row.read(Terminal))
         elif row.kind is Kind.GROUP_COMPLETE:
-            run.complete(CompleteGroup.of(row.group_id, row.payload))
+            run.complete(row.read(GroupComplete))
         else:
             run.finish()
 
     def _held(self) -> Iterable[AttemptKey]:
         return [key for run in self._runs.values() for key in run.writer.held]
 
-    def _stats(self) -> Json:
+    def _stats(self) -> Stats:
         done = self._retired_rows + sum(run.rows_committed for run in self._runs.values())
-        return {
-            "slots": SLOTS,
-            "busy": self._inlet.in_hand,
-            "queued": 0,
-            "done": done,
-            "failed": 0,
-            "busy_s": 0.0,
-            "tokens": 0,
-        }
+        return Stats(slots=SLOTS, busy=self._inlet.in_hand, done=done)
 
     def _on_run(self, row: ControlRow) -> None:
         assert self._group is not None
+        snapshot = row.read(RunSnapshot)
         run = self._runs.get(row.run_id)
         if run is not None:
-            self._group.create_task(run.restore(row.payload))
+            self._group.create_task(run.restore(snapshot))
             return
         run = self._runs[row.run_id] = LiveRun(
-            self.config.root, row.payload, self.control, self._endpoint, self.config.store
+            self.config.root, snapshot, self.control, self._endpoint, self.config.store
         )
         life = self._group.create_task(self._live(run), name=f"run {row.run_id}")
         self._lives.add(life)
@@ -172,10 +176,11 @@ class Store:
                     await came.wait()
             except TimeoutError:
                 answer = await self.control.request(
-                    Kind.RESERVE, run_id=taken.key.run_id, payload={"attempts": [list(taken.key)]}
+                    Reserve(attempts=(taken.key,)), run_id=taken.key.run_id
                 )
-                if answer["refused"]:
-                    log.info("a row of no open run", key=taken.key, reason=answer["refused"][0][3])
+                if answer.refused:
+                    reason = answer.refused[0].reason
+                    log.info("a row of no open run", key=taken.key, reason=reason)
                     self._inlet.ack([taken.key])
                     return
         self._add(taken)
@@ -184,9 +189,7 @@ class Store:
         """A run that is not live: from its directory, once the log has told of everything that is."""
         with suppress(NotFoundError):
             # The reply comes after every snapshot that the log had for us.
-            await self.control.request(
-                Kind.HANDOUT, run_id=run_id, payload={"consumer": "", "groups": []}
-            )
+            await self.control.request(Handout(consumer=""), run_id=run_id)
         if (run := self._runs.get(run_id)) is not None:
             await run.ready.wait()
             return ServedRun(order=run.order, index=run.index)

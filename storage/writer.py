@@ -29,7 +29,18 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 import structlog
 
-from prorl.control import Kind
+from prorl.control import (
+    Failed,
+    Payload,
+    Published,
+    RefusalReason,
+    ReplyT,
+    Request,
+    Reserve,
+    Rows,
+    RunSnapshot,
+    Terminal,
+)
 from prorl.errors import FencedError, StorageError
 from prorl.flight.queues import wire_bytes
 from prorl.rows import Row, stack
@@ -39,14 +50,14 @@ from prorl.storage.batch import (
     GroupCounts,
     Stored,
     WaitingRow,
-    commit_body,
+    commit_request,
     part_tables,
 )
 from prorl.storage.convert import judge
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import empties, encode, encode_partial, part_file
 from prorl.storage.publish import Publish, publish
-from prorl.types import AttemptKey, FailureCode, Json, Stage
+from prorl.types import AttemptKey, FailureCode, Stage
 
 log = structlog.get_logger("prorl.storage")
 
@@ -60,16 +71,14 @@ FULL_DISK_WAIT_S = 1.0
 class ControlPort(Protocol):
     """The control stream as the writer uses it (`prorl.flight.control.ControlClient`)."""
 
-    async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
-        """Ask; the reply's payload, over as many connections as it takes.
+    async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
+        """Ask; the reply, over as many connections as it takes.
 
         Raises FencedError and other errors of `prorl.errors`.
         """
 
-    def emit(
-        self, kind: Kind, key: AttemptKey, *, stage: str = "", code: str = "", payload: Json = None
-    ) -> None:
-        """Tell."""
+    def emit(self, payload: Payload, key: AttemptKey, *, stage: str = "", code: str = "") -> None:
+        """Send an event; dropped while there is no connection."""
 
 
 class Written(NamedTuple):
@@ -121,14 +130,14 @@ class RunWriter:
         """Attempts that are reserved here."""
         return list(self._flying.rows)
 
-    async def open(self, snapshot: Mapping[str, Json]) -> None:
+    async def open(self, snapshot: RunSnapshot) -> None:
         """Make the directory as the log says it is: remove what nobody committed, publish what is
         committed. Once, before `run`.
 
         Raises ConflictError, before anything is touched, when it holds commits that the log does
         not know.
         """
-        await asyncio.to_thread(self._prepare, set(snapshot["parts"]))
+        await asyncio.to_thread(self._prepare, set(snapshot.parts))
         await self.publish_missing(snapshot)
 
     def _prepare(self, parts: set[str]) -> None:
@@ -138,26 +147,23 @@ class RunWriter:
         if removed:
             log.info("removed what no commit names", run=self.run_id, files=removed)
 
-    async def publish_missing(self, snapshot: Mapping[str, Json]) -> None:
+    async def publish_missing(self, snapshot: RunSnapshot) -> None:
         """Publish commits that the log knows as not published, but for the one in hand."""
-        for values in snapshot["unpublished"]:
-            if values["part"] != self._flying_part:
-                files = tuple(PartFile(**file) for file in values["files"])
-                await self._show(
-                    Commit(
-                        commit_seq=values["commit_seq"],
-                        part=values["part"],
-                        files=files,
-                        run_id=self.run_id,
-                    )
+        for missing in snapshot.unpublished:
+            if missing.part != self._flying_part:
+                commit = Commit(
+                    commit_seq=missing.commit_seq,
+                    part=missing.part,
+                    files=missing.files,
+                    run_id=self.run_id,
                 )
+                await self._show(commit)
 
-    def restore(self, snapshot: Mapping[str, Json]) -> None:
+    def restore(self, snapshot: RunSnapshot) -> None:
         """Take over what a snapshot says is not stored; what is here already stays as it is."""
-        for terminal in snapshot["terminals"]:
+        for terminal in snapshot.terminals:
             self.add_terminal(terminal)
-        self.add_rows("tasks", snapshot["tasks"])
-        self.add_rows("groups", snapshot["group_events"])
+        self.add_rows(Rows(tasks=snapshot.tasks, events=snapshot.group_events))
 
     def add(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int = 0) -> None:
         """A SCORED row; `ack` is called once its fate is durable. `num_bytes`: if known."""
@@ -169,33 +175,24 @@ class RunWriter:
         self._member(row.value("group_id"), row.value("sample_index"))
         self._touch()
 
-    def add_terminal(self, terminal: Mapping[str, Json]) -> None:
+    def add_terminal(self, terminal: Terminal) -> None:
         """A rollout that ended without a trajectory."""
-        rollout_id = int(terminal["rollout_id"])
+        rollout_id = terminal.rollout_id
         if rollout_id not in self._flying.terminals and rollout_id not in self._stored.terminals:
             self._waiting.add_terminal(terminal)
-            self._member(int(terminal["group_id"]), int(terminal["sample_index"]))
+            self._member(terminal.group_id, terminal.sample_index)
             self._touch()
 
-    def add_rows(self, table: str, rows: Sequence[Mapping[str, Json]]) -> None:
-        """New rows of `tasks` or `groups`."""
-        if table == "tasks":
-            fresh = [
-                row
-                for row in rows
-                if int(row["group_id"]) >= self._stored.tasks_upto
-                and int(row["group_id"]) not in self._flying.tasks
-            ]
-            self._waiting.add_tasks(fresh)
-            for row in fresh:
-                self._counts.expect(int(row["group_id"]), int(row["n"]))
-        else:
-            upto, flying = self._stored.events_upto, self._flying.events
-            self._waiting.add_events(
-                row
-                for row in rows
-                if int(row["event_seq"]) >= upto and int(row["event_seq"]) not in flying
-            )
+    def add_rows(self, rows: Rows) -> None:
+        """New rows of `tasks` and `groups`."""
+        stored, flying = self._stored, self._flying
+        for task in rows.tasks:
+            if task.group_id >= stored.tasks_upto and task.group_id not in flying.tasks:
+                self._waiting.tasks[task.group_id] = task
+                self._counts.expect(task.group_id, task.n)
+        for event in rows.events:
+            if event.event_seq >= stored.events_upto and event.event_seq not in flying.events:
+                self._waiting.events[event.event_seq] = event
         self._touch()
 
     def _member(self, group_id: int, sample_index: int) -> None:
@@ -275,9 +272,11 @@ class RunWriter:
                     attempt=waiting.key.attempt,
                     problem=verdict.problem,
                 )
-                code, message = FailureCode.INVALID_ROW.value, {"message": verdict.problem}
                 self._control.emit(
-                    Kind.FAILED, waiting.key, stage=Stage.EVAL.value, code=code, payload=message
+                    Failed(message=verdict.problem),
+                    waiting.key,
+                    stage=Stage.EVAL,
+                    code=FailureCode.INVALID_ROW,
                 )
         await self._to_partial([waiting for waiting, verdict in judged if not verdict.committable])
 
@@ -287,15 +286,12 @@ class RunWriter:
         """
         if not self._flying.rows:
             return 0
-        payload = {"attempts": [list(key) for key in self._flying.rows]}
-        answer = await self._control.request(Kind.RESERVE, run_id=self.run_id, payload=payload)
-        refused = {AttemptKey(*key): reason for *key, reason in answer["refused"]}
-        self._settle(
-            [self._flying.rows[key] for key, reason in refused.items() if reason == "committed"]
-        )
-        await self._to_partial(
-            [self._flying.rows[key] for key, reason in refused.items() if reason != "committed"]
-        )
+        asked = Reserve(attempts=tuple(self._flying.rows))
+        refused = (await self._control.request(asked, run_id=self.run_id)).refused
+        durable = [r.key for r in refused if r.reason is RefusalReason.COMMITTED]
+        superseded = [r.key for r in refused if r.reason is not RefusalReason.COMMITTED]
+        self._settle([self._flying.rows[key] for key in durable])
+        await self._to_partial([self._flying.rows[key] for key in superseded])
         return len(refused)
 
     async def _to_partial(self, rows: Sequence[WaitingRow]) -> None:
@@ -345,11 +341,8 @@ class RunWriter:
         None when it refused a row: then nothing was committed, and that row is out of the batch.
         """
         try:
-            answer = await self._control.request(
-                Kind.COMMIT,
-                run_id=self.run_id,
-                payload=commit_body(part.name, part.files, self._flying, part.tables),
-            )
+            asked = commit_request(part.name, part.files, self._flying, part.tables)
+            answer = await self._control.request(asked, run_id=self.run_id)
         except FencedError:
             for file in part.files:
                 self.directory.fs.rm_file(self.directory.path(file.path))
@@ -357,12 +350,10 @@ class RunWriter:
                 raise
             return None
         return Commit(
-            commit_seq=answer["commit_seq"], part=part.name, files=part.files, run_id=self.run_id
+            commit_seq=answer.commit_seq, part=part.name, files=part.files, run_id=self.run_id
         )
 
     async def _show(self, commit: Commit) -> None:
         """Make a commit visible to readers."""
         await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
-        await self._control.request(
-            Kind.PUBLISHED, run_id=self.run_id, payload={"commit_seq": commit.commit_seq}
-        )
+        await self._control.request(Published(commit_seq=commit.commit_seq), run_id=self.run_id)

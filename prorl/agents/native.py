@@ -104,7 +104,7 @@ class NativeAgent:
         try:
             end = await _ended(attempt.drive())
             artefact = b""
-            if end.failure.failure_class in (FailureClass.NONE, FailureClass.POLICY):
+            if end.failure.failure_class.trains:
                 end, artefact = await attempt.artefact(end)
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -1,10 +1,10 @@
-"""`ControlClient`: a worker's side of the control protocol (`prorl/control.py`).
+"""`ControlClient`: a worker's side of the control protocol (`prorl/control/`).
 
     client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on={Kind.CANCEL: ..., Kind.ENDPOINTS: ...})
     client.start()
     await client.welcomed.wait()
-    client.emit(Kind.STARTED, key, stage="run")          # fire and forget; events travel together (`pacing`)
-    answer = await client.request(Kind.RESERVE, payload={...})
+    client.emit(Started(), key, stage="run")             # fire and forget; events travel together (`pacing`)
+    reserved = await client.request(Reserve(attempts=keys))
 
 The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is
 held then) and sends requests that have no reply again, in their order. Events of a lost session are
@@ -27,7 +27,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
-from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.control import (
+    ControlRow,
+    Endpoints,
+    Hello,
+    Kind,
+    Payload,
+    Problem,
+    ReplyT,
+    Request,
+    Stats,
+    Welcome,
+    from_batch,
+    to_batch,
+)
 from prorl.errors import (
     ConflictError,
     FencedError,
@@ -91,7 +104,7 @@ class ControlClient:
         identity: Identity,
         *,
         held: Callable[[], Iterable[AttemptKey]] = tuple,
-        stats: Callable[[], Json] = dict,
+        stats: Callable[[], Stats] = Stats,
         on: Mapping[Kind, Handler],
     ) -> None:
         self._network, self._location, self._identity = network, location, identity
@@ -100,7 +113,7 @@ class ControlClient:
         self._seq = 0
         self._outgoing: list[ControlRow] = []
         self._paced = Paced(self._flush, BACK_S)
-        self._pending: dict[int, tuple[ControlRow, asyncio.Future[Json]]] = {}
+        self._pending: dict[int, tuple[ControlRow, asyncio.Future[ControlRow]]] = {}
         self._unsent = count(-1, -1)
         """Places in `_pending` of requests that have no seq yet."""
         self._keeping: asyncio.Task[None] | None = None
@@ -132,23 +145,20 @@ class ControlClient:
 
     def emit(
         self,
-        kind: Kind,
+        payload: Payload,
         key: AttemptKey = NO_KEY,
         *,
         stage: str = "",
         code: str = "",
-        payload: Json = None,
     ) -> None:
         """Tell the gateway; dropped while there is no session."""
         if self._channel is not None:
-            self._seq += 1
-            self._outgoing.append(self._row(kind, key, stage, code, payload, seq=self._seq))
-            self._paced.ask()
+            self._say(ControlRow.of(payload, **key._asdict(), stage=stage, code=code))
 
-    async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
+    async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
         """Ask the gateway and wait for its reply, over as many sessions as it takes."""
-        row = self._row(kind, AttemptKey(run_id, -1, -1), "", "", payload)
-        waiting: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        row = ControlRow.of(asked, run_id=run_id)
+        waiting: asyncio.Future[ControlRow] = asyncio.get_running_loop().create_future()
         if self._channel is not None:
             row = self._say(row)
             self._pending[row.seq] = (row, waiting)
@@ -156,26 +166,14 @@ class ControlClient:
         else:
             self._pending[next(self._unsent)] = (row, waiting)
         try:
-            return await waiting
+            answer = await waiting
         finally:
             self._pending = {
                 seq: entry for seq, entry in self._pending.items() if entry[1] is not waiting
             }
-
-    @staticmethod
-    def _row(
-        kind: Kind, key: AttemptKey, stage: str, code: str, payload: Json, *, seq: int = 0
-    ) -> ControlRow:
-        return ControlRow(
-            kind=kind,
-            seq=seq,
-            run_id=key.run_id,
-            rollout_id=key.rollout_id,
-            attempt=key.attempt,
-            stage=stage,
-            code=code,
-            payload=payload or {},
-        )
+        if answer.code:
+            raise _error(answer)
+        return answer.read(type(asked).reply)  # type: ignore[return-value]  # by its declaration
 
     def _say(self, row: ControlRow) -> ControlRow:
         self._seq += 1
@@ -221,9 +219,10 @@ class ControlClient:
     def _open(self, channel: Channel) -> None:
         self._channel = channel
         self._seq = 0
-        held = [list(key) for key in self._held()]
-        payload = {**self._identity.hello(), "schema_version": SCHEMA_VERSION, "held": held}
-        self._say(ControlRow(kind=Kind.HELLO, payload=payload))
+        hello = Hello(
+            **self._identity.hello(), schema_version=SCHEMA_VERSION, held=tuple(self._held())
+        )
+        self._say(ControlRow.of(hello))
         unanswered = list(self._pending.values())
         self._pending = {}
         for row, waiting in unanswered:
@@ -233,7 +232,7 @@ class ControlClient:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
-            self.emit(Kind.STATS, stage=self._identity.role, payload=self._stats())
+            self.emit(self._stats(), stage=self._identity.role)
 
     def _hear(self, row: ControlRow) -> None:
         match row.kind:
@@ -241,7 +240,7 @@ class ControlClient:
                 self._answered(row)
             case Kind.WELCOME:
                 self._tell(row)
-                self._tell(replace(row, kind=Kind.ENDPOINTS, payload=row.payload["endpoints"]))
+                self._tell(ControlRow.of(Endpoints(locations=row.read(Welcome).endpoints)))
                 self.welcomed.set()
             case Kind.ACK:
                 pass
@@ -255,17 +254,13 @@ class ControlClient:
 
     def _answered(self, row: ControlRow) -> None:
         _, waiting = self._pending.get(row.re, (row, None))
-        if waiting is None or waiting.done():
-            return
-        if row.code:
-            waiting.set_exception(_error(row))
-        else:
-            waiting.set_result(row.payload)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(row)
 
 
 def _error(row: ControlRow) -> ProrlError:
     """The error that a reply's code stands for."""
-    message = str(row.payload.get("message", row.code))
+    message = row.read(Problem).message or row.code
     match row.code:
         case "conflict":
             return ConflictError(message)

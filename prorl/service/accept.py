@@ -164,8 +164,7 @@ class Acceptance:
                 (known, False) if known is not None else (self._add(run, candidate), True)
             )
         self._journal.urgent = True
-        fresh = [messages.task_row(group) for group, new in accepted if new]
-        for row in messages.table_rows(run, "tasks", fresh):
+        for row in messages.task_rows(run, (group for group, new in accepted if new)):
             self._journal.send_store(row)
         return accepted
 

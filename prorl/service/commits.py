@@ -8,11 +8,20 @@ superseded attempt in it refuses the whole part.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import orjson
+import msgspec
 
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    Commit,
+    Committed,
+    CommittedRollout,
+    ControlRow,
+    Finished,
+    Problem,
+    Refusal,
+    RefusalReason,
+    Reserved,
+)
 from prorl.errors import ConflictError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
@@ -23,9 +32,7 @@ from prorl.service.recover import load_rollout
 from prorl.service.rollouts import IN_HAND, Rollouts
 from prorl.service.sampler import reached
 from prorl.service.state import RolloutRecord, RunRecord, State, WorkerRecord
-from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, RolloutState
-
-Refused = list[list[Any]]
+from prorl.types import FAILURE_CLASS, AttemptKey, RolloutState
 
 
 class Commits:
@@ -42,32 +49,33 @@ class Commits:
             wall,
         )
 
-    def reserve(self, store: WorkerRecord, attempts: Iterable[tuple[str, int, int]]) -> Json:
+    def reserve(self, store: WorkerRecord, attempts: Iterable[AttemptKey]) -> Reserved:
         """Promise that these attempts will be committed if the store lives; a cancellation waits
         for it from here on.
         """
-        granted, refused = [], []
-        for run_id, rollout_id, attempt in attempts:
-            reason = self._reserve(store, run_id, rollout_id, attempt)
+        granted: list[AttemptKey] = []
+        refused: list[Refusal] = []
+        for key in attempts:
+            reason = self._reserve(store, key)
             if reason:
-                refused.append([run_id, rollout_id, attempt, reason])
+                refused.append(Refusal(key, reason))
             else:
-                granted.append([run_id, rollout_id, attempt])
+                granted.append(key)
         self._journal.urgent = True
-        return {"granted": granted, "refused": refused}
+        return Reserved(granted=tuple(granted), refused=tuple(refused))
 
-    def _reserve(self, store: WorkerRecord, run_id: str, rollout_id: int, attempt: int) -> str:
-        record = self._find(run_id, rollout_id)
-        if record is None or record.life.attempt != attempt:
-            return "fenced"
+    def _reserve(self, store: WorkerRecord, key: AttemptKey) -> RefusalReason | None:
+        record = self._find(key.run_id, key.rollout_id)
+        if record is None or record.life.attempt != key.attempt:
+            return RefusalReason.FENCED
         if record.life.state is RolloutState.COMPLETED:
-            return "committed"
+            return RefusalReason.COMMITTED
         if record.life.state is not RolloutState.RESERVED and not self._rollouts.apply(
-            record, Event(kind=EventKind.RESERVE, attempt=attempt)
+            record, Event(kind=EventKind.RESERVE, attempt=key.attempt)
         ):
-            return "fenced"
+            return RefusalReason.FENCED
         self._rollouts.hold(record, store)
-        return ""
+        return None
 
     def _find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
         run = self._state.runs.get(run_id)
@@ -75,39 +83,34 @@ class Commits:
             return None
         return run.rollouts.get(rollout_id) or load_rollout(self._log, run, rollout_id)
 
-    def commit(self, run: RunRecord, body: Json) -> tuple[str, Json]:
-        """Make a part's content count. Returns an error code (empty = done) and the answer."""
-        part = str(body["part"])
+    def commit(self, run: RunRecord, asked: Commit) -> Committed | Problem:
+        """Make a part's content count; `Problem` with what stands in the way, if anything does."""
+        part = asked.part
         known = self._commit_seq(run, part)
         if known is not None:
-            return "", {"commit_seq": known}
-        rows = [
-            (self._find(run.run_id, row["rollout_id"]), row) for row in body.get("rollouts", ())
-        ]
-        ended = [
-            (self._find(run.run_id, rollout_id), rollout_id)
-            for rollout_id in body.get("terminals", ())
-        ]
+            return Committed(commit_seq=known)
+        rows = [(self._find(run.run_id, row.rollout_id), row) for row in asked.rollouts]
+        ended = [(self._find(run.run_id, rollout_id), rollout_id) for rollout_id in asked.terminals]
         refused = self._refusals(run, rows, ended)
         if refused:
-            return "fenced", {"refused": refused}
+            return Problem(refused=tuple(refused))
         for record, row in rows:
             assert record is not None
             self._complete(record, row, part)
         for record, _ in ended:
             assert record is not None
             self._stored(record, part)
-        run.events_stored = max(run.events_stored, int(body.get("group_events_upto") or 0))
-        self._tasks_stored(run, int(body.get("tasks_upto") or 0))
+        run.events_stored = max(run.events_stored, asked.group_events_upto)
+        self._tasks_stored(run, asked.tasks_upto)
         commit_seq = run.parts[part] = run.next_commit
         run.next_commit += 1
         self._journal.insert(
             sql.INSERT_PART,
-            (run.run_id, commit_seq, part, orjson.dumps(body.get("files", [])).decode(), 0),
+            (run.run_id, commit_seq, part, msgspec.json.encode(asked.files).decode(), 0),
         )
         self._journal.run(run)
         self._journal.urgent = True
-        return "", {"commit_seq": commit_seq}
+        return Committed(commit_seq=commit_seq)
 
     def _commit_seq(self, run: RunRecord, part: str) -> int | None:
         if part in run.parts:
@@ -120,59 +123,42 @@ class Commits:
     def _refusals(
         self,
         run: RunRecord,
-        rows: list[tuple[RolloutRecord | None, Json]],
+        rows: list[tuple[RolloutRecord | None, CommittedRollout]],
         ended: list[tuple[RolloutRecord | None, int]],
-    ) -> Refused:
-        refused: Refused = []
+    ) -> list[Refusal]:
+        refused: list[Refusal] = []
         for record, row in rows:
-            rollout_id, attempt = row["rollout_id"], row["attempt"]
-            if record is None or record.life.attempt != attempt or record.life.state not in IN_HAND:
-                done = (
-                    record is not None
-                    and record.life.attempt == attempt
-                    and record.life.state is RolloutState.COMPLETED
-                )
-                refused.append([run.run_id, rollout_id, attempt, "committed" if done else "fenced"])
-            elif FAILURE_CLASS[FailureCode(row.get("failure_code", ""))] not in (
-                FailureClass.NONE,
-                FailureClass.POLICY,
-            ):
-                refused.append([run.run_id, rollout_id, attempt, "failed"])
+            key = AttemptKey(run.run_id, row.rollout_id, row.attempt)
+            if record is None or record.key != key:
+                refused.append(Refusal(key, RefusalReason.FENCED))
+            elif record.life.state is RolloutState.COMPLETED:
+                refused.append(Refusal(key, RefusalReason.COMMITTED))
+            elif record.life.state not in IN_HAND:
+                refused.append(Refusal(key, RefusalReason.FENCED))
+            elif not FAILURE_CLASS[row.failure_code].trains:
+                refused.append(Refusal(key, RefusalReason.FAILED))
         for record, rollout_id in ended:
+            key = record.key if record else AttemptKey(run.run_id, rollout_id, -1)
             if record is None or not record.life.state.terminal:
-                refused.append(
-                    [run.run_id, rollout_id, record.life.attempt if record else -1, "open"]
-                )
+                refused.append(Refusal(key, RefusalReason.OPEN))
             elif record.part:
-                refused.append([run.run_id, rollout_id, record.life.attempt, "committed"])
+                refused.append(Refusal(key, RefusalReason.COMMITTED))
         return refused
 
-    def _complete(self, record: RolloutRecord, row: Json, part: str) -> None:
+    def _complete(self, record: RolloutRecord, row: CommittedRollout, part: str) -> None:
         run, attempt = record.run, record.life.attempt
         if record.life.state is not RolloutState.RESERVED:
             # A gateway that restarted, or a store that came back, finds the attempt unreserved but
             # still current.
             self._rollouts.apply(record, Event(kind=EventKind.RESERVE, attempt=attempt))
-        reward = row.get("reward")
-        record.reward = None if reward is None else float(reward)
-        record.numbers = (
-            int(row.get("min_version", -1)),
-            int(row.get("max_version", -1)),
-            int(row.get("num_turns", 0)),
-            int(row.get("num_tokens", 0)),
-            int(row.get("num_sampled", 0)),
-        )
+        record.reward, record.summary = row.reward, row.summary
         if record.reward is not None:
             run.reward_sum += record.reward
             run.num_rewards += 1
         self._stored(record, part)
         self._rollouts.apply(
             record,
-            Event(
-                kind=EventKind.COMMIT,
-                attempt=attempt,
-                code=FailureCode(row.get("failure_code", "")),
-            ),
+            Event(kind=EventKind.COMMIT, attempt=attempt, code=row.failure_code),
         )
 
     def _stored(self, record: RolloutRecord, part: str) -> None:
@@ -218,8 +204,6 @@ class Commits:
         run.state, run.finished_at = "finished", self._wall()
         self._journal.run(run)
         outcome = "cancelled" if run.cancelled else "finished"
-        self._journal.send_store(
-            ControlRow(kind=Kind.FINISHED, run_id=run.run_id, payload={"state": outcome})
-        )
+        self._journal.send_store(ControlRow.of(Finished(state=outcome), run_id=run.run_id))
         self._journal.urgent = True
         return True

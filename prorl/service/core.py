@@ -13,7 +13,22 @@ from collections import deque
 from collections.abc import Iterable
 
 from prorl.config import RunConfig
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    Commit,
+    ControlRow,
+    Cursor,
+    Done,
+    Failed,
+    Handout,
+    Kind,
+    Payload,
+    Problem,
+    Propose,
+    Published,
+    Reserve,
+    Stats,
+    VersionPublished,
+)
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
@@ -30,7 +45,7 @@ from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import may_open
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.workers import CLAIM_GRACE_S, Workers
-from prorl.types import FailureCode, GroupState, Json, RolloutState
+from prorl.types import FailureCode, GroupState, RolloutState
 
 
 class Core:
@@ -127,7 +142,7 @@ class Core:
         for worker in self.state.workers.values() if created else ():
             self.journal.send(
                 worker.name,
-                ControlRow(kind=Kind.VERSION, run_id=run.run_id, payload={"version": version}),
+                ControlRow.of(VersionPublished(version=version), run_id=run.run_id),
             )
         return created
 
@@ -157,10 +172,11 @@ class Core:
                 self._event(worker, row)
                 self.journal.ack(worker, row.seq)
             case Kind.STATS:
-                worker.stats = row.payload
+                worker.stats = row.read(Stats)
                 self.journal.ack(worker, row.seq)
             case Kind.RESERVE:
-                self._reply(worker, row, "", self.commits.reserve(worker, row.payload["attempts"]))
+                reserved = self.commits.reserve(worker, row.read(Reserve).attempts)
+                self._reply(worker, row, reserved)
             case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:
                 self._request(worker, row)
             case _:
@@ -173,7 +189,7 @@ class Core:
         elif row.kind is Kind.STARTED:
             current = self.rollouts.started(worker, record, row.attempt, row.stage)
         elif row.kind is Kind.FAILED:
-            self.rollouts.failed(record, row.attempt, row.code, str(row.payload.get("message", "")))
+            self.rollouts.failed(record, row.attempt, row.code, row.read(Failed).message)
             return
         elif row.kind is Kind.RELEASED:
             self.rollouts.released(worker, record, row.attempt)
@@ -183,35 +199,42 @@ class Core:
         if not current:
             self.rollouts.stop(worker, row.key)
 
-    def _reply(self, worker: WorkerRecord, row: ControlRow, code: str, payload: Json) -> None:
-        answer = ControlRow(
-            kind=Kind.REPLY, re=row.seq, run_id=row.run_id, code=code, payload=payload
+    def _reply(
+        self, worker: WorkerRecord, row: ControlRow, answer: Payload, code: str = ""
+    ) -> None:
+        self.journal.send(
+            worker.name, ControlRow.of(answer, re=row.seq, run_id=row.run_id, code=code)
         )
-        self.journal.send(worker.name, answer)
         self.journal.urgent = True
 
     def _request(self, worker: WorkerRecord, row: ControlRow) -> None:
         run = self.state.runs.get(row.run_id)
         if run is None:
-            self._reply(worker, row, "not_found", {"message": f"unknown run {row.run_id!r}"})
+            problem = Problem(message=f"unknown run {row.run_id!r}")
+            self._reply(worker, row, problem, "not_found")
             return
-        code, body, answer = "", row.payload, None
         try:
-            match row.kind:
-                case Kind.COMMIT:
-                    code, answer = self.commits.commit(run, body)
-                case Kind.PUBLISHED:
-                    self.commits.published(run, int(body["commit_seq"]))
-                case Kind.PROPOSE:
-                    answer = self.groups.propose(run, body["decisions"])
-                case Kind.HANDOUT:
-                    answer = self.groups.handout(run, body["groups"])
-                case _:
-                    self.groups.cursor(run, str(body["consumer"]), int(body["seq"]))
+            answer = self._answer(run, row)
         except ConflictError as error:
-            code, answer = "conflict", {"message": str(error)}
+            self._reply(worker, row, Problem(message=str(error)), "conflict")
+        else:
+            self._reply(worker, row, answer, "fenced" if isinstance(answer, Problem) else "")
         self.commits.finish(run)
-        self._reply(worker, row, code, answer or {})
+
+    def _answer(self, run: RunRecord, row: ControlRow) -> Payload:
+        match row.kind:
+            case Kind.COMMIT:
+                return self.commits.commit(run, row.read(Commit))
+            case Kind.PROPOSE:
+                return self.groups.propose(run, row.read(Propose).decisions)
+            case Kind.HANDOUT:
+                return self.groups.handout(run, row.read(Handout).groups)
+            case Kind.PUBLISHED:
+                self.commits.published(run, row.read(Published).commit_seq)
+            case _:
+                cursor = row.read(Cursor)
+                self.groups.cursor(run, cursor.consumer, cursor.seq)
+        return Done()
 
     # ---- time
 

@@ -16,7 +16,7 @@ import logging
 import time
 
 from prorl.config import ServiceConfig
-from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.control import Ack, ControlRow, Kind, Paused, Problem, from_batch, to_batch
 from prorl.errors import StorageError, UserError
 from prorl.limits import Clock
 from prorl.protocols import Channel, Network
@@ -164,7 +164,7 @@ class Gateway:
         for worker in self.core.state.of_role("run"):
             self._send(
                 worker.name,
-                [ControlRow(kind=Kind.PAUSED, payload={"backend": backend, "paused": paused})],
+                [ControlRow.of(Paused(backend=backend, paused=paused))],
             )
 
     # ---- control streams
@@ -204,13 +204,8 @@ class Gateway:
                 "worker %s: a %s row makes no sense: %r", worker.name, row.kind.value, error
             )
             if row.kind in _REQUESTS:
-                answer = ControlRow(
-                    kind=Kind.REPLY,
-                    re=row.seq,
-                    run_id=row.run_id,
-                    code="invalid",
-                    payload={"message": repr(error)},
-                )
+                problem = Problem(message=str(error))
+                answer = ControlRow.of(problem, re=row.seq, run_id=row.run_id, code="invalid")
                 self._send(worker.name, [answer])
 
     def _gone(self, worker: WorkerRecord, channel: Channel) -> None:
@@ -242,7 +237,7 @@ class Gateway:
         acks, self._acks = self._acks, {}
         for worker, seq in acks.items():
             if self.core.state.workers.get(worker.name) is worker:
-                self._send(worker.name, [ControlRow(kind=Kind.ACK, re=seq)])
+                self._send(worker.name, [ControlRow.of(Ack(), re=seq)])
 
     def _sweep(self) -> None:
         for worker in self.core.workers.silent():

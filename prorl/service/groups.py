@@ -10,6 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from prorl.control import (
+    ControlRow,
+    Decided,
+    Decision,
+    Delivered,
+    HandedOut,
+    KeptGroup,
+    Rows,
+)
 from prorl.errors import ConflictError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
@@ -21,7 +30,7 @@ from prorl.service.recover import load_group
 from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import reached
 from prorl.service.state import GroupRecord, RunRecord
-from prorl.types import FailureCode, GroupState, Json, RolloutState
+from prorl.types import FailureCode, GroupState, RolloutState
 
 
 class Groups:
@@ -34,11 +43,11 @@ class Groups:
         """A group, from memory or else from the log."""
         return run.groups.get(group_id) or load_group(self._log, run, group_id)
 
-    def propose(self, run: RunRecord, decisions: Iterable[Json]) -> Json:
+    def propose(self, run: RunRecord, decisions: Iterable[Decision]) -> Decided:
         """Decide complete groups; the answer is what stands in the log."""
         stands = []
         for decision in decisions:
-            group = self.find(run, decision["group_id"])
+            group = self.find(run, decision.group_id)
             if group is None:
                 continue
             if group.state is GroupState.OPEN and group.pending == 0:
@@ -48,18 +57,17 @@ class Groups:
         self._journal.urgent = True
         if reached(run.demand):
             self.cancel_redundant(run)
-        return {"decisions": stands}
+        return Decided(decisions=tuple(stands))
 
-    def _decide(self, group: GroupRecord, decision: Json) -> None:
+    def _decide(self, group: GroupRecord, decision: Decision) -> None:
         run = group.run
-        kept, group.reason = bool(decision["kept"]), str(decision.get("reason", ""))
+        kept, group.reason = decision.kept, decision.reason
         if kept and not any(r.life.state is RolloutState.COMPLETED for r in group.rollouts):
             kept, group.reason = False, "incomplete"
         if kept and reached(run.demand):
             kept, group.reason = False, "redundant"
-        group.num_valid = int(decision.get("num_valid", 0))
-        group.mean_reward = decision.get("mean_reward")
-        group.min_version = int(decision.get("min_version", -1))
+        group.num_valid, group.mean_reward = decision.num_valid, decision.mean_reward
+        group.min_version = decision.min_version
         self._step(group, GroupEvent.KEEP if kept else GroupEvent.DROP)
         run.undecided -= 1
         run.open_groups -= group.opened
@@ -68,23 +76,24 @@ class Groups:
             run.waiting += 1
         self._event(group, "decided", kept)
 
-    def handout(self, run: RunRecord, wanted: Iterable[tuple[int, int, int]]) -> Json:
+    def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
         """Give kept groups their place in the delivery order, as asked; those that are too old go
         stale instead.
         """
-        delivered, stale = [], []
-        for group_id, min_version, _bytes in wanted:
-            group = self.find(run, group_id)
+        delivered: list[Delivered] = []
+        stale: list[int] = []
+        for asked in wanted:
+            group = self.find(run, asked.group_id)
             if group is None:
                 continue
             if group.state is GroupState.KEPT:
-                self._hand(group, min_version)
+                self._hand(group, asked.min_version)
             if group.state is GroupState.STALE:
-                stale.append(group_id)
+                stale.append(group.group_id)
             elif group.delivery_seq >= 0:
-                delivered.append([group_id, group.delivery_seq])
+                delivered.append(Delivered(group.group_id, group.delivery_seq))
         self._journal.urgent = True
-        return {"delivered": delivered, "stale": stale}
+        return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
 
     def _hand(self, group: GroupRecord, min_version: int) -> None:
         run = group.run
@@ -208,16 +217,16 @@ class Groups:
         )
         run.next_event += 1
         self._journal.insert(sql.INSERT_EVENT, values)
-        for row in messages.table_rows(run, "groups", [messages.event_row(values)]):
-            self._journal.send_store(row)
+        told = Rows(events=(messages.event_row(values),))
+        self._journal.send_store(ControlRow.of(told, run_id=run.run_id))
 
 
-def _stands(group: GroupRecord) -> Json:
-    return {
-        "group_id": group.group_id,
-        "kept": group.state is not GroupState.DROPPED,
-        "reason": group.reason,
-        "num_valid": group.num_valid,
-        "mean_reward": group.mean_reward,
-        "min_version": group.min_version,
-    }
+def _stands(group: GroupRecord) -> Decision:
+    return Decision(
+        group_id=group.group_id,
+        kept=group.state is not GroupState.DROPPED,
+        reason=group.reason,
+        num_valid=group.num_valid,
+        mean_reward=group.mean_reward,
+        min_version=group.min_version,
+    )

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from prorl.control import ControlRow
 from prorl.service import log_schema as sql
 from prorl.service.log import Write
@@ -152,7 +154,7 @@ def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
         record.backend,
         record.reward,
         record.part,
-        *record.numbers,
+        *msgspec.structs.astuple(record.summary),
     )
 
 

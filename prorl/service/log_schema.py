@@ -11,10 +11,14 @@ row; a group's task when `runs.tasks_stored` is above its id; a group event when
 
 from __future__ import annotations
 
+from prorl.control import TrajectorySummary
+
 LOG_VERSION = 2
 """Raised by one with every change of the tables below."""
 
-TABLES_SQL = """
+SUMMARY_COLUMNS = TrajectorySummary.__struct_fields__
+
+TABLES_SQL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE runs (
@@ -37,8 +41,7 @@ CREATE TABLE rollouts (
     run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL,
     state TEXT NOT NULL, attempt INTEGER NOT NULL, infra_failures INTEGER NOT NULL, worker_losses INTEGER NOT NULL,
     code TEXT NOT NULL, cancel_code TEXT NOT NULL, message TEXT NOT NULL, backend TEXT NOT NULL, reward REAL, part TEXT NOT NULL,
-    min_version INTEGER NOT NULL, max_version INTEGER NOT NULL, num_turns INTEGER NOT NULL, num_tokens INTEGER NOT NULL,
-    num_sampled INTEGER NOT NULL,
+    {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMARY_COLUMNS)},
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
 CREATE INDEX rollouts_unstored ON rollouts (run_id, group_id) WHERE part = '';
@@ -146,11 +149,7 @@ ROLLOUT_CHANGES = (
     "backend",
     "reward",
     "part",
-    "min_version",
-    "max_version",
-    "num_turns",
-    "num_tokens",
-    "num_sampled",
+    *SUMMARY_COLUMNS,
 )
 ROLLOUT_COLUMNS = ("run_id", "rollout_id", "group_id", "sample_index", *ROLLOUT_CHANGES)
 EVENT_COLUMNS = (

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from prorl.config import RunConfig, parse
+from prorl.control import TrajectorySummary
 from prorl.errors import SchemaError
 from prorl.service import log_schema as sql
 from prorl.service.lifecycle import RolloutLife
@@ -196,13 +197,6 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         max_attempts=limits.max_attempts,
         max_worker_losses=limits.max_worker_losses,
     )
-    numbers = (
-        row["min_version"],
-        row["max_version"],
-        row["num_turns"],
-        row["num_tokens"],
-        row["num_sampled"],
-    )
     record = RolloutRecord(
         group=group,
         rollout_id=row["rollout_id"],
@@ -212,7 +206,7 @@ def _add_rollout(group: GroupRecord, values: tuple[Any, ...], now: float) -> Non
         backend=row["backend"],
         reward=row["reward"],
         part=row["part"],
-        numbers=numbers,
+        summary=TrajectorySummary(**{name: row[name] for name in sql.SUMMARY_COLUMNS}),
         since=now,
         taken=True,
     )

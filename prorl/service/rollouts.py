@@ -9,7 +9,7 @@ stream and may come second.
 
 from __future__ import annotations
 
-from prorl.control import ControlRow, Kind
+from prorl.control import Cancel, ControlRow
 from prorl.limits import Clock
 from prorl.service import messages
 from prorl.service.journal import Journal
@@ -77,20 +77,16 @@ class Rollouts:
                     worker.held.discard(record)
                 record.holders.clear()
             case Action.STORE_TERMINAL:
-                self._journal.send_store(messages.terminal(record, self._wall()))
+                self._journal.send_store(messages.terminal_row(record, self._wall()))
             case Action.CHECK_GROUP:
                 if record.group.pending == 0:
-                    self._journal.send_store(messages.group_complete(record.group))
+                    self._journal.send_store(messages.group_complete_row(record.group))
             case Action.FENCE:
                 pass
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
         """Tell a worker to stop an attempt."""
-        run_id, rollout_id, attempt = key
-        self._journal.send(
-            worker.name,
-            ControlRow(kind=Kind.CANCEL, run_id=run_id, rollout_id=rollout_id, attempt=attempt),
-        )
+        self._journal.send(worker.name, ControlRow.of(Cancel(), **key._asdict()))
         self._journal.urgent = True
 
     # ---- holders

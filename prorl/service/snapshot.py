@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
+import msgspec
 
-from prorl.control import ControlRow, Kind
+from prorl.control import ControlRow, Delivered, PartFile, Rows, RunSnapshot, Unpublished
 from prorl.service import log_schema as sql
 from prorl.service import messages
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_group
-from prorl.service.state import ADOPTED, GroupRecord, RunRecord
+from prorl.service.state import ADOPTED, GroupRecord, RolloutRecord, RunRecord
 
 _TERMINALS = """
     SELECT DISTINCT group_id FROM rollouts
@@ -68,53 +68,52 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
         f"SELECT group_id FROM groups WHERE run_id = ? AND group_id >= {int(run.tasks_stored)}"
         " ORDER BY group_id"
     )
-    tasks = messages.table_rows(
-        run, "tasks", (messages.task_row(group) for group in groups(unstored))
-    )
-    payload = {
-        "run_id": run_id,
-        "config": run.config.model_dump(mode="json"),
-        "filter_sql": run.config.filter,
-        "group_size": log.read(
-            "SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?", (run_id,)
-        )[0][0],
-        "seed": run.config.seed,
-        "state": run.state,
-        "tasks": tasks[0].payload["rows"] if tasks else [],
-        "unpublished": [
-            {"commit_seq": seq, "part": part, "files": orjson.loads(files)}
+    tasks = list(messages.task_chunks(groups(unstored)))
+    snapshot = RunSnapshot(
+        run_id=run_id,
+        filter=run.config.filter,
+        delivery=run.config.delivery,
+        group_size=log.read("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?", (run_id,))[
+            0
+        ][0],
+        state=run.state,
+        tasks=tasks[0] if tasks else (),
+        unpublished=tuple(
+            Unpublished(
+                commit_seq=seq,
+                part=part,
+                files=msgspec.json.decode(files, type=tuple[PartFile, ...]),
+            )
             for seq, part, files in log.read(_UNPUBLISHED, (run_id,))
-        ],
-        "terminals": [
-            _terminal(row) for group in groups(_TERMINALS) for row in _ended(group, wall)
-        ],
-        "complete": [_complete(messages.group_complete(group)) for group in groups(_COMPLETE)],
-        "kept": column(
-            "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"
         ),
-        "delivered": log.read(
-            "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0 ORDER"
-            " BY delivery_seq",
-            (run_id,),
+        terminals=tuple(
+            messages.terminal(record, wall)
+            for group in groups(_TERMINALS)
+            for record in _ended(group)
         ),
-        "group_events": [
+        complete=tuple(messages.group_complete(group) for group in groups(_COMPLETE)),
+        kept=tuple(
+            column(
+                "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"
+            )
+        ),
+        delivered=tuple(
+            Delivered(group_id, seq)
+            for group_id, seq in log.read(
+                "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0"
+                " ORDER BY delivery_seq",
+                (run_id,),
+            )
+        ),
+        group_events=tuple(
             messages.event_row(values) for values in log.read(_EVENTS, (run_id, run.events_stored))
-        ],
-        "cursors": dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", (run_id,))),
-        "parts": column("SELECT part FROM parts WHERE run_id = ? ORDER BY commit_seq"),
-    }
-    return [ControlRow(kind=Kind.RUN, run_id=run_id, payload=payload), *tasks[1:]]
+        ),
+        cursors=dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", (run_id,))),
+        parts=tuple(column("SELECT part FROM parts WHERE run_id = ? ORDER BY commit_seq")),
+    )
+    rest = [ControlRow.of(Rows(tasks=chunk), run_id=run_id) for chunk in tasks[1:]]
+    return [ControlRow.of(snapshot, run_id=run_id), *rest]
 
 
-def _ended(group: GroupRecord, wall: float) -> list[ControlRow]:
-    ended = [r for r in group.rollouts if not r.part and r.life.state in ("failed", "cancelled")]
-    return [messages.terminal(record, wall) for record in ended]
-
-
-def _terminal(row: ControlRow) -> dict[str, Any]:
-    """A `terminal` row as a value: the payload and the ids that travel as columns otherwise."""
-    return {"rollout_id": row.rollout_id, "group_id": row.group_id, **row.payload}
-
-
-def _complete(row: ControlRow) -> dict[str, Any]:
-    return {"group_id": row.group_id, **row.payload}
+def _ended(group: GroupRecord) -> list[RolloutRecord]:
+    return [r for r in group.rollouts if not r.part and r.life.state in ("failed", "cancelled")]

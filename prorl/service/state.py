@@ -13,10 +13,13 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from prorl.config import RunConfig
+from prorl.control import Stats, TrajectorySummary
 from prorl.service.balancer import Balancer
 from prorl.service.lifecycle import RolloutLife
 from prorl.service.sampler import Demand
-from prorl.types import AttemptKey, GroupState, Json, Stage
+from prorl.types import AttemptKey, GroupState, Stage
+
+NO_TRAJECTORY = TrajectorySummary()
 
 ADOPTED = "adopted"
 """State of a run whose log was made from its directory (`adopt.py`): nothing writes to it."""
@@ -37,8 +40,8 @@ class RolloutRecord:
     reward: float | None = None
     part: str = ""
     """Of the store, that holds its row; empty = not stored."""
-    numbers: tuple[int, int, int, int, int] = (-1, -1, 0, 0, 0)
-    """min_version, max_version, num_turns, num_tokens, num_sampled."""
+    summary: TrajectorySummary = NO_TRAJECTORY
+    """Of the committed trajectory."""
     holders: set[WorkerRecord] = field(default_factory=set)
     taken: bool = False
     """Whether INIT said that it has the lease."""
@@ -200,7 +203,8 @@ class WorkerRecord:
     location: str
     slots: int
     held: set[RolloutRecord] = field(default_factory=set)
-    stats: dict[str, Json] = field(default_factory=dict)
+    stats: Stats | None = None
+    """What it said last; None until it says something."""
     seen_at: float = 0.0
 
 
@@ -221,10 +225,10 @@ class State:
         """The store, while it is there."""
         return next((worker for worker in self.workers.values() if worker.role == "store"), None)
 
-    def endpoints(self) -> dict[str, list[str]]:
+    def endpoints(self) -> dict[str, tuple[str, ...]]:
         """Where each role's edges are served."""
         return {
-            role: [worker.location for worker in self.of_role(role) if worker.location]
+            role: tuple(worker.location for worker in self.of_role(role) if worker.location)
             for role in ROLES
         }
 

@@ -5,12 +5,15 @@ Counts are the log's; gauges (busy, queued) are what workers said last.
 
 from __future__ import annotations
 
+import msgspec
+
+from prorl.control import Stats
 from prorl.service.core import Core
 from prorl.service.snapshot import wanted
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
 from prorl.types import GroupState, Json, RolloutState, Stage
 
-_GAUGES = ("slots", "busy", "queued", "done", "failed", "busy_s", "tokens")
+_GAUGES = Stats.__struct_fields__
 
 
 def run_summary(run: RunRecord) -> dict[str, Json]:
@@ -70,7 +73,6 @@ def group_view(group: GroupRecord) -> dict[str, Json]:
 def rollout_view(record: RolloutRecord) -> dict[str, Json]:
     """`GET /v1/runs/{run}/rollouts/{rollout}`."""
     life = record.life
-    min_version, max_version, num_turns, num_tokens, num_sampled = record.numbers
     return {
         "rollout_id": record.rollout_id,
         "group_id": record.group.group_id,
@@ -88,11 +90,7 @@ def rollout_view(record: RolloutRecord) -> dict[str, Json]:
         "backend": record.backend,
         "holders": sorted(worker.name for worker in record.holders),
         "part": record.part,
-        "min_version": min_version,
-        "max_version": max_version,
-        "num_turns": num_turns,
-        "num_tokens": num_tokens,
-        "num_sampled": num_sampled,
+        **msgspec.structs.asdict(record.summary),
     }
 
 
@@ -103,7 +101,8 @@ def stages(state: State) -> dict[str, dict[str, float]]:
 
 def _stage(state: State, stage: Stage) -> dict[str, float]:
     workers = state.of_role(stage)
-    gauges = {name: sum(worker.stats.get(name, 0) for worker in workers) for name in _GAUGES}
+    said = [worker.stats for worker in workers if worker.stats]
+    gauges = {name: sum(getattr(stats, name) for stats in said) for name in _GAUGES}
     gauges["slots"] = sum(worker.slots for worker in workers)
     gauges["workers"] = len(workers)
     gauges["busy_share"] = gauges["busy"] / gauges["slots"] if gauges["slots"] else 0.0
@@ -136,7 +135,7 @@ def status(core: Core, leases_waiting: int) -> dict[str, Json]:
                 "location": w.location,
                 "slots": w.slots,
                 "held": len(w.held),
-                "stats": w.stats,
+                "stats": msgspec.structs.asdict(w.stats) if w.stats else {},
             }
             for w in state.workers.values()
         ],

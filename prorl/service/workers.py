@@ -9,15 +9,16 @@ replaces that worker: what the newcomer holds stays, the rest is lost.
 
 from __future__ import annotations
 
-from prorl.control import ControlRow, Kind
+from collections.abc import Iterable
+
+from prorl.control import ControlRow, Endpoints, VersionPublished, Welcome
 from prorl.errors import UserError
 from prorl.limits import Clock
-from prorl.schema import check_version
 from prorl.service.commits import Commits
 from prorl.service.journal import Journal
 from prorl.service.rollouts import IN_HAND, Rollouts
 from prorl.service.state import ROLES, State, WorkerRecord
-from prorl.types import Json
+from prorl.types import AttemptKey
 
 CLAIM_GRACE_S = 2.0
 """How long an attempt waits to be claimed after its lease stream or the gateway was lost."""
@@ -42,9 +43,8 @@ class Workers:
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
         """A worker has come, or come back. Raises UserError for one that we cannot speak with."""
-        body = row.payload
-        name, role = str(body.get("worker", "")), str(body.get("role", ""))
-        check_version(body.get("schema_version"), f"worker {name!r}")
+        said = row.read_hello("a worker's hello")
+        name, role = said.worker, said.role
         if role not in ROLES or not name:
             raise UserError(
                 f"hello of {name!r} with role {role!r}", f"a name and one of {', '.join(ROLES)}"
@@ -53,42 +53,40 @@ class Workers:
             name=name,
             session=session,
             role=role,
-            node=str(body.get("node", "")),
-            pid=int(body.get("pid", 0)),
-            location=str(body.get("location", "")),
-            slots=int(body.get("slots", 1)),
+            node=said.node,
+            pid=said.pid,
+            location=said.location,
+            slots=said.slots,
             seen_at=self._clock(),
         )
         earlier = self._state.workers.get(name)
         self._state.workers[name] = worker
-        refused = self._claim(worker, body.get("held", ()))
+        refused = self._claim(worker, said.held)
         if earlier is not None:
             self._replace(earlier, worker)
-        answer = {"worker": name, "endpoints": self._state.endpoints(), "refused": refused}
-        self._journal.send(name, ControlRow(kind=Kind.WELCOME, re=row.seq, payload=answer))
+        welcome = Welcome(worker=name, endpoints=self._state.endpoints(), refused=tuple(refused))
+        self._journal.send(name, ControlRow.of(welcome, re=row.seq))
         for run in self._state.runs.values():
             if run.state == "open" and run.version:
                 self._journal.send(
                     name,
-                    ControlRow(
-                        kind=Kind.VERSION, run_id=run.run_id, payload={"version": run.version}
-                    ),
+                    ControlRow.of(VersionPublished(version=run.version), run_id=run.run_id),
                 )
         if role == "store":
             self._journal.snapshot(name)
         self._tell_endpoints(but=name)
         return worker
 
-    def _claim(self, worker: WorkerRecord, held: list[tuple[str, int, int]]) -> list[Json]:
-        refused: list[Json] = []
-        for run_id, rollout_id, attempt in held:
-            record = self._rollouts.find(run_id, rollout_id)
-            if record is None or record.life.attempt != attempt or record.life.state not in IN_HAND:
-                refused.append([run_id, rollout_id, attempt])
+    def _claim(self, worker: WorkerRecord, held: Iterable[AttemptKey]) -> list[AttemptKey]:
+        refused: list[AttemptKey] = []
+        for key in held:
+            record = self._rollouts.find(key.run_id, key.rollout_id)
+            if record is None or record.key != key or record.life.state not in IN_HAND:
+                refused.append(key)
             elif worker.role == "store":
-                self._commits.reserve(worker, [(run_id, rollout_id, attempt)])
+                self._commits.reserve(worker, [key])
             else:
-                self._rollouts.started(worker, record, attempt, worker.role)
+                self._rollouts.started(worker, record, key.attempt, worker.role)
         return refused
 
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
@@ -110,8 +108,8 @@ class Workers:
         return [w for w in self._state.workers.values() if w.stats and now - w.seen_at > SILENCE_S]
 
     def _tell_endpoints(self, but: str = "") -> None:
-        payload = self._state.endpoints()
+        row = ControlRow.of(Endpoints(locations=self._state.endpoints()))
         for worker in self._state.workers.values():
             if worker.name != but:
-                self._journal.send(worker.name, ControlRow(kind=Kind.ENDPOINTS, payload=payload))
+                self._journal.send(worker.name, row)
         self._journal.urgent = True

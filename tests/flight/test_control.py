@@ -8,7 +8,23 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.control import (
+    Cancel,
+    ControlRow,
+    Cursor,
+    Drain,
+    Endpoints,
+    Kind,
+    Problem,
+    Released,
+    Reserve,
+    Reserved,
+    Started,
+    Stats,
+    Welcome,
+    from_batch,
+    to_batch,
+)
 from prorl.errors import ConflictError, UnavailableError
 from prorl.flight import ControlClient, Identity
 from prorl.protocols import Channel
@@ -38,12 +54,11 @@ class Gateway:
 
     def reply(self, channel: Channel, row: ControlRow) -> None:
         if row.kind is Kind.HELLO:
-            payload = {
-                "worker": row.payload["worker"],
-                "endpoints": {"init": ["here"]},
-                "refused": row.payload["held"][:1],
-            }
-            channel.send(to_batch([ControlRow(kind=Kind.WELCOME, re=row.seq, payload=payload)]))
+            hello = row.read_hello("hello")
+            welcome = Welcome(
+                worker=hello.worker, endpoints={"init": ("here",)}, refused=hello.held[:1]
+            )
+            channel.send(to_batch([ControlRow.of(welcome, re=row.seq)]))
         elif row.kind in (Kind.RESERVE, Kind.CURSOR):
             answer = self.answer(row)
             if answer is not None:
@@ -76,7 +91,7 @@ async def joined(
         (Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append
     )
     client = ControlClient(
-        net.network, location, identity, held=held, stats=lambda: {"busy": 1}, on=on
+        net.network, location, identity, held=held, stats=lambda: Stats(busy=1), on=on
     )
     client.start()
     try:
@@ -87,7 +102,12 @@ async def joined(
 
 
 def echo(row: ControlRow) -> ControlRow:
-    return ControlRow(kind=Kind.REPLY, re=row.seq, payload={"echo": row.payload})
+    """Grants what is asked for."""
+    return ControlRow.of(Reserved(granted=row.read(Reserve).attempts), re=row.seq)
+
+
+def reserve(n: int) -> Reserve:
+    return Reserve(attempts=(key(n),))
 
 
 async def test_hello_says_who_and_what_is_held(net: Net) -> None:
@@ -95,23 +115,19 @@ async def test_hello_says_who_and_what_is_held(net: Net) -> None:
     async with joined(net, gateway, commands, held=lambda: [key(3), key(4, 2)]):
         hello = gateway.heard[0]
         assert (hello.kind, hello.seq) == (Kind.HELLO, 1)
-        assert hello.payload["held"] == [["run", 3, 1], ["run", 4, 2]]
-        assert {name: hello.payload[name] for name in ("role", "worker", "location", "slots")} == {
-            "role": "run",
-            "worker": "run-0",
-            "location": "there",
-            "slots": 4,
-        }
+        said = hello.read_hello("hello")
+        assert said.held == (key(3), key(4, 2))
+        assert (said.role, said.worker, said.location, said.slots) == ("run", "run-0", "there", 4)
         assert [row.kind for row in commands] == [Kind.WELCOME, Kind.ENDPOINTS]
-        assert commands[0].payload["refused"] == [["run", 3, 1]]
-        assert commands[1].payload == {"init": ["here"]}
+        assert commands[0].read(Welcome).refused == (key(3),)
+        assert commands[1].read(Endpoints).locations == {"init": ("here",)}
 
 
 async def test_events_arrive_in_order_with_dense_seqs(net: Net) -> None:
     gateway = Gateway(echo)
     async with joined(net, gateway, []) as client:
         for n in range(50):
-            client.emit(Kind.STARTED, key(n), stage="run")
+            client.emit(Started(), key(n), stage="run")
         await until(lambda: len(gateway.kinds()) == 51)
     assert [row.rollout_id for row in gateway.heard if row.kind is Kind.STARTED] == list(range(50))
     assert [row.seq for row in gateway.heard] == list(range(1, len(gateway.heard) + 1))
@@ -120,29 +136,23 @@ async def test_events_arrive_in_order_with_dense_seqs(net: Net) -> None:
 async def test_requests_get_their_replies_and_errors(net: Net) -> None:
     def answer(row: ControlRow) -> ControlRow:
         if row.kind is Kind.CURSOR:
-            return ControlRow(
-                kind=Kind.REPLY,
-                re=row.seq,
-                code="conflict",
-                payload={"message": "cursor 9 is ahead"},
-            )
+            problem = Problem(message="cursor 9 is ahead")
+            return ControlRow.of(problem, re=row.seq, code="conflict")
         return echo(row)
 
     async with joined(net, Gateway(answer), []) as client:
-        answers = await asyncio.gather(
-            *(client.request(Kind.RESERVE, payload={"n": n}) for n in range(10))
-        )
-        assert answers == [{"echo": {"n": n}} for n in range(10)]
+        answers = await asyncio.gather(*(client.request(reserve(n)) for n in range(10)))
+        assert [answer.granted for answer in answers] == [(key(n),) for n in range(10)]
         with pytest.raises(ConflictError, match="cursor 9 is ahead"):
-            await client.request(Kind.CURSOR, run_id="r", payload={})
+            await client.request(Cursor(consumer="c", seq=9), run_id="r")
 
 
 async def test_commands_reach_their_handlers(net: Net) -> None:
     gateway, commands = Gateway(echo), list[ControlRow]()
     async with joined(net, gateway, commands):
         gateway.command(
-            ControlRow(kind=Kind.CANCEL, run_id="run", rollout_id=5, attempt=1),
-            ControlRow(kind=Kind.DRAIN),
+            ControlRow.of(Cancel(), run_id="run", rollout_id=5, attempt=1),
+            ControlRow.of(Drain()),
         )
         await until(lambda: len(commands) == 4)
     assert commands[2].key == key(5)
@@ -153,16 +163,13 @@ async def test_after_a_loss_a_fresh_session_sends_unanswered_requests_again(net:
     silent = True
     gateway = Gateway(lambda row: None if silent else echo(row))
     async with joined(net, gateway, []) as client:
-        asking = [
-            asyncio.ensure_future(client.request(Kind.RESERVE, payload={"n": n})) for n in range(3)
-        ]
+        asking = [asyncio.ensure_future(client.request(reserve(n))) for n in range(3)]
         await until(lambda: gateway.kinds().count(Kind.RESERVE) == 3)
         silent = False
         gateway.heard.clear()
         await gateway.hang_up()
-        assert [
-            answer["echo"]["n"] for answer in await asyncio.wait_for(asyncio.gather(*asking), 30)
-        ] == [0, 1, 2]
+        answers = await asyncio.wait_for(asyncio.gather(*asking), 30)
+        assert [answer.granted for answer in answers] == [(key(n),) for n in range(3)]
         assert gateway.num_sessions == 2
         assert gateway.kinds()[:4] == [Kind.HELLO, Kind.RESERVE, Kind.RESERVE, Kind.RESERVE]
         assert [row.seq for row in gateway.heard[:4]] == [1, 2, 3, 4]
@@ -173,11 +180,11 @@ async def test_requests_made_without_a_session_wait_for_one(net: Net) -> None:
     identity = Identity(role="store", worker="store-0")
     client = ControlClient(net.network, net.name("gateway"), identity, on={})
     client.start()
-    asking = asyncio.ensure_future(client.request(Kind.RESERVE, payload={"n": 1}))
-    client.emit(Kind.RELEASED, key(1))
+    asking = asyncio.ensure_future(client.request(reserve(1)))
+    client.emit(Released(), key(1))
     await asyncio.sleep(0.05)
     await net.network.listen(net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)})
-    assert await asyncio.wait_for(asking, 30) == {"echo": {"n": 1}}
+    assert (await asyncio.wait_for(asking, 30)).granted == (key(1),)
     assert Kind.RELEASED not in gateway.kinds()
     await client.close()
 
@@ -185,9 +192,9 @@ async def test_requests_made_without_a_session_wait_for_one(net: Net) -> None:
 async def test_closing_sends_the_last_events_and_fails_open_requests(net: Net) -> None:
     gateway = Gateway(lambda row: None)
     async with joined(net, gateway, []) as client:
-        asking = asyncio.ensure_future(client.request(Kind.RESERVE, payload={}))
+        asking = asyncio.ensure_future(client.request(reserve(1)))
         await asyncio.sleep(0)
-        client.emit(Kind.RELEASED, key(9), stage="run")
+        client.emit(Released(), key(9), stage="run")
     with pytest.raises(UnavailableError, match="closed"):
         await asking
     await until(lambda: Kind.RELEASED in gateway.kinds())
@@ -198,4 +205,4 @@ async def test_heartbeats_carry_the_stats(net: Net) -> None:
     async with joined(net, gateway, []):
         await until(lambda: any(row.kind is Kind.STATS for row in gateway.heard))
     beat = next(row for row in gateway.heard if row.kind is Kind.STATS)
-    assert (beat.stage, beat.payload) == ("run", {"busy": 1})
+    assert (beat.stage, beat.read(Stats)) == ("run", Stats(busy=1))

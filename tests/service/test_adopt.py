@@ -5,22 +5,32 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from prorl.control import Kind
+from prorl.control import Kind, TaskRow
 from prorl.errors import ConflictError, SchemaError
 from prorl.service.adopt import adopt
 from prorl.service.log import ControlLog
 from prorl.service.manifest import write_manifest
 from prorl.storage.catalog import StoredRun
-from prorl.storage.convert import event_rows, tables
+from prorl.storage.convert import event_rows, tables, task_rows
 from prorl.storage.layout import RunDir
 from tests.service.world import run_config, settings, world
 from tests.storage.directory import add_commit, event
 from tests.storage.rows import scored
 
-TASK = {"task_id": "t", "data_source": "", "env": "noop", "task": "{}", "sampling": "{}"}
+TASK = TaskRow(
+    group_id=0,
+    task_id="t",
+    data_source="",
+    env="noop",
+    n=2,
+    task="{}",
+    sampling="{}",
+    extra="{}",
+)
 
 
 def written_run(root: Path) -> RunDir:
@@ -30,12 +40,12 @@ def written_run(root: Path) -> RunDir:
     run = RunDir(root / "r")
     rows = [scored(i, n=2, run_id="r") for i in range(3)]
     found = tables(pa.concat_batches(rows))
-    tasks = [{**TASK, "group_id": g, "n": 2, "extra": "{}"} for g in range(2)]
+    tasks = [msgspec.structs.replace(TASK, group_id=g) for g in range(2)]
     events = [event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0)]
     for name in ("commits", "partial", *found, "groups", "tasks"):
         (root / "r" / name).mkdir(exist_ok=True)
     add_commit(run, {k: pa.Table.from_batches([b]) for k, b in found.items()})
-    add_commit(run, {"tasks": event_rows("tasks", tasks), "groups": event_rows("groups", events)})
+    add_commit(run, {"tasks": task_rows(tasks), "groups": event_rows(events)})
     return run
 
 

@@ -14,7 +14,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from prorl.config import GroupBody
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    Commit,
+    Committed,
+    CommittedRollout,
+    ControlRow,
+    Decision,
+    Failed,
+    Hello,
+    KeptGroup,
+    Kind,
+    Payload,
+    Progress,
+    Released,
+    Reserve,
+    Started,
+)
 from prorl.errors import ConflictError
 from prorl.schema import SCHEMA_VERSION
 from prorl.service.core import Core
@@ -134,10 +149,10 @@ class Machine(RuleBasedStateMachine):
         """Workers that are there."""
         return list(self.core.state.workers.values())
 
-    def row(self, kind: Kind, **given: Json) -> ControlRow:
+    def row(self, payload: Payload, **given: Json) -> ControlRow:
         """A control row."""
         self.seq += 1
-        return ControlRow(kind=kind, seq=self.seq, **{"run_id": "r", **given})
+        return ControlRow.of(payload, seq=self.seq, **{"run_id": "r", **given})
 
     @rule(n=st.integers(1, 3), key=st.sampled_from(KEYS))
     def submit(self, n: int, key: str) -> None:
@@ -159,15 +174,9 @@ class Machine(RuleBasedStateMachine):
         """A worker comes, or comes back on another stream, with some of what it may hold."""
         name = NAMES[pick % len(NAMES)]
         role = name.split("-")[0]
-        held = [list(r.key) for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2]
-        body = {
-            "worker": name,
-            "role": role,
-            "slots": 4,
-            "schema_version": SCHEMA_VERSION,
-            "held": held,
-        }
-        self.core.workers.hello(pick, ControlRow(kind=Kind.HELLO, payload=body))
+        held = tuple(r.key for r in self.live() if r.life.state in IN_HAND and (pick >> 3) % 2)
+        hello = Hello(worker=name, role=role, slots=4, schema_version=SCHEMA_VERSION, held=held)
+        self.core.workers.hello(pick, ControlRow.of(hello))
 
     @precondition(lambda self: self.workers())
     @rule(pick=PICK)
@@ -194,18 +203,18 @@ class Machine(RuleBasedStateMachine):
         pick=PICK,
         who=PICK,
         back=st.sampled_from([0, 0, 0, 1]),
-        kind=st.sampled_from(["started", "failed", "released", "progress"]),
+        said=st.sampled_from([Started(), Failed(), Released(), Progress(turn=1, tokens=2)]),
     )
-    def event(self, pick: int, who: int, back: int, kind: str) -> None:
+    def event(self, pick: int, who: int, back: int, said: Payload) -> None:
         """A worker says something about an attempt that it may or may not have."""
         record = self.live()[pick % len(self.live())]
         worker = self.workers()[who % len(self.workers())]
         attempt = record.life.attempt - back
-        code = CODES[(pick >> 4) % len(CODES)] if kind == "failed" else ""
+        code = CODES[(pick >> 4) % len(CODES)] if said.kind is Kind.FAILED else ""
         self.core.control(
             worker,
             self.row(
-                Kind(kind),
+                said,
                 rollout_id=record.rollout_id,
                 attempt=attempt,
                 stage=worker.role,
@@ -221,8 +230,8 @@ class Machine(RuleBasedStateMachine):
     @rule(picks=st.lists(PICK, max_size=3))
     def reserve(self, picks: list[int]) -> None:
         """The store reserves attempts."""
-        attempts = [list(self.live()[pick % len(self.live())].key) for pick in picks]
-        self.core.control(self.stores()[0], self.row(Kind.RESERVE, payload={"attempts": attempts}))
+        attempts = tuple(self.live()[pick % len(self.live())].key for pick in picks)
+        self.core.control(self.stores()[0], self.row(Reserve(attempts=attempts)))
 
     @precondition(lambda self: self.stores())
     @rule(
@@ -238,19 +247,19 @@ class Machine(RuleBasedStateMachine):
             if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.part
         ]
         self.parts += 1
-        body = {
-            "part": f"p{self.parts}",
-            "rollouts": [
-                {"rollout_id": r.rollout_id, "attempt": r.life.attempt, "reward": 1.0}
+        asked = Commit(
+            part=f"p{self.parts}",
+            rollouts=tuple(
+                CommittedRollout(rollout_id=r.rollout_id, attempt=r.life.attempt, reward=1.0)
                 for r in chosen
-            ],
-            "terminals": [r.rollout_id for r in ended] if all_ended else [],
-            "group_events_upto": self.run.next_event if rows else 0,
-            "tasks_upto": self.run.next_group if rows else 0,
-        }
-        code, answer = self.core.commits.commit(self.run, body)
-        assert code == "", answer
-        assert self.core.commits.commit(self.run, body) == ("", answer), "the same part again"
+            ),
+            terminals=tuple(r.rollout_id for r in ended) if all_ended else (),
+            group_events_upto=self.run.next_event if rows else 0,
+            tasks_upto=self.run.next_group if rows else 0,
+        )
+        answer = self.core.commits.commit(self.run, asked)
+        assert isinstance(answer, Committed), answer
+        assert self.core.commits.commit(self.run, asked) == answer, "the same part again"
         assert all(r.life.state is RolloutState.COMPLETED for r in chosen)
 
     @precondition(lambda self: self.stores() and self.run.groups)
@@ -258,10 +267,10 @@ class Machine(RuleBasedStateMachine):
     def complete(self, pick: int, everything: bool) -> None:
         """The attempts in hand of a group are reserved and committed."""
         groups = list(self.run.groups.values())
-        attempts = [
-            list(r.key) for r in groups[pick % len(groups)].rollouts if r.life.state in IN_HAND
-        ]
-        self.core.control(self.stores()[0], self.row(Kind.RESERVE, payload={"attempts": attempts}))
+        attempts = tuple(
+            r.key for r in groups[pick % len(groups)].rollouts if r.life.state in IN_HAND
+        )
+        self.core.control(self.stores()[0], self.row(Reserve(attempts=attempts)))
         self.commit(list(range(len(self.live()))), everything, everything)
 
     @rule(kept=st.booleans(), write=st.booleans())
@@ -269,11 +278,11 @@ class Machine(RuleBasedStateMachine):
         """Every complete group is decided and handed out, twice."""
         ended = [g.group_id for g in self.run.groups.values() if not g.pending]
         self.core.groups.propose(
-            self.run, [{"group_id": g, "kept": kept, "reason": "x"} for g in ended]
+            self.run, [Decision(group_id=g, kept=kept, reason="x") for g in ended]
         )
         answers = []
         for _ in range(2):
-            answers.append(self.core.groups.handout(self.run, [(g, 0, 1) for g in ended]))
+            answers.append(self.core.groups.handout(self.run, [KeptGroup(g, 0, 1) for g in ended]))
             if write:
                 self.write()
         assert answers[0] == answers[1], "the first hand-out stands"
@@ -295,21 +304,19 @@ class Machine(RuleBasedStateMachine):
         assert before is not None
         was, pending = before.state, before.pending
         decisions = self.core.groups.propose(
-            self.run, [{"group_id": group_id, "kept": kept, "reason": "x"}]
-        )["decisions"]
+            self.run, [Decision(group_id=group_id, kept=kept, reason="x")]
+        ).decisions
         assert bool(decisions) == (pending == 0 or was is not GroupState.OPEN)
         if was is not GroupState.OPEN:
-            assert decisions[0]["kept"] == (was is not GroupState.DROPPED), (
-                "the first decision stands"
-            )
+            assert decisions[0].kept == (was is not GroupState.DROPPED), "the first decision stands"
 
     @precondition(lambda self: self.run.next_group)
     @rule(picks=st.lists(PICK, max_size=4))
     def handout(self, picks: list[int]) -> None:
         """The store hands groups out."""
-        wanted = [(pick % self.run.next_group, 0, 1) for pick in picks]
+        wanted = [KeptGroup(pick % self.run.next_group, 0, 1) for pick in picks]
         answer = self.core.groups.handout(self.run, wanted)
-        for group_id, seq in answer["delivered"]:
+        for group_id, seq in answer.delivered:
             assert self.core.groups.find(self.run, group_id).delivery_seq == seq  # type: ignore[union-attr]
 
     @rule(seq=st.integers(0, 4))

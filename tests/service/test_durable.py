@@ -10,12 +10,22 @@ from typing import TypeVar
 
 import pytest
 
-from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.control import (
+    Commit,
+    CommittedRollout,
+    ControlRow,
+    Cursor,
+    Hello,
+    Kind,
+    Reserve,
+    from_batch,
+    to_batch,
+)
 from prorl.errors import StorageError
 from prorl.schema import CONTROL, SCHEMA_VERSION
 from prorl.service.log import ControlLog, Write
 from prorl.types import Json
-from tests.service.world import World, group, settings, world
+from tests.service.world import World, group, handout, settings, world
 
 T = TypeVar("T")
 
@@ -63,15 +73,15 @@ async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
         await promised(log, w.submit(group("a"), group("b"), group("c")))
         keys = await init.take(3)
 
-        await promised(log, store.ask(Kind.RESERVE, attempts=[list(key) for key in keys[:2]]))
-        rows = [
-            {"rollout_id": key.rollout_id, "attempt": key.attempt, "reward": 1.0}
+        await promised(log, store.ask(Reserve(attempts=tuple(keys[:2]))))
+        rows = tuple(
+            CommittedRollout(rollout_id=key.rollout_id, attempt=key.attempt, reward=1.0)
             for key in keys[:2]
-        ]
-        await promised(log, store.ask(Kind.COMMIT, "r", part="p", rollouts=rows))
+        )
+        await promised(log, store.ask(Commit(part="p", rollouts=rows), "r"))
         await promised(log, store.decide("r", 0, 1))
-        await promised(log, store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 1]]))
-        await promised(log, store.ask(Kind.CURSOR, "r", consumer="primary", seq=1))
+        await promised(log, store.ask(handout("primary", [[0, 0, 1]]), "r"))
+        await promised(log, store.ask(Cursor(consumer="primary", seq=1), "r"))
         await promised(log, w.http("DELETE", "/v1/runs/r/rollouts/2"))
 
 
@@ -122,11 +132,15 @@ async def test_a_store_that_comes_back_hears_the_snapshot_before_any_message(
         w.served.gateway.wake()
         await asyncio.sleep(0.1)
         async with asyncio.timeout(30):
-            hello = {"worker": store.name, "role": "store", "schema_version": SCHEMA_VERSION}
+            hello: dict[str, Json] = {
+                "worker": store.name,
+                "role": "store",
+                "schema_version": SCHEMA_VERSION,
+            }
             channel = await w.network.dial(
                 w.config.gateway_flight, "control", hello, CONTROL, CONTROL
             )
-            channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))
+            channel.send(to_batch([ControlRow.of(Hello(**hello), seq=1)]))
             await asyncio.sleep(0.1)
             w.core.cancel_run(w.core.run("r"))
             log.open.set()

@@ -7,11 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.control import (
+    Commit,
+    CommittedRollout,
+    ControlRow,
+    Cursor,
+    Failed,
+    GroupComplete,
+    Hello,
+    Kind,
+    Reserve,
+    RunSnapshot,
+    Started,
+    Stats,
+    Terminal,
+    VersionPublished,
+    Welcome,
+    from_batch,
+    to_batch,
+)
 from prorl.errors import ConflictError, FencedError
 from prorl.flight import FlightNetwork
 from prorl.schema import CONTROL, SCHEMA_VERSION
-from tests.service.world import TOKEN, Worker, World, group, settings, world
+from prorl.types import Json
+from tests.service.world import TOKEN, Worker, World, group, handout, settings, world
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
 
@@ -35,11 +54,11 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
         keys = await init.take(4)
         assert sorted(key.rollout_id for key in keys) == [0, 1, 2, 3]
         for key in keys:
-            run.say(Kind.STARTED, key)
+            run.say(Started(), key)
         await store.commit("r", "p1", keys)
         complete = await store.hear(Kind.GROUP_COMPLETE, 2)
-        assert [len(row.payload["members"]) for row in complete] == [2, 2]
-        assert [d["kept"] for d in await store.decide("r", 0, 1)] == [True, True]
+        assert [len(row.read(GroupComplete).members) for row in complete] == [2, 2]
+        assert [d.kept for d in await store.decide("r", 0, 1)] == [True, True]
         await finish(w, store, [], "p2")
         await store.hear(Kind.FINISHED)
         view = await w.until(lambda v: v["state"] == "finished")
@@ -57,20 +76,16 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
         await w.submit(group())
         async with w.worker("run") as run:
             (first,) = await init.take()
-            run.say(Kind.STARTED, first)
+            run.say(Started(), first)
             await w.until(lambda v: v["counts"]["running"] == 1)
         (second,) = await init.take()
         assert second == first._replace(attempt=2)
-        answer = await store.ask(Kind.RESERVE, attempts=[list(first), list(second)])
-        assert answer["granted"] == [list(second)]
-        assert answer["refused"] == [[*first, "fenced"]]
+        answer = await store.ask(Reserve(attempts=(first, second)))
+        assert answer.granted == (second,)
+        assert answer.refused == ((first, "fenced"),)
+        late = CommittedRollout(rollout_id=0, attempt=1, reward=1.0)
         with pytest.raises(FencedError):
-            await store.ask(
-                Kind.COMMIT,
-                "r",
-                part="p",
-                rollouts=[{"rollout_id": 0, "attempt": 1, "reward": 1.0}],
-            )
+            await store.ask(Commit(part="p", rollouts=(late,)), "r")
 
 
 async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
@@ -78,9 +93,9 @@ async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
         await w.run()
         await w.submit(group())
         (first,) = await init.take()
-        init.say(Kind.FAILED, first, code="sandbox_start")
+        init.say(Failed(), first, code="sandbox_start")
         await init.take()
-        run.say(Kind.STARTED, first)
+        run.say(Started(), first)
         (stop,) = await run.hear(Kind.CANCEL)
         assert stop.key == first
 
@@ -96,10 +111,8 @@ async def test_cancel_reaches_the_holder_and_the_store(tmp_path: Path, kind: str
         stop, *_ = await init.hear(Kind.CANCEL)
         assert stop.key == keys[0]
         (ended,) = await store.hear(Kind.TERMINAL)
-        assert (ended.rollout_id, ended.payload["failure_code"]) == (
-            keys[0].rollout_id,
-            "cancelled",
-        )
+        assert ended.rollout_id == keys[0].rollout_id
+        assert ended.read(Terminal).failure_code == "cancelled"
         assert (await w.http("DELETE", "/v1/runs/r"))[1]["counts"]["cancelled"] == 2
         await store.hear(Kind.GROUP_COMPLETE)
 
@@ -109,7 +122,7 @@ async def test_a_commit_in_flight_beats_a_cancellation(tmp_path: Path) -> None:
         await w.run()
         await w.submit(group())
         keys = await init.take()
-        await store.ask(Kind.RESERVE, attempts=[list(keys[0])])
+        await store.ask(Reserve(attempts=(keys[0],)))
         assert (await w.http("DELETE", "/v1/runs/r/rollouts/0"))[1]["state"] == "reserved"
         await store.commit("r", "p", keys)
         assert (await w.http("GET", "/v1/runs/r/rollouts/0"))[1]["state"] == "completed"
@@ -122,9 +135,9 @@ async def test_a_store_that_dies_with_a_reservation_lets_the_cancellation_throug
         await w.run()
         await w.submit(group())
         keys = await init.take()
-        run.say(Kind.STARTED, keys[0])
+        run.say(Started(), keys[0])
         async with w.worker("store") as store:
-            await store.ask(Kind.RESERVE, attempts=[list(keys[0])])
+            await store.ask(Reserve(attempts=(keys[0],)))
             await w.http("DELETE", "/v1/runs/r/rollouts/0")
         await w.until(lambda v: v["counts"]["cancelled"] == 1)
 
@@ -136,13 +149,11 @@ async def test_retries_end_as_failed_with_a_row_for_the_store(tmp_path: Path) ->
         for attempt in (1, 2):
             (key,) = await init.take()
             assert key.attempt == attempt
-            init.say(Kind.FAILED, key, code="sandbox_start", payload={"message": "no image"})
+            init.say(Failed(message="no image"), key, code="sandbox_start")
         (ended,) = await store.hear(Kind.TERMINAL)
-        assert (ended.payload["status"], ended.payload["failure_code"]) == (
-            "failed",
-            "sandbox_start",
-        )
-        assert ended.payload["failure_message"] == "no image"
+        said = ended.read(Terminal)
+        assert (said.status, said.failure_code) == ("failed", "sandbox_start")
+        assert said.failure_message == "no image"
 
 
 async def test_commit_answers_the_same_to_the_same_part(tmp_path: Path) -> None:
@@ -152,9 +163,9 @@ async def test_commit_answers_the_same_to_the_same_part(tmp_path: Path) -> None:
         keys = await init.take(2)
         first = await store.commit("r", "p", keys[:1])
         assert await store.commit("r", "p", keys[:1]) == first
-        assert (await store.commit("r", "q", keys[1:]))["commit_seq"] == first["commit_seq"] + 1
-        again = await store.ask(Kind.RESERVE, attempts=[list(keys[0])])
-        assert again["refused"] == [[*keys[0], "committed"]]
+        assert (await store.commit("r", "q", keys[1:])).commit_seq == first.commit_seq + 1
+        again = await store.ask(Reserve(attempts=(keys[0],)))
+        assert again.refused == ((keys[0], "committed"),)
 
 
 async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_path: Path) -> None:
@@ -169,17 +180,17 @@ async def test_restart_keeps_what_workers_claim_and_leases_the_rest_again(tmp_pa
             keys = sorted(await init.take(3))
             run.held = keys[:2]
             for key in run.held:
-                run.say(Kind.STARTED, key)
+                run.say(Started(), key)
             await store.commit("r", "p", keys[:1])
             await w.until(lambda v: v["counts"]["running"] == 1)
             w.crash()
         async with world(tmp_path, "flight") as w, w.worker("init", "init-1") as init:
             (again,) = await init.take()
             assert again == keys[2]._replace(attempt=2)
-            assert run.of(Kind.WELCOME)[-1].payload["refused"] == [list(keys[0])], (
+            assert run.of(Kind.WELCOME)[-1].read(Welcome).refused == (keys[0],), (
                 "it is committed, nobody need hold it"
             )
-            assert (await store.hear(Kind.RUN, 1))[-1].payload["parts"] == ["p"]
+            assert (await store.hear(Kind.RUN, 1))[-1].read(RunSnapshot).parts == ("p",)
             await store.commit("r", "q", [keys[1], again])
             assert (await w.view())["counts"]["completed"] == 3
             await run.control.close()
@@ -192,20 +203,18 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
         await w.submit(group("a", n=2), group("b"))
         await w.http("DELETE", "/v1/runs/r/groups/0")
         async with w.worker("store", "store-0") as store:
-            (told,) = await store.hear(Kind.RUN)
-            assert [row["task_id"] for row in told.payload["tasks"]] == ["a", "b"]
-            assert [row["rollout_id"] for row in told.payload["terminals"]] == [0, 1]
-            assert [row["group_id"] for row in told.payload["complete"]] == [0]
+            told = (await store.hear(Kind.RUN))[0].read(RunSnapshot)
+            assert [row.task_id for row in told.tasks] == ["a", "b"]
+            assert [row.rollout_id for row in told.terminals] == [0, 1]
+            assert [row.group_id for row in told.complete] == [0]
             await store.decide("r", 0, kept=False)
-            await store.ask(Kind.COMMIT, "r", part="p", terminals=[0, 1], tasks_upto=1)
+            await store.ask(Commit(part="p", terminals=(0, 1), tasks_upto=1), "r")
         async with w.worker("store", "store-0") as store:
-            (told,) = await store.hear(Kind.RUN)
-            assert [row["task_id"] for row in told.payload["tasks"]] == ["b"]
-            assert told.payload["terminals"] == told.payload["complete"] == []
-            assert [(row["event"], row["kept"]) for row in told.payload["group_events"]] == [
-                ("decided", False)
-            ]
-            assert [row["part"] for row in told.payload["unpublished"]] == ["p"]
+            told = (await store.hear(Kind.RUN))[0].read(RunSnapshot)
+            assert [row.task_id for row in told.tasks] == ["b"]
+            assert (told.terminals, told.complete) == ((), ())
+            assert [(row.event, row.kept) for row in told.group_events] == [("decided", False)]
+            assert [row.part for row in told.unpublished] == ["p"]
             await store.commit("r", "q", [key for key in await init.take() if key.rollout_id == 2])
             await store.hear(Kind.GROUP_COMPLETE)
             assert not store.of(Kind.TERMINAL), "the snapshot said it"
@@ -217,14 +226,10 @@ async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: P
         await w.submit(*(group(str(i)) for i in range(3)))
         await store.commit("r", "p", await init.take(3))
         await store.decide("r", 0, 1, 2)
-        first = await store.ask(
-            Kind.HANDOUT, "r", consumer="primary", groups=[[2, 0, 9], [0, 0, 9]]
-        )
-        assert first["delivered"] == [[2, 0], [0, 1]]
-        again = await store.ask(
-            Kind.HANDOUT, "r", consumer="other", groups=[[0, 0, 9], [1, 0, 9], [2, 0, 9]]
-        )
-        assert again["delivered"] == [[0, 1], [1, 2], [2, 0]]
+        first = await store.ask(handout("primary", [[2, 0, 9], [0, 0, 9]]), "r")
+        assert first.delivered == ((2, 0), (0, 1))
+        again = await store.ask(handout("other", [[0, 0, 9], [1, 0, 9], [2, 0, 9]]), "r")
+        assert again.delivered == ((0, 1), (1, 2), (2, 0))
 
 
 async def test_groups_that_are_too_old_go_stale_at_handout(tmp_path: Path) -> None:
@@ -235,11 +240,12 @@ async def test_groups_that_are_too_old_go_stale_at_handout(tmp_path: Path) -> No
         await store.decide("r", 0, 1)
         for version in (1, 2):
             assert (await w.http("POST", "/v1/runs/r/versions", {}))[1]["version"] == version
-        assert [row.payload["version"] for row in await init.hear(Kind.VERSION, 2)] == [1, 2]
-        answer = await store.ask(
-            Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 9], [1, 1, 9]]
-        )
-        assert answer == {"delivered": [[1, 0]], "stale": [0]}
+        assert [row.read(VersionPublished).version for row in await init.hear(Kind.VERSION, 2)] == [
+            1,
+            2,
+        ]
+        answer = await store.ask(handout("primary", [[0, 0, 9], [1, 1, 9]]), "r")
+        assert (answer.delivered, answer.stale) == (((1, 0),), (0,))
         assert (await w.view())["groups"]["stale"] == 1
 
 
@@ -250,15 +256,15 @@ async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_pa
         keys = await init.take(2)
         await store.commit("r", "p", keys)
         await store.decide("r", 0, 1)
-        await store.ask(Kind.HANDOUT, "r", consumer="primary", groups=[[0, 0, 9], [1, 0, 9]])
+        await store.ask(handout("primary", [[0, 0, 9], [1, 0, 9]]), "r")
         with pytest.raises(ConflictError, match="r@3"):
-            await store.ask(Kind.CURSOR, "r", consumer="primary", seq=3)
-        await store.ask(Kind.CURSOR, "r", consumer="observer", seq=2)
+            await store.ask(Cursor(consumer="primary", seq=3), "r")
+        await store.ask(Cursor(consumer="observer", seq=2), "r")
         await asyncio.sleep(0.3)
         assert (await w.view())["counts"]["queued"] == 2, "a stalled trainer stalls the pipeline"
-        await store.ask(Kind.CURSOR, "r", consumer="primary", seq=1)
+        await store.ask(Cursor(consumer="primary", seq=1), "r")
         assert len(await init.take(1)) == 1
-        await store.ask(Kind.CURSOR, "r", consumer="primary", seq=0)
+        await store.ask(Cursor(consumer="primary", seq=0), "r")
         assert (await w.view())["cursors"] == {"primary": 0, "observer": 2}
 
 
@@ -276,8 +282,8 @@ async def test_target_groups_makes_the_rest_redundant(tmp_path: Path) -> None:
         view = await w.until(lambda v: v["counts"]["cancelled"] == 4)
         assert (view["groups"]["kept"], view["groups"]["dropped"]) == (1, 1)
         redundant = await store.hear(Kind.TERMINAL, 4)
-        assert {row.payload["failure_code"] for row in redundant} == {"redundant"}
-        assert [d["reason"] for d in await store.decide("r", 2, kept=True)] == ["incomplete"], (
+        assert {row.read(Terminal).failure_code for row in redundant} == {"redundant"}
+        assert [d.reason for d in await store.decide("r", 2, kept=True)] == ["incomplete"], (
             "nothing in it was completed"
         )
 
@@ -311,7 +317,7 @@ async def test_a_lease_stream_that_breaks_loses_only_what_was_not_taken(tmp_path
         async with w.worker("init") as init:
             assert init.inlet is not None
             taken = await init.inlet.take()
-            init.control.emit(Kind.STARTED, taken[0].key, stage="init")
+            init.control.emit(Started(), taken[0].key, stage="init")
             await init.inlet.close()
             await w.until(lambda v: v["counts"]["leased"] == 2)
             await asyncio.sleep(0.5)
@@ -323,30 +329,20 @@ async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(
 ) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        hello = {"worker": "eval-0", "role": "eval", "schema_version": SCHEMA_VERSION}
+        hello: dict[str, Json] = {
+            "worker": "eval-0",
+            "role": "eval",
+            "schema_version": SCHEMA_VERSION,
+        }
         channel = await w.network.dial(w.config.gateway_flight, "control", hello, CONTROL, CONTROL)
-        channel.send(to_batch([ControlRow(kind=Kind.HELLO, seq=1, payload=hello)]))
-        channel.send(
-            to_batch(
-                [
-                    ControlRow(kind=Kind.STATS, seq=2),
-                    ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
-                ]
-            )
-        )
-        channel.send(
-            to_batch(
-                [
-                    ControlRow(
-                        kind=Kind.CURSOR,
-                        seq=4,
-                        run_id="unknown",
-                        payload={"consumer": "x", "seq": 0},
-                    )
-                ]
-            )
-        )
-        channel.send(to_batch([ControlRow(kind=Kind.STATS, seq=5)]))
+        for row in (
+            ControlRow.of(Hello(**hello), seq=1),
+            ControlRow.of(Stats(), seq=2),
+            ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
+            ControlRow.of(Cursor(consumer="x", seq=0), seq=4, run_id="unknown"),
+            ControlRow.of(Stats(), seq=5),
+        ):
+            channel.send(to_batch([row]))
         heard: list[tuple[Kind, int, str]] = []
         while (Kind.ACK, 5, "") not in heard:
             batch = await channel.receive()
@@ -368,7 +364,9 @@ async def test_a_stream_that_does_not_begin_with_hello_or_is_of_another_version_
     async with world(tmp_path) as w:
         for first in (
             ControlRow(kind=Kind.STATS, seq=1),
-            ControlRow(kind=Kind.HELLO, payload={"worker": "x", "role": "boss"}),
+            ControlRow.of(Hello(worker="x", role="boss", schema_version=SCHEMA_VERSION)),
+            ControlRow.of(Hello(worker="x", role="run", schema_version=SCHEMA_VERSION + 1)),
+            ControlRow(kind=Kind.HELLO, payload='{"worker": "x", "role": "run"}'),
         ):
             channel = await w.network.dial(
                 w.config.gateway_flight, "control", {"worker": "x"}, CONTROL, CONTROL

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    Commit,
+    Committed,
+    CommittedRollout,
+    ControlRow,
+    Decision,
+    Hello,
+    KeptGroup,
+)
 from prorl.schema import SCHEMA_VERSION
 from prorl.service.core import Core
 from prorl.service.journal import Batch
@@ -22,8 +30,8 @@ def core(tmp_path: Path) -> Iterator[Core]:
     core = Core(log, ["scripted:oracle"], lambda: 0.0, lambda: 0.0)
     core.create_run(run_config())
     for role in ("init", "store"):
-        body = {"worker": role, "role": role, "schema_version": SCHEMA_VERSION}
-        core.workers.hello(1, ControlRow(kind=Kind.HELLO, payload=body))
+        hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
+        core.workers.hello(1, ControlRow.of(hello))
     yield core
     log.close()
 
@@ -47,15 +55,15 @@ def complete(core: Core, groups: int) -> None:
     for record, _ in batch.granted:
         core.rollouts.hold(record, core.state.workers["init"])
     core.commits.reserve(store, [record.key for record, _ in batch.granted])
-    rows = [
-        {"rollout_id": record.rollout_id, "attempt": 1, "reward": 1.0}
+    rows = tuple(
+        CommittedRollout(rollout_id=record.rollout_id, attempt=1, reward=1.0)
         for record, _ in batch.granted
-    ]
-    code, _ = core.commits.commit(
-        run, {"part": f"p{first}", "rollouts": rows, "tasks_upto": run.next_group}
     )
-    assert not code
-    core.groups.propose(run, [{"group_id": g, "kept": True} for g in range(first, run.next_group)])
+    asked = Commit(part=f"p{first}", rollouts=rows, tasks_upto=run.next_group)
+    assert isinstance(core.commits.commit(run, asked), Committed)
+    core.groups.propose(
+        run, [Decision(group_id=g, kept=True) for g in range(first, run.next_group)]
+    )
 
 
 def test_memory_is_flat_over_many_groups(core: Core) -> None:
@@ -79,10 +87,10 @@ def test_a_forgotten_group_is_handed_out_once(core: Core) -> None:
     write(core, core.journal.take())
     run = core.run("r")
     assert not run.groups
-    answers = [core.groups.handout(run, [(1, 0, 1)]) for _ in range(2)]
+    answers = [core.groups.handout(run, [KeptGroup(1, 0, 1)]) for _ in range(2)]
     write(core, core.journal.take())
-    answers += [core.groups.handout(run, [(1, 0, 1), (0, 0, 1)])]
-    assert [answer["delivered"] for answer in answers] == [[[1, 0]], [[1, 0]], [[1, 0], [0, 1]]]
+    answers += [core.groups.handout(run, [KeptGroup(1, 0, 1), KeptGroup(0, 0, 1)])]
+    assert [answer.delivered for answer in answers] == [((1, 0),), ((1, 0),), ((1, 0), (0, 1))]
 
 
 def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten(
@@ -91,9 +99,9 @@ def test_a_group_that_changed_while_its_transaction_was_written_is_not_forgotten
     complete(core, 1)
     run = core.run("r")
     in_flight = core.journal.take()
-    assert core.groups.handout(run, [(0, 0, 1)])["delivered"] == [[0, 0]]
+    assert core.groups.handout(run, [KeptGroup(0, 0, 1)]).delivered == ((0, 0),)
     write(core, in_flight)
-    assert core.groups.handout(run, [(0, 0, 1)])["delivered"] == [[0, 0]], (
+    assert core.groups.handout(run, [KeptGroup(0, 0, 1)]).delivered == ((0, 0),), (
         "the log still says that nobody has it"
     )
     write(core, core.journal.take())

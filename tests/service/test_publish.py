@@ -14,7 +14,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl.control import Kind
+from prorl.control import Kind, Paused, VersionPublished
 from prorl.service import publish
 from prorl.service.balancer import Balancer
 from prorl.service.publish import waves
@@ -128,13 +128,13 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
         assert max(server.most_paused for server in found) == max(1, count // 2)
         assert {server.key for server in found} == {"Bearer k"}
         told = [
-            (row.payload["backend"], row.payload["paused"])
-            for row in await run.hear(Kind.PAUSED, 2 * count)
+            (said.backend, said.paused)
+            for said in (row.read(Paused) for row in await run.hear(Kind.PAUSED, 2 * count))
         ]
         assert sorted(told) == sorted(
             (server.url, paused) for server in found for paused in (True, False)
         )
-        assert [row.payload["version"] for row in await run.hear(Kind.VERSION)] == [1]
+        assert [row.read(VersionPublished).version for row in await run.hear(Kind.VERSION)] == [1]
 
 
 @pytest.mark.parametrize(

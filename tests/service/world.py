@@ -14,7 +14,24 @@ import aiohttp
 import orjson
 
 from prorl.config import GroupBody, RunConfig, ServiceConfig, TaskBody
-from prorl.control import ControlRow, Kind
+from prorl.control import (
+    Commit,
+    Committed,
+    CommittedRollout,
+    ControlRow,
+    Decision,
+    Handout,
+    KeptGroup,
+    Kind,
+    Payload,
+    Propose,
+    Published,
+    ReplyT,
+    Request,
+    Reserve,
+    Started,
+    TrajectorySummary,
+)
 from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.flight.control import ControlClient, Identity
 from prorl.flight.inlet import Inlet
@@ -47,6 +64,11 @@ def settings(tmp_path: Path, **more: Json) -> ServiceConfig:
         **more,
     }
     return ServiceConfig(**given)
+
+
+def handout(consumer: str, groups: Iterable[Iterable[int]]) -> Handout:
+    """Ask for groups by (group, min_version, bytes)."""
+    return Handout(consumer=consumer, groups=tuple(KeptGroup(*group) for group in groups))
 
 
 class Worker:
@@ -111,18 +133,18 @@ class Worker:
             while len(taken) < count:
                 taken += [row.key for row in await self.inlet.take()]
         for key in taken:
-            self.control.emit(Kind.STARTED, key, stage="init")
+            self.control.emit(Started(), key, stage="init")
             self.inlet.done(key)
         return taken
 
-    def say(self, kind: Kind, key: AttemptKey, code: str = "", payload: Json = None) -> None:
+    def say(self, payload: Payload, key: AttemptKey, code: str = "") -> None:
         """An event about an attempt."""
-        self.control.emit(kind, key, stage=self.role, code=code, payload=payload)
+        self.control.emit(payload, key, stage=self.role, code=code)
 
-    async def ask(self, kind: Kind, run_id: str = "", **payload: Json) -> Json:
+    async def ask(self, asked: Request[ReplyT], run_id: str = "") -> ReplyT:
         """A request and its answer."""
         async with asyncio.timeout(30):
-            return await self.control.request(kind, run_id=run_id, payload=payload)
+            return await self.control.request(asked, run_id=run_id)
 
     async def commit(
         self,
@@ -131,38 +153,32 @@ class Worker:
         keys: Iterable[AttemptKey] = (),
         reward: float = 1.0,
         **more: Json,
-    ) -> Json:
+    ) -> Committed:
         """Reserve, commit and publish."""
-        keys = list(keys)
-        await self.ask(Kind.RESERVE, attempts=[list(key) for key in keys])
-        rollouts = [
-            {
-                "rollout_id": key.rollout_id,
-                "attempt": key.attempt,
-                "reward": reward,
-                "failure_code": "",
-                "min_version": 0,
-            }
+        keys = tuple(keys)
+        await self.ask(Reserve(attempts=keys))
+        rollouts = tuple(
+            CommittedRollout(
+                rollout_id=key.rollout_id,
+                attempt=key.attempt,
+                reward=reward,
+                summary=TrajectorySummary(min_version=0),
+            )
             for key in keys
-        ]
-        answer = await self.ask(Kind.COMMIT, run_id, part=part, files=[], rollouts=rollouts, **more)
-        await self.ask(Kind.PUBLISHED, run_id, commit_seq=answer["commit_seq"])
+        )
+        answer = await self.ask(Commit(part=part, rollouts=rollouts, **more), run_id)
+        await self.ask(Published(commit_seq=answer.commit_seq), run_id)
         return answer
 
-    async def decide(self, run_id: str, *groups: int, kept: bool = True) -> Json:
+    async def decide(self, run_id: str, *groups: int, kept: bool = True) -> tuple[Decision, ...]:
         """Propose the same decision for groups."""
-        decisions = [
-            {
-                "group_id": g,
-                "kept": kept,
-                "reason": "test",
-                "num_valid": 1,
-                "mean_reward": 1.0,
-                "min_version": 0,
-            }
+        decisions = tuple(
+            Decision(
+                group_id=g, kept=kept, reason="test", num_valid=1, mean_reward=1.0, min_version=0
+            )
             for g in groups
-        ]
-        return (await self.ask(Kind.PROPOSE, run_id, decisions=decisions))["decisions"]
+        )
+        return (await self.ask(Propose(decisions=decisions), run_id)).decisions
 
 
 class World:

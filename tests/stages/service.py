@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prorl.columns import Lease, leased_batch
-from prorl.control import ControlRow, Kind, from_batch, to_batch
+from prorl.control import Cancel, ControlRow, Endpoints, Hello, Kind, Welcome, from_batch, to_batch
 from prorl.flight import Inlet, Outlet
 from prorl.protocols import Channel, Network, Sandbox, SandboxHost
 from prorl.rows import Row
@@ -26,7 +26,7 @@ class Gateway:
         self.outlet = Outlet("lease", on_acked=self._taken)
         self.events: list[ControlRow] = []
         self.sessions: dict[str, Channel] = {}
-        self.hellos: list[Json] = []
+        self.hellos: list[Hello] = []
         self.num_taken = 0
         self._endpoints: dict[str, tuple[str, str]] = {}
 
@@ -54,31 +54,27 @@ class Gateway:
 
     def _hear(self, name: str, row: ControlRow) -> None:
         if row.kind is Kind.HELLO:
-            self.hellos.append(row.payload)
-            self._endpoints[name] = (row.payload["role"], row.payload["location"])
-            payload = {"worker": name, "endpoints": self.endpoints(), "refused": []}
-            self.tell(name, ControlRow(kind=Kind.WELCOME, re=row.seq, payload=payload))
+            hello = row.read_hello(name)
+            self.hellos.append(hello)
+            self._endpoints[name] = (hello.role, hello.location)
+            welcome = Welcome(worker=name, endpoints=self.endpoints())
+            self.tell(name, ControlRow.of(welcome, re=row.seq))
             for other in self.sessions.keys() - {name}:
-                self.tell(other, ControlRow(kind=Kind.ENDPOINTS, payload=self.endpoints()))
+                self.tell(other, ControlRow.of(Endpoints(locations=self.endpoints())))
         elif row.kind is not Kind.STATS:
             self.events.append(row)
 
-    def endpoints(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {"init": [], "run": [], "eval": []}
+    def endpoints(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {"init": (), "run": (), "eval": ()}
         for role, location in self._endpoints.values():
-            found[role].append(location)
+            found[role] += (location,)
         return found
 
     def tell(self, worker: str, *rows: ControlRow) -> None:
         self.sessions[worker].send(to_batch(rows))
 
     def cancel(self, worker: str, key: AttemptKey) -> None:
-        self.tell(
-            worker,
-            ControlRow(
-                kind=Kind.CANCEL, run_id=key.run_id, rollout_id=key.rollout_id, attempt=key.attempt
-            ),
-        )
+        self.tell(worker, ControlRow.of(Cancel(), **key._asdict()))
 
     def said(self, kind: Kind, stage: str) -> list[int]:
         return [row.rollout_id for row in self.events if row.kind is kind and row.stage == stage]

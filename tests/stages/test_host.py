@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from prorl.columns import ran_columns, ready_columns, scored_columns
-from prorl.control import Kind
+from prorl.control import Payload
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
 from prorl.rows import Added, Row, stack
@@ -23,7 +23,6 @@ from prorl.types import (
     Failure,
     FailureCode,
     FinishReason,
-    Json,
     RewardPart,
     SandboxRef,
     Score,
@@ -88,10 +87,8 @@ class Bench:
             net.network, DOWNSTREAM[operator.stage], {"worker": "next"}, slots=100
         )
 
-    def emit(
-        self, kind: Kind, key: AttemptKey, *, stage: str, code: str = "", payload: Json = None
-    ) -> None:
-        self.events.append((kind.value, key.rollout_id, code))
+    def emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
+        self.events.append((payload.kind.value, key.rollout_id, code))
 
     def ended(self) -> list[tuple[str, int, str]]:
         return [event for event in self.events if event[0] != "started"]
@@ -344,13 +341,8 @@ async def test_stats_count_what_happens(net: Net) -> None:
         await until(lambda: operator.num_working == 1)
         await asyncio.sleep(0.05)
         stats = parts.stage.stats()
-        assert {name: stats[name] for name in ("slots", "busy", "done", "failed")} == {
-            "slots": 2,
-            "busy": 1,
-            "done": 0,
-            "failed": 0,
-        }
-        assert stats["busy_s"] >= 0.04
+        assert (stats.slots, stats.busy, stats.done, stats.failed) == (2, 1, 0, 0)
+        assert stats.busy_s >= 0.04
         operator.gate.set()
         await take(parts.downstream, 1)
-        assert parts.stage.stats()["done"] == 1
+        assert parts.stage.stats().done == 1

@@ -149,6 +149,6 @@ async def test_workers_outlive_their_gateway_and_say_what_they_hold(tmp_path: Pa
         for channel in list(it.gateway.sessions.values()):
             await channel.close()
         await until(lambda: len(it.gateway.hellos) == 6)
-        again = {hello["worker"]: hello["held"] for hello in it.gateway.hellos[3:]}
-        assert again["run-0"] == [["run", 1, 1]]
+        again = {hello.worker: hello.held for hello in it.gateway.hellos[3:]}
+        assert again["run-0"] == (("run", 1, 1),)
         await it.store.have(1)

@@ -9,14 +9,36 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
-from prorl.control import Kind
+from prorl.control import (
+    Commit,
+    Committed,
+    Done,
+    Kind,
+    Payload,
+    Published,
+    Refusal,
+    RefusalReason,
+    ReplyT,
+    Request,
+    Reserve,
+    Reserved,
+    Rows,
+    RunSnapshot,
+    Terminal,
+)
 from prorl.errors import FencedError
 from prorl.flight.edge import NO_KEY
 from prorl.types import AttemptKey, Json
 
 Hook = Callable[[str], None]
+
+
+def plain(record: object) -> Json:
+    """A record as JSON values."""
+    return msgspec.to_builtins(record)
 
 
 class FileLog:
@@ -42,14 +64,15 @@ class FileLog:
         self.state["attempts"] |= {str(rollout): attempt for rollout, attempt in attempts}
         self._save()
 
-    def end(self, *terminals: dict[str, object]) -> None:
+    def end(self, *terminals: Terminal) -> None:
         """Rollouts that ended without a trajectory, not stored yet."""
-        self.state["terminals"] |= {str(terminal["rollout_id"]): terminal for terminal in terminals}
+        self.state["terminals"] |= {str(ended.rollout_id): plain(ended) for ended in terminals}
         self._save()
 
-    def say(self, table: str, *rows: dict[str, object]) -> None:
-        """TASKS or GROUPS (`events`) rows, not stored yet."""
-        self.state[table] += rows
+    def say(self, rows: Rows) -> None:
+        """New TASKS and GROUPS rows, not stored yet."""
+        self.state["tasks"] += plain(rows.tasks)
+        self.state["events"] += plain(rows.events)
         self._save()
 
     def unpublish(self, commit_seq: int) -> None:
@@ -57,11 +80,15 @@ class FileLog:
         self.state["parts"][commit_seq - 1]["published"] = False
         self._save()
 
-    def snapshot(self) -> dict[str, Json]:
+    def snapshot(self) -> RunSnapshot:
         """As the gateway sends it on `hello`."""
         parts = self.state["parts"]
-        return {
+        values = {
             "run_id": "demo",
+            "filter": "none",
+            "delivery": "stream",
+            "group_size": 1,
+            "state": "open",
             "parts": [part["part"] for part in parts],
             "unpublished": [
                 {name: part[name] for name in ("commit_seq", "part", "files")}
@@ -72,74 +99,69 @@ class FileLog:
             "tasks": self.state["tasks"],
             "group_events": self.state["events"],
         }
+        return msgspec.convert(values, RunSnapshot)
 
     def emit(
-        self,
-        kind: Kind,
-        key: AttemptKey = NO_KEY,
-        *,
-        stage: str = "",
-        code: str = "",
-        payload: Json = None,
+        self, payload: Payload, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = ""
     ) -> None:
-        self.events.append((kind, key, code))
+        self.events.append((payload.kind, key, code))
 
-    async def request(self, kind: Kind, *, run_id: str = "", payload: Json) -> Json:
-        self._hook(f"{kind}.before")
-        self.requests.append(kind)
-        answer = getattr(self, f"_{kind}")(payload)
+    async def request(self, asked: Request[ReplyT], *, run_id: str = "") -> ReplyT:
+        self._hook(f"{asked.kind}.before")
+        self.requests.append(asked.kind)
+        answer = getattr(self, f"_{asked.kind}")(asked)
         self._save()
-        self._hook(f"{kind}.after")
-        return answer
+        self._hook(f"{asked.kind}.after")
+        assert isinstance(answer, asked.reply)
+        return answer  # type: ignore[return-value]
 
-    def _reserve(self, payload: Json) -> Json:
-        refused = [
-            [*key, reason] for key in payload["attempts"] if (reason := self._refusal(*key[1:]))
-        ]
-        gone = [key[:3] for key in refused]
-        return {
-            "granted": [key for key in payload["attempts"] if key not in gone],
-            "refused": refused,
-        }
+    def _reserve(self, asked: Reserve) -> Reserved:
+        refused = tuple(
+            Refusal(key, reason)
+            for key in asked.attempts
+            if (reason := self._refusal(key.rollout_id, key.attempt))
+        )
+        gone = {refusal.key for refusal in refused}
+        return Reserved(
+            granted=tuple(key for key in asked.attempts if key not in gone), refused=refused
+        )
 
-    def _refusal(self, rollout_id: int, attempt: int) -> str:
+    def _refusal(self, rollout_id: int, attempt: int) -> RefusalReason | None:
         if self.state["attempts"].get(str(rollout_id)) != attempt:
-            return "fenced"
-        return "committed" if str(rollout_id) in self.state["committed"] else ""
+            return RefusalReason.FENCED
+        return RefusalReason.COMMITTED if str(rollout_id) in self.state["committed"] else None
 
-    def _commit(self, payload: Json) -> Json:
-        known = [part for part in self.state["parts"] if part["part"] == payload["part"]]
+    def _commit(self, asked: Commit) -> Committed:
+        known = [part for part in self.state["parts"] if part["part"] == asked.part]
         if known:
-            return {"commit_seq": known[0]["commit_seq"]}
-        if any(self._refusal(row["rollout_id"], row["attempt"]) for row in payload["rollouts"]):
+            return Committed(commit_seq=known[0]["commit_seq"])
+        if any(self._refusal(row.rollout_id, row.attempt) for row in asked.rollouts):
             raise FencedError("superseded")
-        if any(
-            str(rollout_id) not in self.state["terminals"] for rollout_id in payload["terminals"]
-        ):
+        if any(str(rollout_id) not in self.state["terminals"] for rollout_id in asked.terminals):
             raise FencedError("terminal is stored")
-        for row in payload["rollouts"]:
-            self.state["committed"][str(row["rollout_id"])] = row["attempt"]
-        for rollout_id in payload["terminals"]:
+        for row in asked.rollouts:
+            self.state["committed"][str(row.rollout_id)] = row.attempt
+        for rollout_id in asked.terminals:
             del self.state["terminals"][str(rollout_id)]
         self.state["events"] = [
-            row for row in self.state["events"] if row["event_seq"] >= payload["group_events_upto"]
+            row for row in self.state["events"] if row["event_seq"] >= asked.group_events_upto
         ]
         self.state["tasks"] = [
-            row for row in self.state["tasks"] if row["group_id"] >= payload["tasks_upto"]
+            row for row in self.state["tasks"] if row["group_id"] >= asked.tasks_upto
         ]
         commit_seq = len(self.state["parts"]) + 1
         part = {
             "commit_seq": commit_seq,
-            "part": payload["part"],
-            "files": payload["files"],
+            "part": asked.part,
+            "files": plain(asked.files),
             "published": False,
         }
         self.state["parts"].append(part)
-        return {"commit_seq": commit_seq}
+        return Committed(commit_seq=commit_seq)
 
-    def _published(self, payload: Json) -> Json:
-        self.state["parts"][payload["commit_seq"] - 1]["published"] = True
-        return {}
+    def _published(self, asked: Published) -> Done:
+        self.state["parts"][asked.commit_seq - 1]["published"] = True
+        return Done()
 
     def _save(self) -> None:
         temp = self._path.with_suffix(".new")

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from prorl.control import Rows
 from prorl.storage.layout import RunDir
 from prorl.storage.publish import publish
 from prorl.storage.writer import RunWriter
@@ -104,7 +105,7 @@ def check(root: Path) -> None:
         str(i) for i in range(ROLLOUTS)
     ]
     log = FileLog(root / "log.json").snapshot()
-    assert log["unpublished"] == log["terminals"] == log["group_events"] == []
+    assert (log.unpublished, log.terminals, log.group_events) == ((), (), ())
 
 
 def prepare(root: Path) -> None:
@@ -114,7 +115,7 @@ def prepare(root: Path) -> None:
     log = FileLog(root / "log.json")
     log.accept(*((i, 1) for i in range(ROLLOUTS)))
     log.end(terminal(7))
-    log.say("events", event(0, 0, "decided"))
+    log.say(Rows(events=(event(0, 0, "decided"),)))
 
 
 def main(root: Path, first: int, stride: int) -> None:

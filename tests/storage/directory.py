@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 
+from prorl.control import GroupEventRow, Terminal
 from prorl.schema import SCHEMA_VERSION
 from prorl.storage.convert import event_rows, tables, terminal_rows
 from prorl.storage.layout import MANIFEST, Commit, RunDir
@@ -44,30 +45,30 @@ def add_rows(run: RunDir, rows: Sequence[pa.RecordBatch]) -> Commit:
     return add_commit(run, {name: pa.Table.from_batches([batch]) for name, batch in found.items()})
 
 
-def add_terminals(run: RunDir, *terminals: dict[str, object]) -> Commit:
+def add_terminals(run: RunDir, *terminals: Terminal) -> Commit:
     """A commit of rows of rollouts without a trajectory."""
     return add_commit(run, {"rollouts": terminal_rows(terminals)})
 
 
 def event(
     event_seq: int, group_id: int, kind: str, *, kept: bool = True, delivery_seq: int = -1
-) -> dict[str, object]:
+) -> GroupEventRow:
     """A GROUPS row as the gateway sends it."""
-    return {
-        "event_seq": event_seq,
-        "group_id": group_id,
-        "event": kind,
-        "kept": kept,
-        "reason": "",
-        "delivery_seq": delivery_seq,
-        "num_members": 4,
-        "num_valid": 4,
-        "min_version": 0,
-        "mean_reward": 0.5,
-        "at": 1_767_323_045_000_000,
-    }
+    return GroupEventRow(
+        event_seq=event_seq,
+        group_id=group_id,
+        event=kind,
+        kept=kept,
+        reason="",
+        delivery_seq=delivery_seq,
+        num_members=4,
+        num_valid=4,
+        min_version=0,
+        mean_reward=0.5,
+        at=1_767_323_045_000_000,
+    )
 
 
-def add_events(run: RunDir, *events: dict[str, object]) -> Commit:
+def add_events(run: RunDir, *events: GroupEventRow) -> Commit:
     """A commit of group events."""
-    return add_commit(run, {"groups": event_rows("groups", events)})
+    return add_commit(run, {"groups": event_rows(events)})

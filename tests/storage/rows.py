@@ -6,14 +6,17 @@ import numpy as np
 import pyarrow as pa
 
 from prorl.columns import Lease, leased_batch
+from prorl.control import Terminal
 from prorl.types import (
     AttemptKey,
     Failure,
+    FailureClass,
     FailureCode,
     FinishReason,
     Message,
     RewardPart,
     RolloutLimits,
+    RolloutState,
     SamplingParams,
     SandboxRef,
     Score,
@@ -124,22 +127,22 @@ def turn(index: int) -> Turn:
 
 def terminal(
     rollout_id: int, *, n: int = 4, status: str = "failed", code: str = "worker_lost"
-) -> dict[str, object]:
-    """What a `terminal` command carries, rollout and group included."""
-    return {
-        "rollout_id": rollout_id,
-        "group_id": rollout_id // n,
-        "attempt": 3,
-        "status": status,
-        "failure_class": "infra",
-        "failure_code": code,
-        "failure_message": "gone",
-        "sample_index": rollout_id % n,
-        "rollout_key": f"key-{rollout_id}",
-        "task_id": f"t{rollout_id // n}",
-        "data_source": "",
-        "env": "math",
-        "agent": "native",
-        "queue_s": 0.5,
-        "extra": "{}",
-    }
+) -> Terminal:
+    """What a `terminal` command carries."""
+    return Terminal(
+        rollout_id=rollout_id,
+        group_id=rollout_id // n,
+        attempt=3,
+        status=RolloutState(status),
+        failure_class=FailureClass.INFRA,
+        failure_code=FailureCode(code),
+        failure_message="gone",
+        sample_index=rollout_id % n,
+        rollout_key=f"key-{rollout_id}",
+        task_id=f"t{rollout_id // n}",
+        data_source="",
+        env="math",
+        agent="native",
+        queue_s=0.5,
+        extra="{}",
+    )

@@ -4,6 +4,8 @@ valid.
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from prorl.storage.convert import (
 from prorl.types import AttemptKey, Failure, FailureCode, Sequence
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row
+from tests.storage.directory import event
 from tests.storage.rows import scored, sequence, terminal
 
 
@@ -164,23 +167,9 @@ def test_terminal_and_event_rows() -> None:
     rows = terminal_rows([terminal(5)])
     assert rows.to_pylist()[0]["reward"] is None
     assert rows.to_pylist()[0]["failure_code"] == "worker_lost"
-    event = {
-        "event_seq": 1,
-        "group_id": 2,
-        "event": "decided",
-        "kept": True,
-        "reason": "informative",
-        "delivery_seq": -1,
-        "num_members": 4,
-        "num_valid": 4,
-        "min_version": 0,
-        "mean_reward": 0.5,
-    }
-    found = event_rows(
-        "groups",
-        [{**event, "at": "2026-01-02T03:04:05+00:00"}, {**event, "at": 1_767_323_045_000_000}],
-    )
-    assert found.column("at")[0] == found.column("at")[1]
+    (found,) = event_rows([event(1, 2, "decided")]).to_pylist()
+    assert (found["event_seq"], found["group_id"], found["mean_reward"]) == (1, 2, 0.5)
+    assert found["at"] == datetime.fromisoformat("2026-01-02T03:04:05+00:00")
 
 
 def test_attempt_keys_of_scored_rows() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorl.control import Delivered, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
-from prorl.storage.delivery import Given, KeptGroup, LiveOrder, Wanted
+from prorl.storage.delivery import Given, LiveOrder, Wanted
 
 
 class Log:
@@ -24,20 +25,19 @@ class Log:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def handout(
-        self, consumer: str, groups: list[KeptGroup]
-    ) -> tuple[list[tuple[int, int]], list[int]]:
+    async def handout(self, consumer: str, groups: list[KeptGroup]) -> HandedOut:
         self.requests += 1
         stale = [group.group_id for group in groups if self._stale(group.group_id)]
         for group in groups:
             if group.group_id not in stale:
                 self.seqs.setdefault(group.group_id, len(self.seqs))
         await self.gate.wait()
-        return [
-            (group.group_id, self.seqs[group.group_id])
+        delivered = tuple(
+            Delivered(group.group_id, self.seqs[group.group_id])
             for group in groups
             if group.group_id not in stale
-        ], stale
+        )
+        return HandedOut(delivered=delivered, stale=tuple(stale))
 
     async def cursor(self, consumer: str, seq: int) -> None:
         self.cursors[consumer] = seq
@@ -134,9 +134,7 @@ async def test_a_log_that_cannot_be_asked_is_an_error_and_the_group_stays() -> N
     assert (await made.take(wanted(0))).groups == (1,)
 
 
-async def _broken(
-    consumer: str, groups: list[KeptGroup]
-) -> tuple[list[tuple[int, int]], list[int]]:
+async def _broken(consumer: str, groups: list[KeptGroup]) -> HandedOut:
     raise UnavailableError("gone")
 
 

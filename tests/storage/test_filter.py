@@ -13,28 +13,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorl.control import GroupComplete
 from prorl.errors import ConfigError
 from prorl.storage import sql as sql_module
-from prorl.storage.filter import CompleteGroup, GroupFilter, check_filter, compile_filter
+from prorl.storage.filter import GroupFilter, check_filter, compile_filter
 from prorl.types import FailureClass, GroupDecision, GroupMember, RolloutState
 
 
-def group(group_id: int, *rewards: float | None) -> CompleteGroup:
+def member(
+    rollout_id: int,
+    sample_index: int,
+    reward: float | None,
+    failure_class: FailureClass = FailureClass.NONE,
+) -> GroupMember:
+    """A member of a group; one of class infra has failed."""
+    lost = failure_class is FailureClass.INFRA
+    return GroupMember(
+        rollout_id=rollout_id,
+        sample_index=sample_index,
+        attempt=3 if lost else 1,
+        state=RolloutState.FAILED if lost else RolloutState.COMPLETED,
+        failure_class=failure_class,
+        reward=reward,
+    )
+
+
+def group(group_id: int, *rewards: float | None) -> GroupComplete:
     """A group with these rewards; None is a member lost to infrastructure."""
     members = [
         (
-            GroupMember(group_id * 100 + i, i, 1, RolloutState.COMPLETED, FailureClass.NONE, reward)
+            member(group_id * 100 + i, i, reward)
             if reward is not None
-            else GroupMember(
-                group_id * 100 + i, i, 3, RolloutState.FAILED, FailureClass.INFRA, None
-            )
+            else member(group_id * 100 + i, i, None, FailureClass.INFRA)
         )
         for i, reward in enumerate(rewards)
     ]
-    return CompleteGroup(group_id=group_id, task_id=f"t{group_id}", members=tuple(members))
+    return GroupComplete(group_id=group_id, task_id=f"t{group_id}", members=tuple(members))
 
 
-def decide(name: str, *groups: CompleteGroup) -> list[tuple[bool, str]]:
+def decide(name: str, *groups: GroupComplete) -> list[tuple[bool, str]]:
     chosen = GroupFilter(name)
     try:
         decisions = chosen.decide(groups)
@@ -65,8 +82,8 @@ def test_dapo_masks_members_lost_to_infrastructure() -> None:
 
 
 def test_a_failure_of_the_policy_counts() -> None:
-    failed = GroupMember(1, 1, 1, RolloutState.COMPLETED, FailureClass.POLICY, 0.0)
-    mixed = CompleteGroup(group_id=0, task_id="t", members=(group(0, 1).members[0], failed))
+    failed = member(1, 1, 0.0, FailureClass.POLICY)
+    mixed = GroupComplete(group_id=0, task_id="t", members=(group(0, 1).members[0], failed))
     assert decide("dapo", mixed) == [(True, "informative")]
 
 

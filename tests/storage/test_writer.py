@@ -13,11 +13,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from prorl.control import Kind
+from prorl.control import Kind, Rows, TaskRow
 from prorl.errors import ConflictError, StorageError
 from prorl.storage import writer as writer_module
 from prorl.storage.catalog import StoredRun, query
@@ -199,30 +200,30 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
     bench = Bench(tmp_path)
     bench.log.accept((0, 1))
     bench.log.end(terminal(1), terminal(2, status="cancelled", code="redundant"))
-    bench.log.say("events", event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0))
-    task: dict[str, object] = {
-        "group_id": 0,
-        "task_id": "t",
-        "data_source": "",
-        "env": "math",
-        "n": 4,
-        "task": "{}",
-        "sampling": "{}",
-        "extra": "{}",
-    }
-    bench.log.say("tasks", task)
+    events = event(0, 0, "decided"), event(1, 0, "delivered", delivery_seq=0)
+    task = TaskRow(
+        group_id=0,
+        task_id="t",
+        data_source="",
+        env="math",
+        n=4,
+        task="{}",
+        sampling="{}",
+        extra="{}",
+    )
+    bench.log.say(Rows(tasks=(task,), events=events))
     async with running(bench):
         bench.add(scored(0))
         bench.writer.add_terminal(terminal(1))
-        bench.writer.add_rows("tasks", [task])
+        bench.writer.add_rows(Rows(tasks=(task,)))
         await until(lambda: bool(bench.acked))
         bench.writer.restore(
-            {
-                **bench.log.snapshot(),
-                "terminals": [terminal(1)],
-                "tasks": [task],
-                "group_events": [event(0, 0, "decided")],
-            }
+            msgspec.structs.replace(
+                bench.log.snapshot(),
+                terminals=(terminal(1),),
+                tasks=(task,),
+                group_events=events[:1],
+            )
         )
     assert len(bench.written) == 1
     assert bench.sql("select status, count(*) as n from rollouts group by 1 order by 1") == [
@@ -235,12 +236,8 @@ async def test_terminals_tasks_and_events_are_stored_with_the_same_commit(tmp_pa
         {"event": "delivered", "delivery_seq": 0},
     ]
     assert bench.sql("select count(*) as n from tasks") == [{"n": 1}]
-    assert (
-        bench.log.snapshot()["terminals"]
-        == bench.log.snapshot()["tasks"]
-        == bench.log.snapshot()["group_events"]
-        == []
-    )
+    left = bench.log.snapshot()
+    assert (left.terminals, left.tasks, left.group_events) == ((), (), ())
 
 
 async def test_a_full_disk_holds_acks_back_until_there_is_room(
@@ -307,7 +304,7 @@ async def test_a_new_writer_publishes_what_is_committed_and_removes_what_is_not(
         "empty.parquet",
         "mine.txt",
     ]
-    assert again.log.snapshot()["unpublished"] == []
+    assert again.log.snapshot().unpublished == ()
     (tmp_path / "demo" / "turns" / "mine.txt").unlink()
     assert verify(again.directory.root) == []
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from prorl.client.client import Client
 from prorl.columns import read_lease
-from prorl.control import Kind
+from prorl.control import Started
 from prorl.flight import FlightNetwork
 from prorl.flight.control import ControlClient, Identity
 from prorl.flight.inlet import Inlet
@@ -82,8 +82,8 @@ class Pipeline:
     async def _run(self) -> None:
         while taken := await self._inlet.take():
             for key, row, *_ in taken:
-                self._init.emit(Kind.STARTED, key, stage="init")
-                self._eval.emit(Kind.STARTED, key, stage="run")
+                self._init.emit(Started(), key, stage="init")
+                self._eval.emit(Started(), key, stage="run")
                 self._inlet.done(key)
                 await put(self.outlet, self._scored(key, row))
 

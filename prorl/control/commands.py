@@ -1,0 +1,127 @@
+"""What the gateway tells the store: runs, and what it must write and decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prorl.control.payload import Count, Kind, Payload, Record, Version
+from prorl.control.requests import Delivered, PartFile
+from prorl.types import FailureClass, FailureCode, GroupMember, RolloutState
+
+
+class TaskRow(Record, frozen=True, kw_only=True):
+    """A row of `tasks`: an accepted group."""
+
+    group_id: Count
+    task_id: str
+    data_source: str
+    env: str
+    n: Count
+    task: str
+    """Canonical JSON."""
+    sampling: str
+    """JSON of `SamplingParams`."""
+    extra: str
+
+
+class GroupEventRow(Record, frozen=True, kw_only=True):
+    """A row of `groups`."""
+
+    event_seq: Count
+    group_id: Count
+    event: str
+    """`decided`, `delivered` or `stale`."""
+    kept: bool
+    reason: str
+    delivery_seq: int
+    """-1 unless delivered."""
+    num_members: Count
+    num_valid: Count
+    min_version: Version
+    mean_reward: float | None
+    at: int
+
+
+class Rows(Payload, frozen=True, kw_only=True):
+    """(run): new rows of `tasks` and `groups`, for a store that has its snapshot."""
+
+    kind = Kind.ROWS
+    tasks: tuple[TaskRow, ...] = ()
+    events: tuple[GroupEventRow, ...] = ()
+
+
+class Terminal(Payload, frozen=True, kw_only=True):
+    """(run, rollout, group): a rollout that ended without a stored trajectory; write its row."""
+
+    kind = Kind.TERMINAL
+    rollout_id: Count
+    group_id: Count
+    sample_index: Count
+    rollout_key: str
+    attempt: Count
+    status: RolloutState
+    failure_class: FailureClass
+    failure_code: FailureCode
+    failure_message: str = ""
+    task_id: str
+    data_source: str
+    env: str
+    agent: str
+    queue_s: float
+    extra: str
+
+
+class GroupComplete(Payload, frozen=True, kw_only=True):
+    """(run, group): every member is terminal; propose a decision."""
+
+    kind = Kind.GROUP_COMPLETE
+    group_id: Count
+    task_id: str
+    members: tuple[GroupMember, ...]
+
+
+class Finished(Payload, frozen=True, kw_only=True):
+    """(run): no group is open any more and everything is stored."""
+
+    kind = Kind.FINISHED
+    state: str
+    """`finished` or `cancelled`."""
+
+
+class Unpublished(Record, frozen=True, kw_only=True):
+    """A commit of the log that was not published yet."""
+
+    commit_seq: int
+    part: str
+    files: tuple[PartFile, ...]
+
+
+class RunSnapshot(Payload, frozen=True, kw_only=True):
+    """(run): what the log knows of a run and a store may not; on the store's hello for every run
+    that it has work with, and when a run is made.
+    """
+
+    kind = Kind.RUN
+    run_id: str
+    filter: str
+    """A filter's name, or its SQL."""
+    delivery: str
+    """As in the run's config."""
+    group_size: Count
+    state: str
+    """`open` or `finished`."""
+    tasks: tuple[TaskRow, ...] = ()
+    """Not stored yet."""
+    group_events: tuple[GroupEventRow, ...] = ()
+    """Not stored yet."""
+    terminals: tuple[Terminal, ...] = ()
+    """Not stored yet."""
+    complete: tuple[GroupComplete, ...] = ()
+    """Not decided yet."""
+    kept: tuple[Count, ...] = ()
+    """Groups that are not handed out yet."""
+    delivered: tuple[Delivered, ...] = ()
+    cursors: Mapping[str, int] = {}
+    unpublished: tuple[Unpublished, ...] = ()
+    parts: tuple[str, ...] = ()
+    """All that the log knows: other files are orphans."""

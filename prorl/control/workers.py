@@ -1,0 +1,127 @@
+"""What every worker says to the gateway, and hears from it.
+
+The ids in brackets are columns of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prorl.control.payload import Count, Kind, Payload, Version
+from prorl.types import AttemptKey
+
+# ---- up
+
+
+class Hello(Payload, frozen=True, kw_only=True):
+    """A worker's first word on a stream: who it is, and the attempts that it still holds."""
+
+    kind = Kind.HELLO
+    role: str
+    """`init`, `run`, `eval` or `store`."""
+    worker: str
+    node: str = ""
+    pid: Count = 0
+    location: str = ""
+    """Where its own edge is served."""
+    slots: Count = 1
+    schema_version: int
+    held: tuple[AttemptKey, ...] = ()
+
+
+class Started(Payload, frozen=True):
+    """(run, rollout, attempt, stage): this worker took the row."""
+
+    kind = Kind.STARTED
+
+
+class Progress(Payload, frozen=True, kw_only=True):
+    """(run, rollout, attempt, stage): a heartbeat from the work itself."""
+
+    kind = Kind.PROGRESS
+    turn: Count
+    tokens: Count
+    """Sampled so far."""
+
+
+class Failed(Payload, frozen=True, kw_only=True):
+    """(run, rollout, attempt, stage, code): the attempt ended without a valid row."""
+
+    kind = Kind.FAILED
+    message: str = ""
+
+
+class Released(Payload, frozen=True):
+    """(run, rollout, attempt, stage): no longer held, nothing to report."""
+
+    kind = Kind.RELEASED
+
+
+class Stats(Payload, frozen=True, kw_only=True):
+    """(stage): gauges of a worker, each half second."""
+
+    kind = Kind.STATS
+    slots: Count = 0
+    busy: Count = 0
+    queued: Count = 0
+    """Finished rows that wait for downstream."""
+    done: Count = 0
+    failed: Count = 0
+    busy_s: float = 0.0
+    """Seconds of all slots together."""
+    tokens: Count = 0
+    """Sampled so far."""
+
+
+# ---- down
+
+
+class Ack(Payload, frozen=True):
+    """`re` = highest event of this stream whose effect is durable."""
+
+    kind = Kind.ACK
+
+
+class Welcome(Payload, frozen=True, kw_only=True):
+    """`re` = the hello."""
+
+    kind = Kind.WELCOME
+    worker: str
+    endpoints: Mapping[str, tuple[str, ...]]
+    """Locations by role."""
+    refused: tuple[AttemptKey, ...] = ()
+    """Attempts that it said it holds, and must stop."""
+
+
+class Endpoints(Payload, frozen=True, kw_only=True):
+    """Where the workers of each role are, whenever it changes."""
+
+    kind = Kind.ENDPOINTS
+    locations: Mapping[str, tuple[str, ...]]
+
+
+class Cancel(Payload, frozen=True):
+    """(run, rollout, attempt): stop it, keep partial turns, say `released` or `failed`."""
+
+    kind = Kind.CANCEL
+
+
+class Drain(Payload, frozen=True):
+    """Finish what is in hand, take nothing new, then leave."""
+
+    kind = Kind.DRAIN
+
+
+class VersionPublished(Payload, frozen=True, kw_only=True):
+    """(run): newest published policy version."""
+
+    kind = Kind.VERSION
+    version: Version
+
+
+class Paused(Payload, frozen=True, kw_only=True):
+    """To RUN: a backend takes new weights, or serves again; waiting for it costs no budget."""
+
+    kind = Kind.PAUSED
+    backend: str
+    paused: bool

@@ -1,0 +1,139 @@
+"""The wire of the control protocol: every payload comes back as it was, and nothing else gets in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from prorl.control import (
+    PAYLOADS,
+    REPLIES,
+    ControlRow,
+    GroupEventRow,
+    Hello,
+    Kind,
+    Payload,
+    Progress,
+    Request,
+    Reserve,
+    TaskRow,
+    Terminal,
+    TrajectorySummary,
+    from_batch,
+    to_batch,
+)
+from prorl.errors import SchemaError
+from prorl.schema import GROUPS, ROLLOUTS, SCHEMA_VERSION, TASKS
+from prorl.types import AttemptKey
+from tests.strategies import text
+
+RECORDS = [*PAYLOADS.values(), *REPLIES]
+
+
+def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
+    """Any value that a field of this type may have."""
+    match kind:
+        case inspect.IntType(ge=low, le=high):
+            return st.integers(
+                -(2**63) if low is None else low, 2**63 - 1 if high is None else high
+            )
+        case inspect.FloatType():
+            return st.floats(allow_nan=False, allow_infinity=False)
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.StrType():
+            return text
+        case inspect.NoneType():
+            return st.none()
+        case inspect.EnumType(cls=members):
+            return st.sampled_from(members)
+        case inspect.UnionType(types=types):
+            return st.one_of(*map(values, types))
+        case inspect.VarTupleType(item_type=item):
+            return st.lists(values(item), max_size=2).map(tuple)
+        case inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(values(key), values(value), max_size=2)
+        case (
+            inspect.StructType(cls=made, fields=fields)
+            | inspect.DataclassType(cls=made, fields=fields)
+            | inspect.NamedTupleType(cls=made, fields=fields)
+        ):
+            return st.builds(made, **{field.name: values(field.type) for field in fields})
+    raise AssertionError(f"no strategy for {kind}")
+
+
+def test_every_kind_has_one_record() -> None:
+    assert set(PAYLOADS) == set(Kind) - {Kind.REPLY}
+    assert {record.kind for record in REPLIES} == {Kind.REPLY}
+    asked = {record.reply for record in PAYLOADS.values() if issubclass(record, Request)}
+    assert asked <= set(REPLIES)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_a_payload_comes_back_as_it_was(record: type[Payload]) -> None:
+    ids = st.integers(-1, 2**31 - 1)
+
+    @settings(max_examples=30)
+    @given(payload=values(inspect.type_info(record)), run_id=text, ids=st.tuples(ids, ids, ids))
+    def holds(payload: Payload, run_id: str, ids: tuple[int, int, int]) -> None:
+        rollout_id, attempt, group_id = ids
+        sent = ControlRow.of(
+            payload, seq=3, run_id=run_id, rollout_id=rollout_id, attempt=attempt, group_id=group_id
+        )
+        (row,) = from_batch(to_batch([sent]))
+        assert row == sent
+        assert row.read(record) == payload
+        assert row.key == AttemptKey(run_id, rollout_id, attempt)
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [
+        (Reserve, "{}", "missing required field `attempts`"),
+        (Reserve, '{"attempts": [["r", 1]]}', "`array` of length 3"),
+        (Reserve, '{"attempts": [["r", "1", 2]]}', "Expected `int`, got `str`"),
+        (Progress, '{"turn": -1, "tokens": 2}', "Expected `int` >= 0"),
+        (Progress, '{"turn": 1, "tokens": 2, "tool_s": 3}', "unknown field `tool_s`"),
+        (Progress, "[1, 2]", "Expected `object`, got `array`"),
+        (Progress, "{", "truncated"),
+    ],
+)
+def test_a_malformed_payload_is_one_clear_error(
+    kind: type[Payload], payload: str, said: str
+) -> None:
+    row = ControlRow(kind=kind.kind, payload=payload)
+    with pytest.raises(SchemaError) as caught:
+        row.read(kind)
+    assert said in str(caught.value)
+    assert f"the payload of a {kind.kind.value!r} row" in str(caught.value)
+    assert f"expected {kind.__name__} with" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"schema_version": SCHEMA_VERSION + 1, "another": {"shape": 1}},
+        {"worker": "x", "role": "run"},
+        {"schema_version": "two"},
+    ],
+)
+def test_a_hello_of_another_version_says_so_whatever_its_shape(payload: dict[str, Any]) -> None:
+    row = ControlRow(kind=Kind.HELLO, payload=msgspec.json.encode(payload).decode())
+    with pytest.raises(SchemaError, match="run-0 has schema version"):
+        row.read_hello("run-0")
+    good = Hello(worker="x", role="run", schema_version=SCHEMA_VERSION)
+    assert ControlRow.of(good).read_hello("run-0") == good
+
+
+def test_rows_of_tables_have_their_columns() -> None:
+    assert list(TaskRow.__struct_fields__) == TASKS.names
+    assert list(GroupEventRow.__struct_fields__) == GROUPS.names
+    assert set(Terminal.__struct_fields__) <= set(ROLLOUTS.names)
+    assert set(TrajectorySummary.__struct_fields__) <= set(ROLLOUTS.names)
