@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
@@ -32,7 +33,7 @@ from prorl.config import RunConfig, ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.envs import get_env
 from prorl.errors import ConfigError, ConflictError
-from prorl.tasks import load_tasks
+from prorl.tasks import TaskSet, read_tasks
 from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
 
@@ -51,6 +52,8 @@ class Plan:
     service: ServiceConfig
     run: RunConfig
     tasks: tuple[Task, ...]
+    about: tuple[str, ...]
+    """A line for each source of tasks: what it was read as, what was left out."""
     resume: bool
 
     @property
@@ -101,13 +104,13 @@ class Plan:
         )
         get_agent(run.agent)
         check_backend(service.backends)
-        tasks = load(job)
-        check_tasks(tasks)
+        sets_of_tasks = load(job)
         plan = cls(
             job=job.model_copy(update={"name": name}),
             service=service,
             run=run,
-            tasks=tuple(tasks),
+            tasks=tuple(task for found in sets_of_tasks for task in found.tasks),
+            about=tuple(found.about for found in sets_of_tasks),
             resume=resume,
         )
         if (plan.directory / "manifest.json").exists():
@@ -148,24 +151,23 @@ def _resumed(job: Job, root: Path) -> Job:
     return Job.model_validate({**before, **now, **sections, "name": name})
 
 
-def load(job: Job) -> list[Task]:
-    """The tasks of a file, or of one or more generated sets separated by commas.
+def load(job: Job) -> list[TaskSet]:
+    """The tasks of a file or folder, or of one or more generated sets separated by commas, each one
+    checked by its env.
 
     Raises TaskError.
     """
     specs = job.tasks.split(",")
     if not all(map(is_generated, specs)):
         specs = [job.tasks]
-    return [task for spec in specs for task in load_tasks(spec, job.env, job.limit)]
+    find_env = cache(get_env)
 
+    def check(task: Task) -> None:
+        find_env(task.env).check(task)
 
-def check_tasks(tasks: Iterable[Task]) -> None:
-    """Ask each task's env whether it can use it. Raises TaskError."""
-    envs = {}
-    for task in tasks:
-        if task.env not in envs:
-            envs[task.env] = get_env(task.env)
-        envs[task.env].check(task)
+    return [
+        read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check) for spec in specs
+    ]
 
 
 def check_backend(backends: Iterable[str]) -> None:
@@ -239,6 +241,8 @@ async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float
     start = time.monotonic()
     client = client_of(running)
     await in_thread(_create, client, plan)
+    for line in plan.about if show is not Show.NOTHING else ():
+        note(line)
     submitting = asyncio.ensure_future(in_thread(_submit, client, plan))
     following = asyncio.ensure_future(
         follow(client, running, plan.run.run_id, plan.num_rollouts, show)

@@ -46,7 +46,7 @@ class Job(BaseModel):
     tasks: str = Field(
         default="",
         description=(
-            "JSON Lines file of tasks, plain or gzipped; or generated sets,"
+            "file or folder of tasks (JSON Lines, Parquet ...; `prorl/tasks`); or generated sets,"
             " `arith:train?n=100,shop:train`"
         ),
     )
@@ -67,6 +67,9 @@ class Job(BaseModel):
     greedy: bool = Field(default=False, description="answer each task once more at temperature 0")
     env: str = Field(
         default="auto", description="env of every task; auto = as the file's format says"
+    )
+    skip_bad: bool = Field(
+        default=False, description="leave out rows that cannot be read or used, and count them"
     )
     name: str = Field(
         default="", description="name of the run; default: made from task file and policy"

@@ -1,4 +1,4 @@
-"""Reads task files: lines -> rows -> tasks, with the place of every mistake.
+"""Reads task files: rows -> tasks, with the place of every mistake.
 
 Invariants: task ids of one file are unique; a file gives at least one task. All tasks are held in
 memory (2,000 GSM8K rows are 1 MiB).
@@ -6,65 +6,128 @@ memory (2,000 GSM8K rows are 1 MiB).
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
-
-import orjson
 
 from prorl.errors import TaskError
 from prorl.plugins import absolute
-from prorl.tasks.formats import Format, Row, detect
+from prorl.tasks.formats import Format, detect
 from prorl.tasks.generated import from_spec, is_generated
+from prorl.tasks.rows import Placed, read_rows
 from prorl.types import Task
 
-_GZIP_MAGIC = b"\x1f\x8b"
+Check = Callable[[Task], None]
+"""Raises TaskError for a task that its env cannot run."""
+
+_SHOWN_BAD = 5
 
 
-class _Line(NamedTuple):
-    number: int
-    row: Row
+@dataclass(slots=True, kw_only=True)
+class TaskSet:
+    """Tasks and how they were read."""
+
+    source: str
+    format: str
+    """Name of the format that was found by looking."""
+    tasks: list[Task] = field(default_factory=list)
+    bad: list[TaskError] = field(default_factory=list)
+    """Rows that were left out, with their places."""
+
+    @property
+    def about(self) -> str:
+        """One line for people: what was read as what, for which env, and what was left out."""
+        envs = ", ".join(sorted({task.env for task in self.tasks}))
+        said = f"{self.source}: {len(self.tasks)} tasks, read as {self.format}, for the env {envs}"
+        if not self.bad:
+            return said
+        more = "; ..." if len(self.bad) > _SHOWN_BAD else ""
+        places = "; ".join(error.given[:200] for error in self.bad[:_SHOWN_BAD])
+        return f"{said}; {len(self.bad)} bad rows left out: {places}{more}"
 
 
-def load_tasks(path: str | Path, env: str = "auto", limit: int | None = None) -> list[Task]:
-    """Tasks of a JSON Lines file, plain or gzipped, in file order; the first `limit` of them.
-
-    Or of a generated set: `arith:train?n=100`.
+def load_tasks(
+    path: str | Path, env: str = "auto", limit: int | None = None, *, skip_bad: bool = False
+) -> list[Task]:
+    """Tasks of a file, a folder or a generated set (`arith:train?n=100`), in their order; the first
+    `limit` of them.
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
     row's for ours), any other name replaces it. `file.py:attr` is sought beside the task file, or
-    in the working folder where `env` says so. Raises TaskError.
+    in the working folder where `env` says so. `skip_bad` leaves out rows that cannot be read.
+    Raises TaskError with the place of the mistake.
     """
+    return read_tasks(path, env, limit, skip_bad=skip_bad).tasks
+
+
+def read_tasks(
+    path: str | Path,
+    env: str = "auto",
+    limit: int | None = None,
+    *,
+    skip_bad: bool = False,
+    check: Check | None = None,
+) -> TaskSet:
+    """As `load_tasks`, with what was found; rows that `check` refuses are bad rows, too."""
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
     if is_generated(str(path)):
-        return [_with_env(task, env, Path.cwd()) for task in from_spec(str(path))[:limit]]
+        found = TaskSet(source=str(path), format="a generated set")
+        found.tasks = [_with_env(task, env, Path.cwd()) for task in from_spec(str(path))[:limit]]
+        for task in found.tasks if check else ():
+            assert check is not None
+            check(task)
+        return found
     path = Path(path)
-    tasks: list[Task] = []
-    seen: dict[str, int] = {}
-    layout: Format | None = None
-    for line in _lines(path):
-        with _at(path, line.number):
-            layout = layout or detect(line.row)
-            task = layout.read(line.row, len(tasks))
-            if task.task_id in seen:
-                first = seen[task.task_id]
-                raise TaskError(
-                    f"task_id {task.task_id!r} is also on line {first}",
-                    "unique ids",
-                    "rename or remove one",
-                )
-        seen[task.task_id] = line.number
-        tasks.append(_with_env(task, env, path.parent))
-        if len(tasks) == limit:
+    found = TaskSet(source=str(path), format="")
+    reader = _Reader(path if path.is_dir() else path.parent, env, check)
+    for placed in read_rows(path):
+        try:
+            with _at(placed.place):
+                task = reader.task(placed)
+        except TaskError as error:
+            if not skip_bad or reader.layout is None:
+                raise
+            found.bad.append(error)
+            continue
+        found.tasks.append(task)
+        if len(found.tasks) == limit:
             break
-    if not tasks:
-        raise TaskError(f"{path} holds no tasks", "one JSON object a line")
-    return tasks
+    if not found.tasks:
+        what = f" that can be used ({found.bad[0].given})" if found.bad else ""
+        raise TaskError(f"{path} holds no tasks{what}", "one JSON object a line")
+    found.format = reader.layout.name if reader.layout else ""
+    return found
+
+
+class _Reader:
+    """Rows of one file -> tasks; remembers the format and the ids."""
+
+    def __init__(self, folder: Path, env: str, check: Check | None) -> None:
+        self._folder, self._env, self._check = folder, env, check
+        self._places: dict[str, str] = {}
+        self._num_rows = 0
+        self.layout: Format | None = None
+
+    def task(self, placed: Placed) -> Task:
+        """Raises TaskError without a place."""
+        index, self._num_rows = self._num_rows, self._num_rows + 1
+        if isinstance(placed.row, TaskError):
+            raise placed.row
+        self.layout = self.layout or detect(placed.row)
+        task = _with_env(self.layout.read(placed.row, index), self._env, self._folder)
+        if task.task_id in self._places:
+            where = self._places[task.task_id].rpartition(", ")[2]
+            raise TaskError(
+                f"task_id {task.task_id!r} is also on {where}",
+                "unique ids",
+                "rename or remove one",
+            )
+        if self._check is not None:
+            self._check(task)
+        self._places[task.task_id] = placed.place
+        return task
 
 
 def _with_env(task: Task, env: str, folder: Path) -> Task:
@@ -74,61 +137,9 @@ def _with_env(task: Task, env: str, folder: Path) -> Task:
 
 
 @contextmanager
-def _at(path: Path, number: int) -> Iterator[None]:
-    """Add file and line to a TaskError that passes."""
+def _at(place: str) -> Iterator[None]:
+    """Add its place to a TaskError that passes."""
     try:
         yield
     except TaskError as error:
-        raise TaskError(
-            f"{path}, line {number}: {error.given}", error.expected, error.mend
-        ) from None
-
-
-def _lines(path: Path) -> Iterator[_Line]:
-    for number, line in enumerate(_text(path).splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = orjson.loads(line)
-        except orjson.JSONDecodeError as cause:
-            shown = line.strip()[:60].decode("utf-8", "replace")
-            raise TaskError(
-                f"{path}, line {number}: {shown!r} is not valid JSON ({cause})",
-                "one JSON object a line",
-            ) from cause
-        if not isinstance(row, dict):
-            raise TaskError(
-                f"{path}, line {number}: found {type(row).__name__}", "one JSON object a line"
-            )
-        yield _Line(number, row)
-
-
-def _text(path: Path) -> bytes:
-    """The file's bytes, unpacked, without a byte order mark.
-
-    JSON lines are split as bytes: text may hold U+2028.
-    """
-    try:
-        content = path.read_bytes()
-        if content.startswith(_GZIP_MAGIC):
-            content = gzip.decompress(content)
-    except FileNotFoundError as cause:
-        near = (
-            sorted(other.name for other in path.parent.glob("*.jsonl*"))[:5]
-            if path.parent.is_dir()
-            else []
-        )
-        raise TaskError(
-            f"no file {path}", "a task file", f"beside it: {', '.join(near)}" if near else ""
-        ) from cause
-    except IsADirectoryError as cause:
-        raise TaskError(
-            f"{path} is a directory", "a JSON Lines file", "name a file in it"
-        ) from cause
-    except (EOFError, zlib.error, gzip.BadGzipFile) as cause:
-        raise TaskError(
-            f"{path} is not a whole gzip file ({cause})", "an intact file", "fetch it again"
-        ) from cause
-    except OSError as cause:
-        raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
-    return content.removeprefix(b"\xef\xbb\xbf")
+        raise TaskError(f"{place}: {error.given}", error.expected, error.mend) from None

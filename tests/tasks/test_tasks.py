@@ -1,4 +1,4 @@
-"""Task files: the three formats, the JSON form, and a clear line for every mistake."""
+"""Task files: the formats, the JSON form, and a clear line for every mistake."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.errors import TaskError
-from prorl.tasks import load_tasks, task_from_json, task_to_json
+from prorl.tasks import load_tasks, read_tasks, task_from_json, task_to_json
 from prorl.types import Json, Task
+from tests.user_package import installed
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 GSM8K = {"question": "Half of 48?", "answer": "48/2 = <<48/2=24>>24\n#### 1,024"}
@@ -89,6 +92,132 @@ def test_formats_are_told_apart(tmp_path: Path) -> None:
     assert own == Task(task_id="a", env="noop", prompt="p", data={"x": [1]})
 
 
+ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+TESTS = {"inputs": ["1\n"], "outputs": ["2\n"]}
+
+
+@pytest.mark.parametrize(
+    ("row", "format_", "env", "data"),
+    [
+        ({"prompt": "1+1?", "answer": 2}, "answers", "math", {"answer": "2"}),
+        ({"problem": "1+1?", "answer": "2", "id": 7}, "answers", "math", {"answer": "2"}),
+        ({"question": "1+1?", "answer": "2"}, "answers", "math", {"answer": "2"}),
+        (
+            {"prompt": ASK, "data_source": "dapo", "reward_model": {"ground_truth": "2"}},
+            "verl",
+            "math",
+            {"answer": "2"},
+        ),
+        (
+            {"prompt": ASK, "reward_model": {"ground_truth": orjson.dumps(TESTS).decode()}},
+            "verl",
+            "code",
+            {"input_output": TESTS},
+        ),
+        (
+            {"responses_create_params": {"input": ASK}, "expected_answer": "2"},
+            "nemo_gym",
+            "math",
+            {"answer": "2"},
+        ),
+        (
+            {"responses_create_params": {"input": ASK}, "verifier_metadata": {"unit_tests": TESTS}},
+            "nemo_gym",
+            "code",
+            {"input_output": TESTS},
+        ),
+    ],
+)
+def test_published_shapes_are_found_by_looking(
+    tmp_path: Path, row: dict[str, Json], format_: str, env: str, data: dict[str, Json]
+) -> None:
+    for name, write in (("a.jsonl", _write), ("a.parquet", _write_parquet)):
+        found = read_tasks(write(tmp_path / name, row))
+        (task,) = found.tasks
+        assert (found.format, task.env, task.prompt, task.data) == (format_, env, "1+1?", data)
+        assert f"1 tasks, read as {format_}, for the env {env}" in found.about
+
+
+def _write_parquet(path: Path, *rows: Mapping[str, Json]) -> Path:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_a_json_list_and_folders_of_one_split(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}?", "answer": i} for i in range(3)]
+    (tmp_path / "list.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    assert [task.prompt for task in load_tasks(tmp_path / "list.json")] == ["0?", "1?", "2?"]
+    shards = tmp_path / "hub" / "data"
+    shards.mkdir(parents=True)
+    for number in range(2):
+        _write_parquet(shards / f"train-0000{number}-of-00002.parquet", rows[number])
+    assert [task.prompt for task in load_tasks(tmp_path / "hub")] == ["0?", "1?"]
+    _write_parquet(shards / "test-00000-of-00001.parquet", rows[2])
+    with pytest.raises(TaskError, match=r"with test, train; expected files of one split; name one"):
+        load_tasks(tmp_path / "hub")
+
+
+def test_what_datasets_saved_to_disk(tmp_path: Path) -> None:
+    """A DatasetDict's folder; the files are what `save_to_disk` writes."""
+    split = tmp_path / "train"
+    split.mkdir()
+    table = pa.table({"question": ["a", "b"], "answer": ["1", "2"]})
+    with pa.ipc.new_stream(split / "data-00000-of-00001.arrow", table.schema) as writer:
+        writer.write_table(table)
+    (split / "state.json").write_text("{}")
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    for folder in (tmp_path, split):
+        assert [task.data["answer"] for task in load_tasks(folder)] == ["1", "2"]
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(TaskError, match=r"holds the splits train, test; .*name it: .*/train"):
+        load_tasks(tmp_path)
+    (split / "data-00000-of-00001.arrow").write_bytes(b"no arrow")
+    with pytest.raises(TaskError, match="not a whole Arrow stream"):
+        load_tasks(split)
+
+
+def test_bad_rows_are_left_out_only_when_asked_and_counted(tmp_path: Path) -> None:
+    def refuse(task: Task) -> None:
+        if task.data["answer"] == "13":
+            raise TaskError("unlucky")
+
+    good, unlucky = {"prompt": "a?", "answer": "1"}, {"prompt": "c?", "answer": 13}
+    path = _write(tmp_path / "a.jsonl", good, b"{oops", {"prompt": "b?"}, unlucky)
+    found = read_tasks(path, skip_bad=True, check=refuse)
+    assert [task.prompt for task in found.tasks] == ["a?"]
+    assert [error.given.split(": ")[0] for error in found.bad] == [
+        f"{path}, line {number}" for number in (2, 3, 4)
+    ]
+    assert "3 bad rows left out: " in found.about
+    assert f"{path}, line 4: unlucky" in found.about
+    with pytest.raises(TaskError, match="line 2: unlucky"):
+        read_tasks(_write(tmp_path / "b.jsonl", good, unlucky), check=refuse)
+    with pytest.raises(TaskError, match="of no known format"):
+        load_tasks(_write(tmp_path / "c.jsonl", {"q": 1}, good), skip_bad=True)
+    with pytest.raises(TaskError, match="holds no tasks that can be used"):
+        read_tasks(_write(tmp_path / "d.jsonl", unlucky), skip_bad=True, check=refuse)
+
+
+def test_a_format_of_ones_own_is_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+        from prorl.tasks.formats import Format
+        from prorl.types import Task
+        def read(row, index):
+            return Task(task_id=str(index), env="noop", prompt=row["prompt"])
+        FORMAT = Format("mine", ("prompt", "answer"), read)
+    """
+    points = {
+        "prorl.formats": {
+            "mine": "myformats:FORMAT",
+        }
+    }
+    with installed(tmp_path, "myformats", {"myformats.py": code}, points, monkeypatch):
+        found = read_tasks(_write(tmp_path / "a.jsonl", {"prompt": "p", "answer": "1"}))
+    assert (found.format, found.tasks[0].env) == ("mine", "noop")
+
+
 def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(
@@ -106,7 +235,12 @@ def test_gzip_blank_lines_byte_order_mark_env_and_limit(tmp_path: Path) -> None:
         (({"q": 1},), 1, "of no known format"),
         ((GSM8K, {"question": "x"}), 2, "'answer' is missing"),
         (({"question": 3, "answer": "#### 1"},), 1, "'question' is int"),
-        (({"question": "x", "answer": "no mark"},), 1, "'no mark'"),
+        ((GSM8K, {"question": "x", "answer": "no mark"}), 2, "'no mark'"),
+        (({"question": "x", "answer": "y" * 41},), 1, "a last line `#### <number>`"),
+        (({"question": "x", "answer": True},), 1, "the answer is 'True'"),
+        (({"prompt": [{"role": "system", "content": "x"}], "answer": "1"},), 1, "the prompt is"),
+        (({"prompt": "x", "reward_model": {}},), 1, "reward_model is {}"),
+        (({"responses_create_params": {"input": "x"}},), 1, "expected_answer or"),
         ((HUMANEVAL, HUMANEVAL), 2, "also on line 1"),
         ((HUMANEVAL | {"test": " "},), 1, "'test' is empty"),
         ((PRORL | {"extra": 1},), 1, "unknown keys extra"),
@@ -128,7 +262,7 @@ def test_a_bad_row_is_named_with_its_place(
 def test_a_bad_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no file"):
         load_tasks(tmp_path / "none.jsonl")
-    with pytest.raises(TaskError, match="is a directory"):
+    with pytest.raises(TaskError, match="is a directory with no task file"):
         load_tasks(tmp_path)
     with pytest.raises(TaskError, match="holds no tasks"):
         load_tasks(_write(tmp_path / "empty.jsonl"))

@@ -11,13 +11,13 @@ from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from prorl.cli.output import clean, say, say_json
+from prorl.cli.output import clean, note, say, say_json
 from prorl.envs import get_env
 from prorl.errors import RolloutError, UserError
 from prorl.protocols import Env, Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
-from prorl.tasks import load_tasks
+from prorl.tasks import read_tasks
 from prorl.testing import Boxes, play, scripted
 from prorl.types import RolloutLimits, SandboxSpec, Task
 
@@ -40,6 +40,7 @@ def check(
     *,
     env: str = "auto",
     limit: int | None = None,
+    skip_bad: Annotated[bool, Parameter(negative="")] = False,
     sandbox: str = "auto",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
@@ -55,13 +56,16 @@ def check(
         Env of every task; auto = as the file's format says.
     limit
         Only the first tasks.
+    skip_bad
+        Leave out rows that cannot be read, and count them.
     sandbox
         Kind of sandbox; auto = the strongest that works here.
     json
         Print a JSON list, one object a task.
     """
-    tasks = load_tasks(path, env, limit)
-    findings = asyncio.run(_check_all(tasks, sandbox))
+    found = read_tasks(path, env, limit, skip_bad=skip_bad)
+    note(found.about)
+    findings = asyncio.run(_check_all(found.tasks, sandbox))
     bad = [finding for finding in findings if finding.problem]
     if json:
         say_json([finding._asdict() for finding in findings])

@@ -23,6 +23,7 @@ def run(
     n: Annotated[int | None, Parameter(name=["-n", "--n"])] = None,
     limit: int | None = None,
     env: str | None = None,
+    skip_bad: Flag = False,
     root: Path | None = None,
     name: str | None = None,
     filter_: Annotated[str | None, Parameter(name="--filter")] = None,
@@ -46,8 +47,8 @@ def run(
     resume_name
         With --resume: the run to go on with.
     tasks
-        JSON Lines file, plain or gzipped: GSM8K, HumanEval, or {"task_id", "env", "prompt", "data"}
-        a line.
+        File or folder: JSON Lines, JSON, Parquet; GSM8K, HumanEval, SWE-bench, verl, NeMo Gym,
+        questions and answers, or {"task_id", "env", "prompt", "data"} a row.
     policy
         oracle (default), noop, flaky, faulty, toy, a checkpoint's directory, or http://HOST:PORT of
         a model server.
@@ -57,6 +58,8 @@ def run(
         Only the first tasks of the file.
     env
         Env of every task. Default: as the file's format says.
+    skip_bad
+        Leave out rows that cannot be read or used, and count them.
     root
         Folder for the control log and the runs. Default: prorl-runs.
     name
@@ -84,6 +87,7 @@ def run(
         "n": n,
         "limit": limit,
         "env": env,
+        "skip_bad": skip_bad or None,
         "name": resume_name or name,
         "run": _given(filter=filter_, seed=seed),
         "service": _given(topology=topology),

@@ -1,0 +1,118 @@
+"""The row formats that task files come in: one file a format, one name in `NAMES`.
+
+A format knows the keys that give it away and turns one row into a Task. The first of `NAMES` whose
+keys are all in a file's first row is the file's format; `prorl run` and `prorl check` say which it
+was. A format of your own is an entry point of the group `prorl.formats` whose value is a `Format`;
+it is asked before ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import NamedTuple
+
+from prorl import plugins
+from prorl.errors import TaskError
+from prorl.types import Json, Task
+
+NAMES = (
+    "prorl_rows",
+    "humaneval",
+    "swebench",
+    "verl",
+    "nemo_gym",
+    "gsm8k",
+    "answers",
+)
+"""Modules of this folder, most particular first; each has a `FORMAT`."""
+
+GROUP = "prorl.formats"
+
+Row = Mapping[str, Json]
+
+
+def _always(row: Row) -> bool:
+    return True
+
+
+class Format(NamedTuple):
+    """One row format."""
+
+    name: str
+    keys: tuple[str, ...]
+    """All of them are in the first row of such a file; `a|b` means one of the two."""
+    read: Callable[[Row, int], Task]
+    """(row, index from 0) -> Task. Raises TaskError without a place; the reader adds it."""
+    fits: Callable[[Row], bool] = _always
+    """Where the keys do not tell formats apart: whether the first row is of this one."""
+
+
+def formats() -> Iterator[Format]:
+    """Users' formats, then ours."""
+    for name in plugins.registered(GROUP):
+        found = plugins.load(GROUP, name, TaskError)
+        if not isinstance(found, Format):
+            raise TaskError(f"format {name!r} is {found!r}"[:200], "a prorl.tasks.formats.Format")
+        yield found
+    for name in NAMES:
+        yield import_module(f"prorl.tasks.formats.{name}").FORMAT
+
+
+def detect(row: Row) -> Format:
+    """The format of a file from its first row. Raises TaskError."""
+    known = list(formats())
+    for candidate in known:
+        has_keys = all(any(key in row for key in keys.split("|")) for keys in candidate.keys)
+        if has_keys and candidate.fits(row):
+            return candidate
+    shapes = " | ".join(
+        f"{one.name}: {', '.join(key.replace('|', ' or ') for key in one.keys)}" for one in known
+    )
+    mend = "rename the keys, or write rows with task_id, env, prompt and data"
+    raise TaskError(
+        f"keys {', '.join(map(repr, row)) or '(none)'} are of no known format", shapes, mend
+    )
+
+
+def text(row: Row, key: str) -> str:
+    """A text that a row must have, not an empty one. Raises TaskError."""
+    if key not in row:
+        raise TaskError(
+            f"the key {key!r} is missing; found {', '.join(map(repr, row))}",
+            f"{key!r} with a string",
+            "add it",
+        )
+    value = row[key]
+    if not isinstance(value, str) or not value.strip():
+        shown = "empty" if isinstance(value, str) else type(value).__name__
+        raise TaskError(
+            f"{key!r} is {shown}", "a string that is not empty", "mend or remove the row"
+        )
+    return value
+
+
+def name_of(row: Row, source: str, index: int, *keys: str) -> str:
+    """A task's id: the first of `keys` that the row has, else its place in the file."""
+    for key in keys:
+        value = row.get(key)
+        if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
+            return f"{source}/{value}" if isinstance(value, int) else value
+    return f"{source}/{index}"
+
+
+def conversation(value: Json) -> str:
+    """What the user asks, of a text or of a list of `{role, content}`.
+
+    What others say is left out: an env has a system message of its own. Raises TaskError.
+    """
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, list):
+        asked = [one for one in value if isinstance(one, dict) and one.get("role") == "user"]
+        said = [str(one["content"]) for one in asked if isinstance(one.get("content"), str)]
+        if said and len(said) == len(asked) and all(map(str.strip, said)):
+            return "\n\n".join(said)
+    raise TaskError(
+        f"the prompt is {str(value)[:100]!r}", "a text, or messages of which one is the user's"
+    )

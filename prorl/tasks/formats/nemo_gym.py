@@ -1,0 +1,40 @@
+"""Rows as NeMo Gym's JSON Lines have them: `responses_create_params` (what is asked) beside what
+its resources servers read: `expected_answer`, `options`, or `verifier_metadata.unit_tests`.
+"""
+
+from __future__ import annotations
+
+from prorl.errors import TaskError
+from prorl.tasks.formats import Format, Row, answers, conversation, name_of
+from prorl.types import Json, Task
+
+
+def read(row: Row, index: int) -> Task:
+    """responses_create_params, and what it is judged by."""
+    asked = row["responses_create_params"]
+    prompt = conversation(asked.get("input") if isinstance(asked, dict) else asked)
+    env, data = _judged(row)
+    return Task(
+        task_id=name_of(row, "nemo_gym", index, "uuid", "task_id", "id"),
+        env=env,
+        prompt=prompt,
+        data=data,
+        data_source="nemo_gym",
+    )
+
+
+def _judged(row: Row) -> tuple[str, dict[str, Json]]:
+    """Env and data."""
+    metadata = row.get("verifier_metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("unit_tests"), dict):
+        return "code", {"input_output": metadata["unit_tests"]}
+    if row.get("expected_answer") is None:
+        raise TaskError(
+            f"found {', '.join(map(repr, row))}",
+            "expected_answer or verifier_metadata.unit_tests",
+            "set the env of these rows with --env, and write them as task_id, env, prompt, data",
+        )
+    return "math", {"answer": answers.answer(row["expected_answer"])}
+
+
+FORMAT = Format("nemo_gym", ("responses_create_params",), read)
