@@ -12,10 +12,17 @@ import difflib
 import os
 import re
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from prorl.errors import ConfigError
 from prorl.types import Json, RolloutLimits, SamplingParams
@@ -80,6 +87,34 @@ class StoreConfig(_Model):
     )
 
 
+class Listener(NamedTuple):
+    """What a service shows to other hosts."""
+
+    host: str
+    """Address to bind."""
+    port: int
+    advertised: str
+
+    @property
+    def url(self) -> str:
+        """Of the gateway's HTTPS."""
+        return f"https://{self.advertised}:{self.port}"
+
+    @property
+    def gateway(self) -> str:
+        """Flight location that nodes dial for control and leases."""
+        return f"grpc+tls://{self.advertised}:{self.port + 1}"
+
+    @property
+    def store(self) -> str:
+        """Flight location that trainers dial."""
+        return f"grpc+tls://{self.advertised}:{self.port + 2}"
+
+    def bound(self, offset: int) -> str:
+        """Flight location to listen at."""
+        return f"grpc+tls://{self.host}:{self.port + offset}"
+
+
 class ServiceConfig(_Model):
     """One service on one root. Locations are filled in by the supervisor before processes start."""
 
@@ -90,6 +125,16 @@ class ServiceConfig(_Model):
     topology: Literal["processes", "inline"] = "processes"
     host: Literal["127.0.0.1", "localhost", "::1"] = "127.0.0.1"
     http_port: int = Field(default=0, ge=0, le=65535, description="0 = any free port")
+    listen: str = Field(
+        default="",
+        description=(
+            "HOST:PORT for trainers and nodes on other hosts, always over TLS: HTTPS at PORT,"
+            " Flight at PORT + 1 (gateway) and PORT + 2 (store)"
+        ),
+    )
+    advertise: str = Field(
+        default="", description="address that other hosts dial; default: that of `listen`"
+    )
     backends: tuple[str, ...] = Field(
         default=(), description="scripted:oracle, embedded:DIR, http://host:port ..."
     )
@@ -127,10 +172,37 @@ class ServiceConfig(_Model):
         description="bearer token; set by the supervisor from ROOT/token (0600)",
     )
 
+    @field_validator("listen")
+    @classmethod
+    def _listen_is_address(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if value and not (host and port.isdecimal() and 0 < int(port) < 65534):
+            raise ValueError("HOST:PORT, with PORT below 65534 (the two above it are used too)")
+        return value
+
+    @model_validator(mode="after")
+    def _listen_has_address(self) -> Self:
+        if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
+            raise ValueError("`listen` on every address needs `advertise`: the one to dial")
+        return self
+
     @property
     def gateway_flight(self) -> str:
         """Flight location of the gateway's lease edge and control streams."""
         return f"grpc+unix://{self.socket_dir}/gateway.sock"
+
+    @property
+    def listener(self) -> Listener | None:
+        """Where other hosts reach the service, or None when they do not."""
+        if not self.listen:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return Listener(host, int(port), self.advertise or host)
+
+    @property
+    def tls_dir(self) -> Path:
+        """Holds the authority's key and the service's own credentials (0600)."""
+        return self.root / "tls"
 
     @property
     def sandbox_socket(self) -> Path:

@@ -4,6 +4,7 @@
     |-- UserError (ValueError)            the caller can mend it: what was given, what was expected, how to mend it
     |   |-- ConfigError                   a config file, flag or environment variable
     |   |-- TaskError                     a task file or row
+    |   |-- ForbiddenError                the role of the caller's certificate may not do this (HTTP 403)
     |   |-- SchemaError                   a record, batch or run directory of another shape or version
     |   `-- ConflictError                 same key with another content, cursor ahead of the log, name taken (HTTP 409)
     |-- NotFoundError (LookupError)       an unknown run, group, rollout, sandbox (HTTP 404)
@@ -61,6 +62,10 @@ class ConfigError(UserError):
 
 class TaskError(UserError):
     """A task file or task row is wrong."""
+
+
+class ForbiddenError(UserError):
+    """The role of the caller's certificate may not do this (HTTP 403)."""
 
 
 class SchemaError(UserError):

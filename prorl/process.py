@@ -29,6 +29,7 @@ from prorl.errors import ProrlError
 from prorl.flight import tune
 from prorl.linux.calls import die_with_parent
 from prorl.linux.forked import EXIT_CRASHED
+from prorl.tls import SERVICE_FILE, Credentials
 from prorl.types import Json
 
 SWITCH_S = 0.0005
@@ -55,6 +56,11 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
+
+
+def credentials_of(config: ServiceConfig) -> Credentials | None:
+    """What this process shows to other hosts; None when the service is not to be reached by any."""
+    return Credentials.read(config.tls_dir / SERVICE_FILE) if config.listen else None
 
 
 def command_line(prog: str, description: str) -> argparse.ArgumentParser:

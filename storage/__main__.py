@@ -11,7 +11,7 @@ import structlog
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork, trace
-from prorl.process import command_line, live, say_ready, stopping, until_first
+from prorl.process import command_line, credentials_of, live, say_ready, stopping, until_first
 from prorl.storage.service import WORKER, serving
 
 
@@ -21,7 +21,7 @@ async def serve(config: ServiceConfig) -> None:
         trace.start(config.root / "trace", WORKER)
     stop = stopping()
     async with (
-        FlightNetwork(token=config.token) as network,
+        FlightNetwork(token=config.token, credentials=credentials_of(config)) as network,
         serving(config, network, network) as (store, work),
     ):
         say_ready(location=store.location)

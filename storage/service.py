@@ -224,6 +224,8 @@ async def serving(
     """
     endpoint = Endpoint(config.root / HOT, config.store.hot_bytes)
     location = await trainers.listen(f"grpc://{config.host}:0", {}, endpoint.reads())
+    if config.listener is not None:
+        await trainers.listen(config.listener.bound(2), {}, endpoint.reads())
     store = Store(config, network, endpoint, location)
     endpoint.find = store.find
     work = asyncio.create_task(store.run(), name="store")

@@ -36,6 +36,7 @@ from prorl.client.packed import PackedBatch
 from prorl.client.regroup import regroup
 from prorl.errors import ConfigError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
+from prorl.tls import Credentials, Join
 from prorl.types import Json, SamplingParams, Task
 
 ResultT = TypeVar("ResultT")
@@ -53,8 +54,8 @@ RETRY_S = 60.0
 
 
 def connect(url: str | Path, token: str | None = None) -> Client:
-    """A client of a service (`http://host:port`, or the local root directory it works on) or of a
-    replay (`grpc://host:port`).
+    """A client of a service (the local root directory it works on, `http://host:port` on the same
+    host, or a join file `FILE.json` from another one) or of a replay (`grpc://host:port`).
 
     The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet.
     Raises ConfigError.
@@ -65,6 +66,14 @@ def connect(url: str | Path, token: str | None = None) -> Client:
         return Client(http=Http(url, token), token=token)
     if url.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
         return Client(flight=url, token=token)
+    if url.endswith(".json"):
+        join = Join.read(Path(url))
+        credentials, token = join.credentials, token or join.token
+        return Client(
+            http=Http(join.url, token, credentials=credentials),
+            token=token,
+            credentials=credentials,
+        )
     service = _service_file(Path(url))
     token = token or str(service.get("token", ""))
     return Client(http=Http(f"http://{service['host']}:{service['http_port']}", token), token=token)
@@ -73,7 +82,15 @@ def connect(url: str | Path, token: str | None = None) -> Client:
 class Client:
     """One service or one replay; a replay only streams, commits and says its status."""
 
-    def __init__(self, *, http: Http | None = None, flight: str = "", token: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        http: Http | None = None,
+        flight: str = "",
+        token: str = "",
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._credentials = credentials
         self._http_or_none, self._location, self._token = http, flight, token
         self._source: FlightSource | None = None
 
@@ -269,11 +286,15 @@ class Client:
     @property
     def _flight(self) -> FlightSource:
         if self._source is None:
-            self._source = FlightSource(self._location or self._store_location(), self._token)
+            location = self._location or self._store_location()
+            self._source = FlightSource(location, self._token, credentials=self._credentials)
         return self._source
 
     def _store_location(self) -> str:
-        locations = self.status().get("endpoints", {}).get("store", [])
+        status = self.status()
+        if self._credentials is not None:
+            return str(status["outside"]["store"])
+        locations = status.get("endpoints", {}).get("store", [])
         if not locations:
             raise UnavailableError(f"{self._http.url}: its store is not there yet")
         return str(locations[0])

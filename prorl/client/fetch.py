@@ -33,6 +33,7 @@ from prorl.flight.wire import (
     open_client,
 )
 from prorl.schema import STREAM
+from prorl.tls import Credentials
 from prorl.types import Json
 
 CALL_TIMEOUT_S = 30.0
@@ -67,7 +68,14 @@ class FlightSource:
     Synchronous; calls from several threads are fine.
     """
 
-    def __init__(self, location: str, token: str = "", *, host: str | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        token: str = "",
+        *,
+        host: str | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         """`host` is the boot id of this host's kernel, read from it when None; empty means: never
         map a file.
         """
@@ -75,7 +83,7 @@ class FlightSource:
         self.location, self._token = location, token
         self._boot_id = boot_id() if host is None else host
         with self._errors():
-            self._client = open_client(location)
+            self._client = open_client(location, credentials)
 
     def fetch(self, ticket: Ticket) -> Fetched:
         """Groups for a ticket; none when nothing came within its `wait_s`.

@@ -17,17 +17,29 @@ from urllib.parse import quote, urlsplit
 import orjson
 import stamina
 
-from prorl.errors import ConfigError, ConflictError, NotFoundError, UnavailableError, UserError
+from prorl.errors import (
+    ConfigError,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    UnavailableError,
+    UserError,
+)
+from prorl.tls import JOIN_HINT, SERVER_NAME, Credentials
 from prorl.types import Json
-
-_REFUSED = (401, 403)
 
 
 class Http:
     """The gateway at `url`, e.g. `http://127.0.0.1:8000`."""
 
     def __init__(
-        self, url: str, token: str = "", *, timeout_s: float = 30.0, retry_s: float = 60.0
+        self,
+        url: str,
+        token: str = "",
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 60.0,
+        credentials: Credentials | None = None,
     ) -> None:
         parts = urlsplit(url)
         if (
@@ -38,6 +50,9 @@ class Http:
         ):
             raise ConfigError(f"service address {url!r}", "http://HOST:PORT")
         self.url = url.rstrip("/")
+        if parts.scheme == "https" and credentials is None:
+            raise ConfigError(f"service address {url!r}", "a join file", JOIN_HINT)
+        self._context = credentials.client_context() if credentials is not None else None
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._token, self._timeout_s, self._retry_s = token, timeout_s, retry_s
 
@@ -68,7 +83,7 @@ class Http:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(
-                f"no service answers at {self.url}: {type(error).__name__}: {error}"
+                f"no service answers at {self.url}: {_cause(error, self._secure)}"
             ) from None
         finally:
             connection.close()
@@ -80,15 +95,15 @@ class Http:
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._secure:
-            context = ssl.create_default_context()
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._timeout_s, context=context
-            )
+            assert self._context is not None
+            return _Https(self._host, self._port, timeout=self._timeout_s, context=self._context)
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 
     def _refuse(self, status: int, answer: bytes, what: str) -> NoReturn:
         detail = _detail(answer) or f"{what}: HTTP {status}"
-        if status in _REFUSED:
+        if status == 403:
+            raise ForbiddenError(detail)
+        if status == 401:
             raise UserError(
                 f"{self.url} refused the token",
                 "the token in the service's ROOT/token",
@@ -97,6 +112,31 @@ class Http:
         if status == 404:
             raise NotFoundError(detail)
         raise (ConflictError if status == 409 else UserError)(detail)
+
+
+class _Https(http.client.HTTPSConnection):
+    """The service's certificate is for `SERVER_NAME`, whatever its address."""
+
+    def connect(self) -> None:
+        """Open and check the connection."""
+        http.client.HTTPConnection.connect(self)
+        context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
+        self.sock = context.wrap_socket(self.sock, server_hostname=SERVER_NAME)
+
+
+def _cause(error: Exception, secure: bool) -> str:
+    """What a refused connection means, in one line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if "expired" in error.verify_message:
+            return "its certificate has expired: `prorl certs renew` there"
+        return "it is not the service of this join file: another authority"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "no TLS is spoken there: is the port right?"
+    if secure and isinstance(error, http.client.RemoteDisconnected | ConnectionResetError):
+        return "our certificate was refused, or it is just stopping"
+    if isinstance(error, ssl.SSLError):
+        return f"our certificate was refused ({error.reason})"
+    return f"{type(error).__name__}: {error}"
 
 
 def _detail(answer: bytes) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from prorl.config import ServiceConfig
-from prorl.errors import UnavailableError
+from prorl.errors import ConfigError, UnavailableError
 from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.service.serve import serving as serving_gateway
@@ -77,6 +77,10 @@ class Inline:
 @asynccontextmanager
 async def inline_service(config: ServiceConfig) -> AsyncIterator[Inline]:
     """A service in this loop, listening. Raises as `Supervisor` does."""
+    if config.listen:
+        raise ConfigError(
+            "`listen` with topology inline", "topology processes", "or leave `listen` out"
+        )
     check_port(config.host, config.http_port)
     root = Root(config.root)
     root.acquire()
@@ -105,7 +109,8 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
     stack.push_async_callback(network.close)
     served = await stack.enter_async_context(serving_gateway(config, network))
     running.add("gateway", served.work)
-    running.add("http", served.server)
+    for number, web in enumerate(served.web):
+        running.add(f"http {number}", web)
     config = running.config = config.model_copy(update={"http_port": served.http_port})
     host = await stack.enter_async_context(
         UnixSandboxHost(str(config.sandbox_socket), config.node_id)

@@ -43,6 +43,7 @@ from prorl.flight.wire import (
     from_flight,
     open_client,
 )
+from prorl.tls import Credentials
 from prorl.types import Json
 
 CLOSE_S = 2.0
@@ -266,6 +267,7 @@ def dial_blocking(
     schemas: tuple[pa.Schema, pa.Schema],
     token: str,
     timeout_s: float,
+    credentials: Credentials | None = None,
 ) -> DialledChannel:
     """Open a stream: blocks until the other end accepts it.
 
@@ -276,7 +278,7 @@ def dial_blocking(
     """
     sends, receives = schemas
     where = f"{location} {opening.path}"
-    client = open_client(location)
+    client = open_client(location, credentials)
     try:
         writer, reader = client.do_exchange(
             fl.FlightDescriptor.for_command(opening.encode()), call_options(token)

@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.errors import NotFoundError, ProrlError, UnavailableError
+from prorl.access import check_flight
+from prorl.errors import ConfigError, NotFoundError, ProrlError, UnavailableError
 from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
 from prorl.flight.wire import (
@@ -39,6 +40,7 @@ from prorl.flight.wire import (
     with_version,
 )
 from prorl.protocols import Accept, Channel
+from prorl.tls import Credentials
 from prorl.types import Json
 
 ACCEPT_S = 10.0
@@ -95,8 +97,14 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         routes: Routes,
         reads: FlightReads | None,
         token: str,
+        credentials: Credentials | None,
     ) -> None:
-        super().__init__(location, middleware={"bearer": _Bearer(token)} if token else None)
+        super().__init__(
+            location,
+            middleware={"bearer": _Bearer(token)} if token else None,
+            **(_tls(location, credentials) if location.startswith("grpc+tls://") else {}),
+        )
+        self._secure = location.startswith("grpc+tls://")
         self._network, self._routes, self._reads = network, routes, reads
 
     def do_exchange(
@@ -108,6 +116,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         try:
             opening = Opening.decode(descriptor.command)
+            self._check(context, f"exchange {opening.path}")
             accept, receives, sends = self._route(opening)
             check_peer_schema(reader.schema, receives, opening.path)
             stream = self._network.begin_stream(opening, accept)
@@ -121,6 +130,11 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             raise fl.FlightCancelledError("the dialler went away") from None
         stream.serve(reader, writer)
 
+    def _check(self, context: fl.ServerCallContext, what: str) -> None:
+        """Raise ForbiddenError unless the role of the caller's certificate may do this."""
+        if self._secure:
+            check_flight(context.peer_identity().decode(errors="replace"), what)
+
     def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
         check_hello(
             opening.hello, f"{opening.hello.get('worker', 'the dialler')} of {opening.path}"
@@ -131,14 +145,22 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             )
         return self._routes[opening.path]
 
+    def _check_read(self, context: fl.ServerCallContext, what: str) -> None:
+        try:
+            self._check(context, what)
+        except ProrlError as error:
+            raise to_flight(error) from None
+
     def get_flight_info(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.FlightInfo:
+        self._check_read(context, "info")
         if self._reads is None or self._reads.info is None:
             raise to_flight(NotFoundError("this endpoint describes nothing"))
         return self._network.answer(context, self._reads.info, bytes(descriptor.command or b""))
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
+        self._check_read(context, "get")
         if self._reads is None:
             raise to_flight(NotFoundError("this endpoint serves no data"))
         return fl.RecordBatchStream(
@@ -146,6 +168,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         )
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
+        self._check_read(context, f"action {action.type}")
         handler = self._reads.actions.get(action.type) if self._reads is not None else None
         if handler is None:
             raise to_flight(NotFoundError(f"no action {action.type}"))
@@ -168,8 +191,9 @@ class FlightNetwork:
     'grpc://127.0.0.1'
     """
 
-    def __init__(self, token: str = "") -> None:
-        self._token = token
+    def __init__(self, token: str = "", credentials: Credentials | None = None) -> None:
+        """`credentials`: for `grpc+tls` locations, both listened at and dialled."""
+        self._token, self._credentials = token, credentials
         self._servers: list[_Server] = []
         self._streams: dict[ServedChannel, asyncio.Future[None]] = {}
         self._dialled: set[DialledChannel] = set()
@@ -183,7 +207,8 @@ class FlightNetwork:
         await self.close()
 
     async def listen(self, name: str, routes: Routes, reads: FlightReads | None = None) -> str:
-        """Serve routes (and reads) at `grpc+unix:///path` or `grpc://host:port`; port 0 = any.
+        """Serve routes (and reads) at `grpc+unix:///path`, `grpc://host:port` or, with
+        certificates on both sides, `grpc+tls://host:port`; port 0 = any.
 
         Returns the location to dial.
 
@@ -193,7 +218,7 @@ class FlightNetwork:
         guard_fork()
         self._loop = asyncio.get_running_loop()
         try:
-            server = _Server(self, name, routes, reads, self._token)
+            server = _Server(self, name, routes, reads, self._token, self._credentials)
         except STREAM_ERRORS as error:
             raise UnavailableError(
                 f"cannot listen at {name}: {str(error).splitlines()[0]}"
@@ -218,7 +243,14 @@ class FlightNetwork:
         loop = asyncio.get_running_loop()
         opening = Opening(path, with_version(hello))
         dialling = asyncio.to_thread(
-            dial_blocking, loop, location, opening, (sends, receives), self._token, DIAL_S
+            dial_blocking,
+            loop,
+            location,
+            opening,
+            (sends, receives),
+            self._token,
+            DIAL_S,
+            self._credentials,
         )
         channel = await self._settle(asyncio.ensure_future(dialling))
         self._dialled = {end for end in self._dialled if not end.gone} | {channel}
@@ -297,6 +329,16 @@ class FlightNetwork:
         if refusal is not None:
             raise to_flight(refusal) from None
         return future.result()
+
+
+def _tls(location: str, credentials: Credentials | None) -> dict[str, Any]:
+    if credentials is None:
+        raise ConfigError(f"{location} without a certificate", "credentials of the service")
+    return {
+        "tls_certificates": [(credentials.certificate, credentials.key)],
+        "verify_client": True,
+        "root_certificates": credentials.authority,
+    }
 
 
 async def _call(handler: Callable[[bytes], Awaitable[AnswerT]], argument: bytes) -> AnswerT:

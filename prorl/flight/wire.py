@@ -24,6 +24,7 @@ import pyarrow.flight as fl
 from prorl import errors
 from prorl.errors import ConfigError, ProrlError, SchemaError, UnavailableError, UserError
 from prorl.schema import SCHEMA_VERSION, check_schema, check_version
+from prorl.tls import JOIN_HINT, SERVER_NAME, Credentials
 from prorl.types import Json
 
 IDLE = b"idle"
@@ -52,6 +53,16 @@ STREAM_ENDS: tuple[type[BaseException], ...] = (StopIteration, *STREAM_ERRORS)
 
 REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
 """What can go wrong while a stream opens."""
+
+_TLS_CAUSES = (
+    ("certificate has expired", "its certificate has expired: `prorl certs renew` there"),
+    ("unable to get local issuer", "it is not the service of this join file: another authority"),
+    ("self-signed certificate", "it is not the service of this join file: another authority"),
+    ("is not in peer certificate", "its certificate is not one of a prorl service"),
+    ("wrong version number", "no TLS is spoken there: is the port right?"),
+    ("Socket closed", "TLS was asked of a plain port, or our certificate was refused"),
+)
+"""What OpenSSL and gRPC say, and what it means; the server's side of a refusal is never told."""
 
 _forked = False
 _guarded = False
@@ -100,8 +111,11 @@ def check_peer_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None
     check_schema(found, expected, where)
 
 
-def open_client(location: str) -> fl.FlightClient:
-    """A client with a connection of its own; connects on its first call."""
+def open_client(location: str, credentials: Credentials | None = None) -> fl.FlightClient:
+    """A client with a connection of its own; connects on its first call.
+
+    `grpc+tls` needs credentials: without them nobody could tell our service from another.
+    """
     guard_fork()
     options: list[tuple[str, int]] = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -109,7 +123,18 @@ def open_client(location: str) -> fl.FlightClient:
     ]
     if not location.startswith("grpc+unix"):
         options += KEEPALIVE
-    return fl.FlightClient(location, generic_options=options)
+    if not location.startswith("grpc+tls://"):
+        return fl.FlightClient(location, generic_options=options)
+    if credentials is None:
+        raise ConfigError(f"{location} without a certificate", "a join file", JOIN_HINT)
+    return fl.FlightClient(
+        location,
+        generic_options=options,
+        tls_root_certs=credentials.authority,
+        cert_chain=credentials.certificate,
+        private_key=credentials.key,
+        override_hostname=SERVER_NAME,
+    )
 
 
 def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOptions:
@@ -155,7 +180,10 @@ def _named(said: Mapping[str, Any], where: str) -> ProrlError:
 
 
 def _first_words(text: str) -> str:
-    """Flight's message without its gRPC debug tail."""
+    """What it means, where we know, else Flight's message without its gRPC debug tail."""
+    for said, meaning in _TLS_CAUSES:
+        if said in text:
+            return meaning
     return text.partition(". gRPC client debug context")[0].partition("; Detail")[0]
 
 
@@ -169,8 +197,10 @@ def check_location(location: str) -> None:
                 f"at most {UNIX_PATH_BYTES} bytes",
                 "choose a shorter socket_dir",
             )
-    elif not location.startswith(("grpc://", "grpc+tcp://")):
-        raise ConfigError(f"location {location!r}", "grpc+unix:///path or grpc://host:port")
+    elif not location.startswith(("grpc://", "grpc+tcp://", "grpc+tls://")):
+        raise ConfigError(
+            f"location {location!r}", "grpc+unix:///path, grpc://host:port or grpc+tls://host:port"
+        )
 
 
 def guard_fork() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork, trace
-from prorl.process import command_line, live, say_ready, stopping, until_first
+from prorl.process import command_line, credentials_of, live, say_ready, stopping, until_first
 from prorl.service.serve import serving
 
 
@@ -16,8 +16,11 @@ async def serve(config: ServiceConfig) -> None:
     """Serve until SIGTERM or SIGINT."""
     if config.trace:
         trace.start(config.root / "trace", "gateway")
-    stop = stopping()
-    async with FlightNetwork(token=config.token) as network, serving(config, network) as served:
+    stop, credentials = stopping(), credentials_of(config)
+    async with (
+        FlightNetwork(token=config.token, credentials=credentials) as network,
+        serving(config, network, credentials=credentials) as served,
+    ):
         say_ready(http=served.http, http_port=served.http_port, flight=served.flight)
         await until_first(served.failed(), stop.wait())
 

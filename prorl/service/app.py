@@ -242,7 +242,7 @@ def _service(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/status")
     async def status() -> Response:
         """Workers, stages, the bottleneck, backends, runs."""
-        return reply(views.status(core, gateway.leases.waiting))
+        return reply(views.status(core, gateway.leases.waiting, gateway.config.listener))
 
     @app.post("/v1/backends", status_code=201)
     async def add_backend(body: BackendBody) -> Response:

@@ -71,9 +71,10 @@ class Gateway:
     async def listen(self) -> str:
         """Serve the lease edge and control streams. Returns the location."""
         path, route = self.leases.route
-        return await self._network.listen(
-            self.config.gateway_flight, {path: route, "control": (self._control, CONTROL, CONTROL)}
-        )
+        routes = {path: route, "control": (self._control, CONTROL, CONTROL)}
+        if self.config.listener is not None:
+            await self._network.listen(self.config.listener.bound(1), routes)
+        return await self._network.listen(self.config.gateway_flight, routes)
 
     async def run(self) -> None:
         """Carry the journal out, watch the time.

@@ -1,8 +1,8 @@
 """The border of the HTTP side: bearer token, body limits, request ids, and errors as JSON `{code,
 message, request_id}`, never a traceback.
 
-Plain ASGI, so that a request which is refused costs nothing. Loopback only: `ServiceConfig.host`
-allows nothing else.
+Plain ASGI, so that a request which is refused costs nothing. Callers on this host have no role; those
+of other hosts come over TLS with a certificate that names one (`prorl.access`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from prorl.access import check_http
 from prorl.errors import (
     ConflictError,
     FencedError,
+    ForbiddenError,
     NotFoundError,
     ProrlError,
     StorageError,
@@ -86,6 +88,11 @@ class Border:
                 "send `Authorization: Bearer TOKEN`; the token is in ROOT/token",
                 request_id,
             )
+            return
+        try:
+            check_http(scope.get("state", {}).get("role"), scope["method"], scope["path"])
+        except ForbiddenError as error:
+            await _answer(send, 403, "forbidden", str(error), request_id)
             return
         limit = MAX_GROUPS_BYTES if scope["path"].endswith("/groups") else MAX_BODY_BYTES
         body = _Body(receive, send, limit)

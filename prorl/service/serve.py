@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ProrlError, UnavailableError
@@ -24,6 +27,7 @@ from prorl.service.app import create_app
 from prorl.service.gateway import Gateway
 from prorl.service.log import ControlLog
 from prorl.service.manifest import check_directories
+from prorl.tls import Credentials
 
 STOP_S = 2.0
 
@@ -37,15 +41,27 @@ class Served:
     http_port: int
     flight: str
     work: asyncio.Future[None]
-    server: asyncio.Future[None]
+    web: tuple[asyncio.Future[None], ...]
+    """One a listener: loopback, and the one for other hosts."""
 
     async def failed(self) -> None:
         """Wait until the gateway cannot go on; raises the reason."""
-        await asyncio.wait({self.work, self.server}, return_when=asyncio.FIRST_COMPLETED)
-        for part in (self.work, self.server):
+        await asyncio.wait({self.work, *self.web}, return_when=asyncio.FIRST_COMPLETED)
+        for part in (self.work, *self.web):
             if part.done():
                 part.result()
         raise UnavailableError("the gateway's HTTP side has ended")
+
+
+class WithRole(H11Protocol):
+    """Tells the app who called: the role in the certificate, as `scope["state"]["role"]`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A caller whose certificate was accepted."""
+        subject = transport.get_extra_info("peercert")["subject"]
+        names = [value for part in subject for key, value in part if key == "commonName"]
+        self.app_state = {**self.app_state, "role": names[0] if names else ""}
+        super().connection_made(transport)
 
 
 class _Server(uvicorn.Server):
@@ -76,9 +92,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    config: ServiceConfig, network: Network, log: ControlLog | None = None
+    config: ServiceConfig,
+    network: Network,
+    log: ControlLog | None = None,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve a root over HTTP and over `network` (not closed here).
+    """Serve a root over HTTP and over `network` (not closed here); with `credentials` over HTTPS at
+    `config.listen` as well.
 
     Raises ConfigError, UnavailableError, ConflictError, SchemaError.
     """
@@ -88,50 +108,66 @@ async def serving(
             "the bearer token that clients send",
             "start the service with `prorl serve`",
         )
-    listener = bind(config.host, config.http_port)
-    try:
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(bind(config.host, config.http_port))
+        outer = _outer(config, sockets) if credentials is not None else None
         log = log or ControlLog(config.root / "control.db")
-    except ProrlError:
-        listener.close()
-        raise
-    try:
+        sockets.callback(log.close)
         gateway = Gateway(config, log, network)
         check_directories(config.root, gateway.core.state.runs.values())
-    except ProrlError:
-        listener.close()
-        log.close()
-        raise
-    work = asyncio.ensure_future(gateway.run())
-    server = _Server(
-        uvicorn.Config(
-            create_app(gateway),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_keep_alive=60,
-        )
+        work = asyncio.ensure_future(gateway.run())
+        app = create_app(gateway)
+        try:
+            async with AsyncExitStack() as stack:
+                web = [await stack.enter_async_context(_web(app, listener))]
+                if outer is not None and credentials is not None:
+                    context = credentials.server_context()
+                    web.append(await stack.enter_async_context(_web(app, outer, context)))
+                flight = await gateway.listen()
+                port = listener.getsockname()[1]
+                host = f"[{config.host}]" if ":" in config.host else config.host
+                yield Served(
+                    gateway=gateway,
+                    http=f"http://{host}:{port}",
+                    http_port=port,
+                    flight=flight,
+                    work=work,
+                    web=tuple(web),
+                )
+        finally:
+            if not work.done():
+                with suppress(ProrlError, TimeoutError):
+                    await asyncio.wait_for(gateway.durable(), STOP_S)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+def _outer(config: ServiceConfig, sockets: ExitStack) -> socket.socket:
+    assert config.listener is not None
+    return sockets.enter_context(bind(config.listener.host, config.listener.port))
+
+
+@asynccontextmanager
+async def _web(
+    app: ASGIApp, listener: socket.socket, context: ssl.SSLContext | None = None
+) -> AsyncIterator[asyncio.Future[None]]:
+    """uvicorn around the app on one listener, in this loop; open requests end within `STOP_S`."""
+    config = uvicorn.Config(
+        app,
+        http=WithRole if context is not None else "auto",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=60,
     )
-    http = asyncio.ensure_future(server._serve(sockets=[listener]))
+    config.load()
+    config.ssl = context
+    server = _Server(config)
+    task = asyncio.ensure_future(server._serve(sockets=[listener]))
     try:
-        flight = await gateway.listen()
-        port = listener.getsockname()[1]
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        yield Served(
-            gateway=gateway,
-            http=f"http://{host}:{port}",
-            http_port=port,
-            flight=flight,
-            work=work,
-            server=http,
-        )
+        yield task
     finally:
         server.should_exit = True
-        if not work.done():
-            with suppress(ProrlError, TimeoutError):
-                await asyncio.wait_for(gateway.durable(), STOP_S)
-        await asyncio.wait({http}, timeout=STOP_S)
-        for task in (http, work):
-            task.cancel()
-        await asyncio.gather(http, work, return_exceptions=True)
-        listener.close()
-        log.close()
+        await asyncio.wait({task}, timeout=STOP_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from prorl.config import Listener
 from prorl.control import Stats
 from prorl.service.core import Core
 from prorl.service.snapshot import wanted
@@ -121,8 +122,8 @@ def bottleneck(state: State) -> str:
     return name if load[name] > 0 else ""
 
 
-def status(core: Core, leases_waiting: int) -> dict[str, Json]:
-    """`GET /v1/status`."""
+def status(core: Core, leases_waiting: int, listener: Listener | None = None) -> dict[str, Json]:
+    """`GET /v1/status`. `listener`: what the service shows to other hosts."""
     state = core.state
     balancer = state.balancer
     return {
@@ -140,6 +141,7 @@ def status(core: Core, leases_waiting: int) -> dict[str, Json]:
             for w in state.workers.values()
         ],
         "endpoints": state.endpoints(),
+        "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
         "stages": stages(state),
         "bottleneck": bottleneck(state),
         "backends": [

@@ -22,7 +22,9 @@ from pathlib import Path
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError
+from prorl.linux.files import write_private
 from prorl.linux.procfs import start_ticks
+from prorl.tls import prepare
 
 MAX_SOCKET_PATH = 100
 """Bytes; the kernel takes 107."""
@@ -101,12 +103,17 @@ class Root:
             return path.read_text().strip()
         except FileNotFoundError:
             token = secrets.token_urlsafe(32)
-            _write_private(path, token + "\n")
+            write_private(path, token + "\n")
             return token
+
+    def open_to_others(self, config: ServiceConfig) -> None:
+        """Make certificates and join files when the service is to be reached from other hosts."""
+        if config.listener is not None:
+            prepare(self.path, config.listener.url, config.token)
 
     def write(self, config: ServiceConfig) -> None:
         """Publish the resolved config, atomically."""
-        _write_private(self.service_file, config.model_dump_json(indent=1))
+        write_private(self.service_file, config.model_dump_json(indent=1))
 
     def release(self, *, forget: bool = False) -> None:
         """Remove what is not meant to outlive the service; with `forget` also a root that we made
@@ -122,17 +129,6 @@ class Root:
             shutil.rmtree(self._made[0], ignore_errors=True)
         os.close(self._lock_fd)
         self._lock_fd = -1
-
-
-def _write_private(path: Path, text: str) -> None:
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(fd, "w") as file:
-            file.write(text)
-        os.replace(name, path)
-    except OSError:
-        os.unlink(name)
-        raise
 
 
 def _prefix(root: Path) -> str:

@@ -132,6 +132,7 @@ class Supervisor:
             "token": self._root.token(),
         }
         self.config = settle_models(self.config).model_copy(update=settled)
+        self._root.open_to_others(self.config)
         self._root.write(self.config)
         log_dir = self._root.path / "logs"
         for spec in self._specs(self.config, str(self._root.service_file)):

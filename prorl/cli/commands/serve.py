@@ -26,6 +26,8 @@ def serve(
     root: Path | None = None,
     policy: str = "",
     port: int | None = None,
+    listen: str = "",
+    advertise: str = "",
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
 ) -> int:
@@ -41,14 +43,20 @@ def serve(
         Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or
         http://HOST:PORT of a model server.
     port
-        HTTP port; default: any free one.
+        HTTP port on this host; default: any free one.
+    listen
+        HOST:PORT for other hosts, always over TLS: HTTPS at PORT, Flight at the two ports above it.
+        Writes ROOT/join/trainer.json and others: copy one there, `prorl.connect("trainer.json")`.
+    advertise
+        Address that other hosts dial; needed where `listen` is 0.0.0.0.
     config
         YAML file; see `prorl schema --config`.
     set_
         Any setting, as KEY=VALUE, e.g. service.init.slots=8.
     """
     job = job_settings(config, {"policy": policy or None}, set_ or [])
-    values = job.service if port is None else {**job.service, "http_port": port}
+    given = {"http_port": port, "listen": listen or None, "advertise": advertise or None}
+    values = {**job.service, **{key: value for key, value in given.items() if value is not None}}
     chosen = policy or ("policy" in job.model_fields_set and job.policy) or ""
     return asyncio.run(_serve(service_settings(values, root, chosen)))
 
@@ -60,6 +68,10 @@ async def _serve(config: ServiceConfig) -> int:
             f"connect  prorl.connect({str(running.config.root)!r})   token in"
             f" {running.config.root / 'token'}"
         )
+        if running.config.listener is not None:
+            say(
+                f"others   {running.config.listener.url}   join files in {running.config.root / 'join'}"
+            )
         say(
             "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the"
             " next `prorl serve`"

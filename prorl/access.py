@@ -1,0 +1,96 @@
+"""Who may do what from another host: one table that the servers and their tests read.
+
+A role comes from the certificate of a connection (`prorl.tls`). Whoever is on the service's own
+host and holds the root's token has no role and may do everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from prorl.errors import ForbiddenError
+
+
+class Rule(NamedTuple):
+    """One row: what is done, and the roles that may."""
+
+    what: str
+    """`METHOD /route/{with}/names` for HTTP, `exchange PATH`, `get`, `info` or `action NAME` for
+    Flight.
+    """
+    roles: frozenset[str]
+
+
+_READ = frozenset({"trainer", "operator", "viewer"})
+_WORK = frozenset({"trainer", "operator"})
+_OPERATE = frozenset({"operator"})
+_TRAIN = frozenset({"trainer"})
+_NODE = frozenset({"node"})
+_SERVICE = frozenset({"service"})
+
+HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "GET /healthz": _READ | _NODE,
+        "GET /openapi.json": _READ,
+        "GET /v1/status": _READ,
+        "GET /v1/runs": _READ,
+        "POST /v1/runs": _WORK,
+        "GET /v1/runs/{run_id}": _READ,
+        "DELETE /v1/runs/{run_id}": _WORK,
+        "POST /v1/runs/{run_id}/groups": _WORK,
+        "GET /v1/runs/{run_id}/groups/{group_id}": _READ,
+        "GET /v1/runs/{run_id}/rollouts/{rollout_id}": _READ,
+        "POST /v1/runs/{run_id}/versions": _TRAIN,
+        "GET /v1/backends": _READ,
+        "POST /v1/backends": _OPERATE,
+        "PUT /v1/backends": _OPERATE,
+        "DELETE /v1/backends": _OPERATE,
+    }
+)
+
+FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "exchange control": _NODE,
+        "exchange edge/lease": _NODE,
+        "exchange edge/scored": _SERVICE,
+        "info": _READ,
+        "get": _READ,
+        "action status": _READ,
+        "action commit": _TRAIN,
+    }
+)
+
+_PATTERNS = tuple(
+    (what.partition(" ")[0], re.compile(re.sub(r"\{\w+\}", "[^/]+", what.partition(" ")[2])), roles)
+    for what, roles in HTTP.items()
+)
+
+
+def check_http(role: str | None, method: str, path: str) -> None:
+    """Raise ForbiddenError unless `role` may. None: somebody on this host. Unknown routes are for
+    nobody.
+    """
+    if role is None:
+        return
+    for known, pattern, roles in _PATTERNS:
+        if known == method and pattern.fullmatch(path):
+            return _check(role, f"{method} {path}", roles)
+    _check(role, f"{method} {path}", frozenset())
+
+
+def check_flight(role: str | None, what: str) -> None:
+    """Raise ForbiddenError unless `role` may do `what`, a key of `FLIGHT`."""
+    if role is not None:
+        _check(role, what, FLIGHT.get(what, frozenset()))
+
+
+def _check(role: str, what: str, roles: frozenset[str]) -> None:
+    if role not in roles:
+        raise ForbiddenError(
+            f"{what} as {role}",
+            f"the role {' or '.join(sorted(roles))}" if roles else "somebody on the service's host",
+            "use another join file",
+        )
