@@ -52,7 +52,10 @@ class StageConfig(_Model):
 class SandboxConfig(_Model):
     """This node's sandboxd."""
 
-    kind: Literal["auto", "apptainer", "bwrap", "pyns", "local"] = "auto"
+    kind: str = Field(
+        default="auto",
+        description="of `prorl/sandbox/kinds/`: apptainer, bwrap, pyns, local; auto = strongest here",
+    )
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
     warm: int = Field(
         default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"

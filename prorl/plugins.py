@@ -15,6 +15,7 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 | prorl.envs | class or function without arguments that gives an env | `prorl.protocols.Env` |
 | prorl.agents | the same for an agent | `prorl.protocols.Agent` |
 | prorl.backends | function that opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
+| prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |
 
 A name of ours wins over a user's; of two packages that register one name, the one that Python finds
@@ -184,7 +185,7 @@ def _blaming(
 def noun(group: str) -> str:
     """What a part of a group is called.
 
-    >>> noun("prorl.envs")
-    'env'
+    >>> noun("prorl.envs"), noun("prorl.sandbox_kinds")
+    ('env', 'sandbox kind')
     """
-    return group.removeprefix("prorl.").removesuffix("s")
+    return group.removeprefix("prorl.").removesuffix("s").replace("_", " ")

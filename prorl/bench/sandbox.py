@@ -24,31 +24,15 @@ from typing import NamedTuple
 from prorl.bench.meter import CpuMeter, counts, cpu_meter, pss_mb
 from prorl.bench.report import Report, Row, machine, median, verdict
 from prorl.protocols import Sandbox
+from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.kinds.apptainer import make_support
 from prorl.sandbox.node.probe import probe_one
-from prorl.sandbox.settings import KINDS
 from prorl.sandbox.spawn import spawned
 from prorl.types import SandboxSpec
 
 SPEC = SandboxSpec(tools=("bash",))
 START_OVER_MS, WARM_BAR_MS, STOP_BAR_MS, CPU_BAR_MS, DRIFT_BAR = 25.0, 5.0, 50.0, 15.0, 1.25
 SETTLE_S = 5.0
-RAW = {
-    "pyns": (
-        "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc"
-        " /bin/true"
-    ),
-    "bwrap": (
-        "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev /bin/true"
-    ),
-    "apptainer": (
-        "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none --bind"
-        " /usr:/usr:ro {image} /bin/true"
-    ),
-    "local": "/bin/true",
-}
-"""The kind's own launcher with the same walls around `true`."""
 
 
 class Sizes(NamedTuple):
@@ -76,7 +60,7 @@ async def run(quick: bool) -> Report:
     if not quick:
         print("bench sandbox: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
     rows: list[Row] = []
-    for kind in KINDS:
+    for kind in kinds.known():
         found = await probe_one(kind)
         if found.works:
             rows += await _kind(kind, QUICK if quick else FULL)
@@ -94,8 +78,9 @@ async def run(quick: bool) -> Report:
 
 async def _kind(kind: str, sizes: Sizes) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
-        make_support(folder)
-        command = RAW[kind].format(image=f"{folder}/skeleton").split()
+        about = kinds.load(kind)
+        about.install(folder)
+        command = about.bare.format(folder=folder).split()
         raw = partial(subprocess.run, command, stdout=subprocess.DEVNULL, check=True)
         with cpu_meter() as meter:
             async with spawned(kind) as (host, pid):
@@ -125,7 +110,7 @@ async def _cold(
     await host.stop(ref)
     bar_ms = statistics.median(raws) + statistics.median(bares) + START_OVER_MS
     return [
-        median(f"raw_launch_p50_ms.{kind}", raws, "ms", note=RAW[kind]),
+        median(f"raw_launch_p50_ms.{kind}", raws, "ms", note=kinds.load(kind).bare),
         median(f"bare_python_p50_ms.{kind}", bares, "ms"),
         _barred(f"cold_start_p50_ms.{kind}", [life.cold_ms for life in lives], bar_ms),
         _barred(f"stop_p50_ms.{kind}", [life.stop_ms for life in lives], STOP_BAR_MS),
@@ -154,7 +139,9 @@ async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) ->
         await _life(host)
     used_s = meter.cpu_s() - before_s
     value = used_s * 1e3 / count
-    note = f"by {meter.source}" + (f"; {verdict(value, CPU_BAR_MS)}" if kind == "pyns" else "")
+    note = f"by {meter.source}" + (
+        f"; {verdict(value, CPU_BAR_MS)}" if kind == kinds.lightest() else ""
+    )
     return Row(what=f"cpu_ms_per_life.{kind}", value=value, unit="ms", cpu_s=used_s, note=note)
 
 

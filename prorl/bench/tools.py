@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from prorl.bench import tool_rivals
 from prorl.bench.report import Report, Row, machine, median, verdict
 from prorl.protocols import Sandbox
+from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
@@ -30,8 +31,6 @@ BASH_BAR_MS, FORK_BAR_MS, DIRECT_BAR_MS, JUPYTER_BAR_MS, EDIT_BAR_MS = 0.5, 0.5,
 IDLE = 31
 FORK_ROUNDS = 5
 FORK = "/bin/true in a loop of a bash of its own, outside any sandbox"
-FIRST = ("pyns", "bwrap", "apptainer", "local")
-"""In quick runs only the first that works has all rows."""
 
 
 async def run(quick: bool) -> Report:
@@ -52,12 +51,13 @@ async def run(quick: bool) -> Report:
         Row(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
         _lean(median("fork_exec_p50_ms", tool_rivals.fork_exec(repeats), "ms", note=FORK)),
     ]
-    works = {kind: await probe_one(kind) for kind in FIRST}
-    kinds = [kind for kind in FIRST if works[kind].works]
-    for kind in kinds:
-        rows += await _kind(kind, repeats, quick and kind != kinds[0])
-    for kind in FIRST:
-        if kind not in kinds:
+    order = tuple(dict.fromkeys((*reversed(kinds.automatic()), *kinds.known())))
+    works = {kind: await probe_one(kind) for kind in order}
+    able = [kind for kind in order if works[kind].works]
+    for kind in able:  # lightest first: in quick runs only the first has all rows
+        rows += await _kind(kind, repeats, quick and kind != able[0])
+    for kind in order:
+        if kind not in able:
             rows.append(
                 Row(
                     what=f"bash_true_p50_ms.{kind}",
@@ -66,8 +66,8 @@ async def run(quick: bool) -> Report:
                     note=works[kind].reason,
                 )
             )
-    rows += await _reliability(kinds[0], 300 if quick else 10_000)
-    ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{kinds[0]}").value
+    rows += await _reliability(able[0], 300 if quick else 10_000)
+    ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{able[0]}").value
     return Report(bench="tools", machine=machine(), rows=(*rows, *await _rivals(quick, ours)))
 
 

@@ -20,6 +20,7 @@ from prorl.backends.catalogue import CATALOGUE, checkpoint, embedded, is_known, 
 from prorl.backends.embedded import TOY
 from prorl.config import RunConfig, ServiceConfig, environment, load_file, parse
 from prorl.errors import ConfigError
+from prorl.sandbox import kinds
 from prorl.types import Json
 
 POLICIES = {
@@ -104,6 +105,7 @@ def service_settings(
     if policy:
         merged["backends"] = [backend(policy)]
     config = parse(ServiceConfig, merged, "service")
+    kinds.check(config.sandbox.kind)
     directory = next(filter(None, map(checkpoint, config.backends)), "")
     if directory and "tokenizer" not in merged:
         config = config.model_copy(update={"tokenizer": directory})

@@ -52,6 +52,8 @@ MOUNT_ATTR_RDONLY: Final = 1
 MOUNT_ATTR_NOSUID: Final = 2
 MOUNT_ATTR_NODEV: Final = 4
 MOUNT_ATTR_IDMAP: Final = 0x100000
+OOM_FIRST: Final = "1000"
+"""Highest score: its processes go first when the machine's memory runs out."""
 SYS_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}.get(platform.machine(), 155)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -117,6 +119,23 @@ def drop_capabilities() -> None:
     header = struct.pack("Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_to(uid: int) -> None:
+    """Become an ordinary user for good, whose processes go first when the machine's memory runs
+    out. PermissionError for uid 0.
+    """
+    with open("/proc/self/oom_score_adj", "w") as file:
+        # before: what a privileged process wrote, an ordinary one cannot lower
+        file.write(OOM_FIRST)
+    if uid >= 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    if os.getuid() == 0 or os.geteuid() == 0:
+        raise PermissionError("refusing to run a sandbox as uid 0")
+    # A change of uid makes a process undumpable, and then /proc/self/uid_map belongs to root.
+    prctl(PR_SET_DUMPABLE, 1)
 
 
 def clone_tree(path: str) -> int:

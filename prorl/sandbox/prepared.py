@@ -1,4 +1,5 @@
-"""A prepared workspace, made once a node: the client's side of `snapshots.py`.
+"""A prepared workspace, made once a node: the client's side of
+`node/snapshots.py`.
 
 The first sandbox of a key is prepared by the caller's own work and packed; the next ones are
 copies. Nothing but the workspace is copied: not /tmp, no process, no shell's state. Whether copies
@@ -12,10 +13,10 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any
 
 from prorl.protocols import Sandbox
-from prorl.sandbox.node.snapshots import Outcome
 
 MAX_SNAPSHOT_BYTES = 192 << 20
 """Of one workspace: it is packed in memory inside the sandbox."""
@@ -25,6 +26,17 @@ SETTLE_S = 30.0
 
 Ask = Callable[[dict[str, Any], float], Awaitable[dict[str, Any]]]
 """Asks sandboxd."""
+
+
+class Outcome(StrEnum):
+    """What a claim came to."""
+
+    KEPT = "kept"
+    """The snapshot is written, or was copied."""
+    GIVEN_UP = "given_up"
+    """The work failed."""
+    PLAIN = "plain"
+    """A copy would cost as much as the work, or be too large."""
 
 
 async def prepared(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.node.pool import Pool
 from prorl.sandbox.node.probe import choose
-from prorl.sandbox.settings import Settings
+from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxSpec, ToolResult
 
 

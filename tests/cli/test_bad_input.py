@@ -135,7 +135,7 @@ def test_a_root_that_cannot_be_written(prorl: Prorl, tmp_path: Path) -> None:
 
 def test_a_sandbox_kind_that_does_not_exist(prorl: Prorl, tmp_path: Path) -> None:
     done = prorl("run", "--tasks", _tasks(tmp_path, GOOD), "--set", "service.sandbox.kind=docker")
-    _check(done, tmp_path, "`sandbox.kind` = 'docker'", "expected")
+    _check(done, tmp_path, "unknown sandbox kind 'docker'", "expected one of apptainer, auto")
 
 
 @pytest.mark.parametrize(

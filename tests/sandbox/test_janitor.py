@@ -18,8 +18,8 @@ from prorl.sandbox.node import janitor, paths
 from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.paths import SocketFolder, base_folder, claim, orphans
+from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids, living_uids
-from prorl.sandbox.settings import Settings
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import end, start_daemon
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from prorl.sandbox.client import connected
 from prorl.sandbox.node.pool import Pool
-from prorl.sandbox.settings import Settings
+from prorl.sandbox.node.settings import Settings
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import why_not
 

@@ -14,7 +14,8 @@ import pytest
 from prorl.errors import TaskError
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.node.snapshots import Outcome, Place, Snapshots
+from prorl.sandbox.node.snapshots import Answer, Snapshots
+from prorl.sandbox.prepared import Outcome
 from prorl.sandbox.wire import encode, receive
 from prorl.types import SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon
@@ -57,7 +58,7 @@ async def test_one_makes_and_the_others_wait_for_it(snapshots: Snapshots) -> Non
     assert not any(other.done() for other in others)
     Path(first.path).write_bytes(b"tar")
     snapshots.settle("a", KEPT)
-    assert {await other for other in others} == {Place(first.path, "copy")}
+    assert {await other for other in others} == {Answer(first.path, "copy")}
     assert await _what(snapshots, "another key") == "make"
 
 
@@ -85,7 +86,7 @@ async def test_what_is_not_worth_keeping_holds_nobody_up(snapshots: Snapshots) -
     waiting = asyncio.create_task(snapshots.claim("b", "key"))
     await asyncio.sleep(0)
     snapshots.settle("a", PLAIN)
-    assert await waiting == Place("", "plain")
+    assert await waiting == Answer("", "plain")
     snapshots.settle("b", GIVEN_UP)
     assert await _what(snapshots, "key") == "plain"
 

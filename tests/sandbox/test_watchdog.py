@@ -17,8 +17,8 @@ from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.node import watchdog
 from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.watchdog import disk_bytes
-from prorl.sandbox.settings import Settings
 from prorl.types import FailureCode, SandboxSpec
 from tests.faults.leftovers import marked
 from tests.sandbox.conftest import kind  # noqa: F401 - a fixture

@@ -24,7 +24,7 @@ from cyclopts import Parameter
 
 from prorl.cli.output import clean, say, say_json
 from prorl.errors import ConfigError
-from prorl.sandbox.settings import AUTO_ORDER
+from prorl.sandbox import kinds
 from prorl.supervisor.root import make_socket_dir
 
 
@@ -186,15 +186,16 @@ def _sandboxes() -> Iterator[Finding]:
     from prorl.sandbox.node.probe import probe
 
     found = asyncio.run(probe())
-    best = next((item.kind for item in found if item.works and item.kind in AUTO_ORDER), "")
+    best = next((item.kind for item in found if item.works and item.kind in kinds.automatic()), "")
     for item in found:
         if item.works:
-            limits = f"; not enforced: {', '.join(item.cannot)}" if item.cannot else ""
-            yield Finding(
-                "ok",
-                f"sandbox {item.kind}",
-                f"{'auto takes it' if item.kind == best else 'works'}{limits}",
+            row = kinds.CATALOGUE.get(item.kind)
+            words = (
+                "auto takes it" if item.kind == best else "works",
+                row.summary if row else "a user's",
+                f"not enforced: {', '.join(item.cannot)}" if item.cannot else "",
             )
+            yield Finding("ok", f"sandbox {item.kind}", "; ".join(filter(None, words)))
         else:
             yield Finding("warn" if best else "fail", f"sandbox {item.kind}", item.reason, item.fix)
 

@@ -27,6 +27,7 @@ from prorl.cli.runs import latest_run
 from prorl.config import ServiceConfig, load_file, parse
 from prorl.deploy.running import first, service, signals
 from prorl.errors import ConfigError, ConflictError
+from prorl.sandbox import kinds
 from prorl.supervisor.service import Supervisor
 
 if TYPE_CHECKING:
@@ -155,10 +156,11 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
 async def _lightest() -> str:
     from prorl.sandbox.node.probe import choose, probe_one
 
-    if (await probe_one("pyns")).works:
-        return "pyns"
+    lightest = kinds.lightest()
+    if (await probe_one(lightest)).works:
+        return lightest
     try:
-        return await choose("auto")
+        return await choose()
     except ConfigError as error:
         anyway = "or, as the toy's programs do no harm: prorl demo --sandbox local"
         raise ConfigError(

@@ -30,7 +30,6 @@ from prorl.linux import calls
 from prorl.linux.forked import Forked
 from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
 from prorl.sandbox.images.tree import add_mount_points, copy_tree, digest_of, has_shell, tidy
-from prorl.sandbox.kinds.common import drop_to
 
 DEBIAN = re.compile(r"debian:([a-z][a-z0-9-]*)")
 SOURCES = "a folder, FILE.sif, FILE.def or debian:SUITE"
@@ -149,7 +148,7 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
             calls.mount(None, "/", None, calls.MS_REC | calls.MS_PRIVATE)
             calls.mount(sif, str(work / "image.sif"), None, calls.MS_BIND)
             calls.mount(str(work), str(place), None, calls.MS_BIND | calls.MS_REC)
-            drop_to(nobody.pw_uid)
+            calls.drop_to(nobody.pw_uid)
             try:
                 _spython(sif, str(place / "image.sif"), place)
             except ToolFailed:

@@ -31,7 +31,7 @@ from pathlib import Path
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.linux import calls
 from prorl.sandbox.images.tree import measure
-from prorl.sandbox.node.trees import remove_tree
+from prorl.sandbox.trees import remove_tree
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A registry name; whatever has a slash is a path."""

@@ -1,3 +1,93 @@
-"""One file per kind of sandbox; each has `launch`, which turns a forked child of the zygote into a
-sandbox.
+"""Which kinds of sandbox there are: one row and one module each, then users' own.
+
+A kind is a file whose `KIND` (`prorl.sandbox.kind.Kind`) says how it starts and what it can do, and
+one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all read. Yours is
+an entry point of an installed package, never chosen by `auto`:
+
+    [project.entry-points."prorl.sandbox_kinds"]
+    microvm = "mypkg.microvm:KIND"
+
+A module is imported only where its kind is used or probed.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from prorl import plugins
+from prorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from prorl.sandbox.kind import Kind
+
+ENTRY_POINTS = "prorl.sandbox_kinds"
+AUTO = "auto"
+"""Instead of a kind: the strongest that works here."""
+
+
+class Row(NamedTuple):
+    """A kind, without its module."""
+
+    place: str
+    """`module:attribute` of its `Kind`."""
+    summary: str
+    """One line for `prorl doctor`."""
+    automatic: bool = True
+    """Whether `auto` may choose it."""
+
+
+CATALOGUE: Mapping[str, Row] = {
+    "apptainer": Row(
+        "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
+    ),
+    "bwrap": Row("prorl.sandbox.kinds.bwrap:KIND", "bubblewrap; runs images that are folders"),
+    "pyns": Row(
+        "prorl.sandbox.kinds.pyns:KIND", "namespaces from Python alone: no package, least work"
+    ),
+    "local": Row(
+        "prorl.sandbox.kinds.local:KIND", "a plain process: isolates little", automatic=False
+    ),
+}
+"""Strongest first."""
+
+_PLACES = {name: row.place for name, row in CATALOGUE.items()}
+
+
+def known() -> tuple[str, ...]:
+    """Names of all kinds, strongest first, then users' own. Imports none."""
+    return tuple(dict.fromkeys((*CATALOGUE, *plugins.registered(ENTRY_POINTS))))
+
+
+def automatic() -> tuple[str, ...]:
+    """The kinds that `auto` tries, strongest first. In reverse order they are lightest first."""
+    return tuple(name for name, row in CATALOGUE.items() if row.automatic)
+
+
+def lightest() -> str:
+    """The isolating kind that starts with the least work."""
+    return automatic()[-1]
+
+
+def check(name: str) -> str:
+    """The name, if it is that of a kind or `auto`; imports none. Raises ConfigError."""
+    if name not in (AUTO, *known()):
+        raise plugins.unknown(ENTRY_POINTS, name, (AUTO, *known()), ConfigError)
+    return name
+
+
+def load(name: str) -> Kind:
+    """A kind by name. Raises ConfigError, also when a user's module cannot be imported."""
+    kind: Kind = plugins.load(ENTRY_POINTS, name, ConfigError, _PLACES)
+    return kind
+
+
+def place(name: str) -> str:
+    """Where a known kind's record is, as `module:attribute`."""
+    return _PLACES.get(name) or plugins.registered(ENTRY_POINTS)[name].value
+
+
+def capable(can: Callable[[Kind], bool]) -> str:
+    """Our kinds that can do something, for errors."""
+    return " or ".join(name for name in CATALOGUE if can(load(name)))

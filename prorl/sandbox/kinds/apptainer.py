@@ -26,6 +26,7 @@ import subprocess
 from typing import NoReturn
 
 from prorl.sandbox.images.tree import has_mount_points
+from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
 from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.common import limits_of
 from prorl.sandbox.kinds.image_view import SUPPORT
@@ -36,11 +37,11 @@ from prorl.sandbox.launch.spec import (
     SANDBOX_UID,
     WORKSPACE,
     Launch,
+    Serve,
     interpreter,
     interpreter_roots,
     server_command,
 )
-from prorl.sandbox.launch.zygote import Serve
 
 FLAGS = (
     "--containall",
@@ -75,10 +76,6 @@ FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
 def program() -> str:
     """Apptainer's or Singularity's executable, or an empty string."""
     return shutil.which("apptainer") or shutil.which("singularity") or ""
-
-
-prepare = image_view.prepare
-"""What the zygote computes once for all launchers."""
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -284,3 +281,27 @@ def _make_skeleton(skeleton: str) -> None:
     }.items():
         with open(f"{skeleton}/etc/{name}", "w") as file:
             file.write(text)
+
+
+KIND = Kind(
+    launch=launch,
+    missing=lambda: "" if program() else "neither apptainer nor singularity is installed",
+    fix=(
+        "install Apptainer (configs/install-apptainer.sh on Debian 12) and allow unprivileged user"
+        " namespaces"
+    ),
+    install=make_support,
+    prepare=image_view.prepare,
+    folder=True,
+    zipapp=True,
+    images=True,
+    sif=True,
+    overlays=True,
+    server_can_be_killed=False,
+    enforces=HELD_BY_NAMESPACES,
+    cannot=("CPU share", "bugs of the kernel"),
+    bare=(
+        "apptainer -s exec --userns --containall --cleanenv --no-home --net --network none --bind"
+        " /usr:/usr:ro {folder}/skeleton /bin/true"
+    ),
+)

@@ -11,6 +11,7 @@ import os
 import shutil
 from typing import NoReturn
 
+from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
 from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.rootfs import (
     ETC_FILES,
@@ -29,18 +30,14 @@ from prorl.sandbox.launch.spec import (
     SANDBOX_UID,
     WORKSPACE,
     Launch,
+    Serve,
     interpreter,
     interpreter_roots,
     server_command,
 )
-from prorl.sandbox.launch.zygote import Serve
 
 SERVER = "/opt/prorl/server.pyz"
 NAMESPACES = ["user", "pid", "ipc", "uts", "net"]
-
-
-prepare = image_view.prepare
-"""What the zygote computes once for all launchers."""
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -211,3 +208,18 @@ def _data(content: bytes) -> int:
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+KIND = Kind(
+    launch=launch,
+    missing=lambda: "" if shutil.which("bwrap") else "bwrap is not installed",
+    fix="install bubblewrap (apt-get install bubblewrap) and allow unprivileged user namespaces",
+    prepare=image_view.prepare,
+    folder=False,
+    zipapp=True,
+    images=True,
+    server_can_be_killed=False,
+    enforces=HELD_BY_NAMESPACES,
+    cannot=("CPU share", "bugs of the kernel"),
+    bare="bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev /bin/true",
+)

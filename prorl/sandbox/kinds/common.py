@@ -1,6 +1,4 @@
-"""Steps that several kinds share: joining control groups, dropping to an ordinary uid, limits,
-waiting for the one inside.
-"""
+"""Steps that several kinds share: joining control groups, limits, waiting for the one inside."""
 
 from __future__ import annotations
 
@@ -9,11 +7,9 @@ import resource
 import signal
 from typing import NoReturn
 
-from prorl.linux import calls
 from prorl.sandbox.launch.spec import Launch
 
 MAX_OPEN_FILES = 1024
-OOM_FIRST = "1000"
 OTHER_PROCESSES = 4096
 """Room for all that a user runs besides: without a uid or a user namespace of its own, a sandbox's
 limit counts everything of its user.
@@ -33,26 +29,11 @@ def join_cgroups(launch: Launch) -> None:
             file.write("0")
 
 
-def drop_to(uid: int) -> None:
-    """Become an ordinary user for good, whose processes go first when the machine's memory runs
-    out. PermissionError for uid 0.
+def limits_of(launch: Launch, *, shares_uid: bool = False) -> dict[str, int]:
+    """rlimits of everything inside, by name.
+
+    `shares_uid`: the kernel counts its processes together with all others of its user.
     """
-    with open("/proc/self/oom_score_adj", "w") as file:
-        # before: what a privileged process wrote, an ordinary one cannot lower
-        file.write(OOM_FIRST)
-    if uid >= 0:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    if os.getuid() == 0 or os.geteuid() == 0:
-        raise PermissionError("refusing to run a sandbox as uid 0")
-    # A change of uid makes a process undumpable, and then /proc/self/uid_map belongs to root.
-    calls.prctl(calls.PR_SET_DUMPABLE, 1)
-
-
-def limits_of(launch: Launch) -> dict[str, int]:
-    """rlimits of everything inside, by name."""
-    shares_uid = launch.kind == "local" and launch.uid < 0
     return {
         "RLIMIT_NPROC": launch.processes + (OTHER_PROCESSES if shares_uid else 0),
         "RLIMIT_AS": launch.memory_bytes,
@@ -64,9 +45,9 @@ def limits_of(launch: Launch) -> dict[str, int]:
     }
 
 
-def set_limits(launch: Launch) -> None:
+def set_limits(launch: Launch, *, shares_uid: bool = False) -> None:
     """Set them on this process for good; a process can only lower its limits."""
-    for name, value in limits_of(launch).items():
+    for name, value in limits_of(launch, shares_uid=shares_uid).items():
         which = getattr(resource, name)
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)

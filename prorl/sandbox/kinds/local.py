@@ -20,16 +20,17 @@ from typing import NoReturn
 
 from prorl.linux import calls, procfs
 from prorl.linux.forked import EXIT_CRASHED, Forked
+from prorl.sandbox.kind import Kind
 from prorl.sandbox.kinds import hidden
-from prorl.sandbox.kinds.common import drop_to, exit_like, join_cgroups, set_limits
+from prorl.sandbox.kinds.common import exit_like, join_cgroups, set_limits
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
     Launch,
+    Serve,
     interpreter,
     server_config,
 )
-from prorl.sandbox.launch.zygote import Serve
 
 WATCHED = {signal.SIGTERM, signal.SIGCHLD}
 
@@ -60,9 +61,9 @@ def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> N
     with Forked(status_fd):
         guardian = os.getppid()
         os.setsid()
-        drop_to(launch.uid)
+        calls.drop_to(launch.uid)
         calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
-        set_limits(launch)
+        set_limits(launch, shares_uid=launch.uid < 0)
         seccomp.install()
         calls.die_with_parent(signal.SIGKILL)
         if os.getppid() != guardian:
@@ -141,3 +142,23 @@ def _kill_descendants() -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+KIND = Kind(
+    launch=launch,
+    fix=(
+        "run as root (a uid of its own per sandbox), or make the Python interpreter readable by"
+        " other users"
+    ),
+    folder=True,
+    zipapp=False,
+    images=False,
+    sized=False,
+    server_can_be_killed=True,
+    enforces=(
+        "processes, size of a file, open files, memory of one process",
+        "everything inside ends with it",
+    ),
+    cannot=("network", "readable files of the host", "/tmp", "CPU share", "bugs of the kernel"),
+    bare="/bin/true",
+)

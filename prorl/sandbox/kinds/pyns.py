@@ -26,7 +26,8 @@ from typing import NoReturn
 
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
-from prorl.sandbox.kinds.common import drop_to, guard, join_cgroups, set_limits
+from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
+from prorl.sandbox.kinds.common import guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
@@ -35,9 +36,9 @@ from prorl.sandbox.launch.spec import (
     SANDBOX_UID,
     WORKSPACE,
     Launch,
+    Serve,
     server_config,
 )
-from prorl.sandbox.launch.zygote import Serve
 
 NAMESPACES = (
     calls.CLONE_NEWUSER
@@ -50,18 +51,13 @@ NAMESPACES = (
 )
 
 
-def prepare() -> None:
-    """In the zygote."""
-    steps()
-
-
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the launcher of one sandbox."""
     join_cgroups(launch)
     # root can open what the ordinary uid cannot reach
     sources = open_sources(launch) if launch.uid >= 0 else []
     parent = os.getppid()
-    drop_to(launch.uid)
+    calls.drop_to(launch.uid)
     # inside the new namespace both read as nobody until they are mapped
     uid, gid = os.getuid(), os.getgid()
     calls.unshare(NAMESPACES)
@@ -154,3 +150,23 @@ def _read(path: str) -> str:
         return os.read(fd, 64).decode().strip()
     finally:
         os.close(fd)
+
+
+KIND = Kind(
+    launch=launch,
+    fix=(
+        "allow unprivileged user namespaces: sysctl user.max_user_namespaces (and"
+        " kernel.apparmor_restrict_unprivileged_userns=0)"
+    ),
+    prepare=steps,
+    folder=False,
+    zipapp=False,
+    images=False,
+    server_can_be_killed=False,
+    enforces=HELD_BY_NAMESPACES,
+    cannot=("CPU share", "bugs of the kernel"),
+    bare=(
+        "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc"
+        " /bin/true"
+    ),
+)

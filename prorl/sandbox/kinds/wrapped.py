@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kinds import image_view
-from prorl.sandbox.kinds.common import drop_to, exit_like, guard, join_cgroups, set_limits
+from prorl.sandbox.kinds.common import exit_like, guard, join_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -102,7 +102,7 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
         return pid
     os.close(alive_write)
     calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
-    drop_to(launch.uid)
+    calls.drop_to(launch.uid)
     calls.die_with_parent(signal.SIGKILL)
     if select.select([alive_read], [], [], 0)[0]:
         os._exit(1)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 WORKSPACE = "/workspace"
 """The agent's folder inside namespace sandboxes."""
@@ -19,6 +20,18 @@ BIN = "/opt/prorl/bin"
 """Inside: `python` and `python3` that work whatever the image holds."""
 BASE_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 SANDBOX_UID = 1000
+
+Serve = Callable[[int, int, dict[str, Any]], None]
+"""The tool server's `serve(listener_fd, status_fd, config)`, for kinds that fork it."""
+
+
+class Launcher(Protocol):
+    """Turns a forked child of the zygote into a sandbox; it, or the tool server that it starts,
+    writes `ok` or `error: ...` to the status pipe.
+    """
+
+    def __call__(self, launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
+        """Never returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

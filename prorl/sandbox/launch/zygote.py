@@ -20,31 +20,25 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from prorl.linux import calls, procfs
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     Launch,
+    Launcher,
+    Serve,
     interpreter,
     interpreter_roots,
     package_folders,
 )
 
-Serve = Callable[[int, int, dict[str, Any]], None]
+if TYPE_CHECKING:
+    from prorl.sandbox.kind import Kind
+
 MESSAGE_BYTES = 64 << 10
-
-
-class Launcher(Protocol):
-    """`prorl/sandbox/kinds/*.py`: turns a forked child into a sandbox; writes `ok` or `error: ...`
-    to the status pipe.
-    """
-
-    def __call__(self, launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-        """Never returns."""
 
 
 class Zygote:
@@ -140,7 +134,7 @@ class Zygote:
 
 
 def main() -> None:
-    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND...`."""
+    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND=MODULE:ATTRIBUTE...`."""
     control_fd, parent, module, *kinds = sys.argv[1:]
     calls.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):
@@ -149,19 +143,27 @@ def main() -> None:
     server = importlib.import_module(module)
     server.preload()
     serve: Serve = server.serve
-    modules = {kind: importlib.import_module(f"prorl.sandbox.kinds.{kind}") for kind in kinds}
+    loaded = {name: _load(place) for name, _, place in (kind.partition("=") for kind in kinds)}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     os.chdir("/")
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
-    prepares = [module.prepare for module in modules.values() if hasattr(module, "prepare")]
-    for known in (seccomp.loaded, interpreter_roots, interpreter, package_folders, *prepares):
+    for known in (seccomp.loaded, interpreter_roots, interpreter, package_folders):
         known()  # computed once here, inherited by every launcher
+    for kind in loaded.values():
+        kind.prepare()
     gc.collect()
     gc.freeze()  # keeps the collector from writing to pages that all children share
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
-    Zygote(control, serve, {kind: module.launch for kind, module in modules.items()}).run()
+    Zygote(control, serve, {name: kind.launch for name, kind in loaded.items()}).run()
+
+
+def _load(place: str) -> Kind:
+    """A kind's record from its `module:attribute`."""
+    module, _, attribute = place.partition(":")
+    kind: Kind = getattr(importlib.import_module(module), attribute)
+    return kind
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from prorl.sandbox.launch.spec import Launch
@@ -32,14 +32,14 @@ class Exit(NamedTuple):
 
 
 class ZygoteClient:
-    """One zygote process.
+    """One zygote process, for kinds by name with the place of their record (`module:attribute`).
 
     `on_started(id, pid)`, `on_exit(id, Exit)` and `on_lost()` are called in the loop.
     """
 
     def __init__(
         self,
-        kinds: tuple[str, ...],
+        kinds: Mapping[str, str],
         on_started: Callable[[str, int], None],
         on_exit: Callable[[str, Exit], None],
         on_lost: Callable[[], None],
@@ -66,10 +66,12 @@ class ZygoteClient:
             str(theirs.fileno()),
             str(os.getpid()),
             TOOL_SERVER,
-            *self._kinds,
+            *(f"{name}={place}" for name, place in self._kinds.items()),
         ]
         # A minimal environment: what the zygote has, /proc/1/environ shows inside every sandbox.
         env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+        if not all(place.startswith("prorl.") for place in self._kinds.values()):
+            env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # where a user's kind may be
         self._process = subprocess.Popen(
             argv, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
         )

@@ -32,11 +32,13 @@ from typing import Any
 
 from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
 from prorl.linux import calls
+from prorl.sandbox import kinds
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import Pool
-from prorl.sandbox.node.snapshots import Outcome, Snapshots
-from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
+from prorl.sandbox.node.settings import Settings
+from prorl.sandbox.node.snapshots import Snapshots
+from prorl.sandbox.prepared import Outcome
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
@@ -159,8 +161,8 @@ async def serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     kind = await _kind(options.kind)
-    if options.image and not KINDS[kind].images:
-        capable = " or ".join(each for each, traits in KINDS.items() if traits.images)
+    if options.image and not kinds.load(kind).images:
+        capable = kinds.capable(lambda kind: kind.images)
         raise ConfigError(f"image {options.image!r}: sandbox kind {kind} runs none", capable)
     limits = {
         "max_sandboxes": options.max_sandboxes,
@@ -200,9 +202,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--kind",
-        default="auto",
-        choices=["auto", *KINDS],
-        help=f"auto = first that works of {AUTO_ORDER}",
+        default=kinds.AUTO,
+        help=f"{', '.join(kinds.known())}; auto = first that works of {kinds.automatic()}",
     )
     parser.add_argument("--node-id", default="local")
     parser.add_argument("--parent-pid", type=int, default=0, help="die with this process")

@@ -18,8 +18,8 @@ from pathlib import Path
 from prorl.linux.procfs import start_ticks
 from prorl.sandbox.node import cgroups
 from prorl.sandbox.node.paths import SocketFolder, orphans
-from prorl.sandbox.node.trees import remove_tree
 from prorl.sandbox.node.uids import Uids, kill_uid
+from prorl.sandbox.trees import remove_tree
 
 GONE_S = 5.0
 REMOVALS, REMOVE_AGAIN_S = 5, 1.0

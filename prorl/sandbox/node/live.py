@@ -7,9 +7,9 @@ import os
 
 from prorl.linux.forked import EXIT_CRASHED
 from prorl.sandbox.client import Fate
+from prorl.sandbox.kind import Kind
 from prorl.sandbox.launch.zygote_client import Exit
 from prorl.sandbox.node.janitor import Note
-from prorl.sandbox.settings import Traits
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 EXIT_KILLED = 128 + 9
@@ -35,7 +35,7 @@ class Live:
         self.wall: asyncio.TimerHandle | None = None
 
 
-def fate_of_exit(exit_: Exit, traits: Traits, out_of_memory: bool) -> Fate:
+def fate_of_exit(exit_: Exit, kind: Kind, out_of_memory: bool) -> Fate:
     """Who is to blame for a sandbox that ended by itself."""
     if os.WIFSIGNALED(exit_.status):
         return Fate(
@@ -47,6 +47,6 @@ def fate_of_exit(exit_: Exit, traits: Traits, out_of_memory: bool) -> Fate:
         return Fate(FailureCode.SANDBOX_BROKEN, "the sandbox ran out of its memory")
     if code == EXIT_CRASHED:
         return Fate(FailureCode.TOOL_PROTOCOL, "the tool server crashed")
-    if code == EXIT_KILLED and not traits.server_can_be_killed:
+    if code == EXIT_KILLED and not kind.server_can_be_killed:
         return Fate(FailureCode.SANDBOX_LOST, "the tool server was killed from outside")
     return Fate(FailureCode.SANDBOX_BROKEN, f"the tool server ended with exit code {code}")

@@ -21,10 +21,10 @@ from typing import Any
 
 from prorl.errors import SandboxError
 from prorl.linux.procfs import start_ticks
+from prorl.sandbox import kinds
 from prorl.sandbox.client import Fate
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.registry import default_root
-from prorl.sandbox.kinds.apptainer import make_support
 from prorl.sandbox.launch.spec import Launch
 from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
 from prorl.sandbox.node import cgroups, janitor
@@ -32,11 +32,11 @@ from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.node.live import Live, fate_of_exit
 from prorl.sandbox.node.paths import check_socket_path, claim
-from prorl.sandbox.node.trees import remove_tree
+from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
 from prorl.sandbox.node.user_tools import UserTools
 from prorl.sandbox.node.watchdog import Watchdog
-from prorl.sandbox.settings import KINDS, Settings
+from prorl.sandbox.trees import remove_tree
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 BUNDLE = "prorl.tools.bundle"
@@ -65,14 +65,14 @@ class Maker:
         settings: Settings,
         on_end: Callable[[Live, Fate], None],
     ) -> None:
-        self._kind, self._root, self._node_id = kind, root, node_id
-        self._traits = KINDS[kind]
+        self._name, self._kind = kind, kinds.load(kind)
+        self._root, self._node_id = root, node_id
         self._settings = settings
         self._on_end = on_end
         self._support = root / janitor.SUPPORT
         self._user_tools = UserTools(self._support)
         self._images = ImageCache(
-            Path(settings.images) if settings.images else default_root(), self._traits.sif
+            Path(settings.images) if settings.images else default_root(), self._kind.sif
         )
         self._gate = asyncio.Semaphore(settings.parallel_starts)
         self._room = asyncio.Semaphore(settings.max_sandboxes)
@@ -96,17 +96,16 @@ class Maker:
         for path in (self._root / "trash").iterdir():
             self._in_background(janitor.remove_later(path))
         self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
-        if self._traits.zipapp:
+        if self._kind.zipapp:
             self._support.mkdir(mode=0o755, exist_ok=True)
             importlib.import_module(BUNDLE).write(self._support / "server.pyz")
-        if self._kind == "apptainer":
-            make_support(str(self._support))
+            self._kind.install(str(self._support))
         self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
         self._watchdog = Watchdog(
             self.lives,
             self._over,
             memory="memory" not in self._cgroups.enforced,
-            folder=None if self._traits.sized else self._root / "work",
+            folder=None if self._kind.sized else self._root / "work",
         )
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
@@ -116,7 +115,10 @@ class Maker:
 
     def _start_zygote(self) -> None:
         self._zygote = ZygoteClient(
-            (self._kind,), self._on_started, self._on_exit, self._on_zygote_lost
+            {self._name: kinds.place(self._name)},
+            self._on_started,
+            self._on_exit,
+            self._on_zygote_lost,
         )
         self._zygote.start()
 
@@ -128,7 +130,7 @@ class Maker:
     def status(self) -> dict[str, Any]:
         """Counts and names."""
         return {
-            "kind": self._kind,
+            "kind": self._name,
             "live": len(self.lives),
             "ended": self._ended,
             "cpu_s": self._cpu_s,
@@ -157,22 +159,22 @@ class Maker:
                 return await self._make(spec, image)
         except OSError as cause:
             self._room.release()
-            raise SandboxError(FailureCode.SANDBOX_START, f"{self._kind}: {cause}") from cause
+            raise SandboxError(FailureCode.SANDBOX_START, f"{self._name}: {cause}") from cause
         except BaseException:
             self._room.release()
             raise
 
     async def _locate(self, spec: SandboxSpec) -> str:
         image = spec.image or self._settings.image
-        if image and not self._traits.images:
-            capable = " or ".join(kind for kind, traits in KINDS.items() if traits.images)
+        if image and not self._kind.images:
+            capable = kinds.capable(lambda kind: kind.images)
             raise SandboxError(
-                FailureCode.BAD_TASK, f"image {image!r}: kind {self._kind} runs none; use {capable}"
+                FailureCode.BAD_TASK, f"image {image!r}: kind {self._name} runs none; use {capable}"
             )
-        if (spec.overlay_bytes or spec.fakeroot) and not (image and self._traits.overlays):
-            capable = " or ".join(kind for kind, traits in KINDS.items() if traits.overlays)
+        if (spec.overlay_bytes or spec.fakeroot) and not (image and self._kind.overlays):
+            capable = kinds.capable(lambda kind: kind.overlays)
             given = (
-                f"overlay_bytes or fakeroot with kind {self._kind} and"
+                f"overlay_bytes or fakeroot with kind {self._name} and"
                 f" {f'image {image!r}' if image else 'no image'}"
             )
             raise SandboxError(
@@ -204,7 +206,7 @@ class Maker:
         if text != "ok":
             code = FailureCode.BAD_TASK if text.startswith(BAD_TOOL) else FailureCode.SANDBOX_START
             await self.end(live, code, text)
-            raise SandboxError(code, f"{self._kind}: {text or 'the launcher died'}")
+            raise SandboxError(code, f"{self._name}: {text or 'the launcher died'}")
         live.ready = True
         return live
 
@@ -232,7 +234,7 @@ class Maker:
         with ExitStack() as undo:
             uid = self._uids.take()
             undo.callback(self._uids.give, uid)
-            folder = str(self._root / "work" / sandbox_id) if self._traits.folder else ""
+            folder = str(self._root / "work" / sandbox_id) if self._kind.folder else ""
             if folder:
                 os.mkdir(folder, 0o700)
                 undo.callback(remove_tree, folder)
@@ -251,7 +253,7 @@ class Maker:
         )
         launch = Launch(
             sandbox_id=sandbox_id,
-            kind=self._kind,
+            kind=self._name,
             uid=uid,
             image=image,
             tools=spec.tools,
@@ -347,7 +349,7 @@ class Maker:
 
     async def _clean(self, live: Live, exit_: Exit, orphaned: bool) -> None:
         fate = live.ending or fate_of_exit(
-            exit_, self._traits, Cgroups.out_of_memory(live.note.cgroups)
+            exit_, self._kind, Cgroups.out_of_memory(live.note.cgroups)
         )
         live.fate.set_result(fate)
         if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest

@@ -20,7 +20,7 @@ from prorl.errors import ProrlError, SandboxError
 from prorl.sandbox.client import Fate
 from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.maker import Maker
-from prorl.sandbox.settings import Settings
+from prorl.sandbox.node.settings import Settings
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 MAX_FATES = 4096

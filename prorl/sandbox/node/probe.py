@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConfigError, SandboxError
+from prorl.sandbox import kinds
 from prorl.sandbox.client import connected
 from prorl.sandbox.node.pool import Pool
-from prorl.sandbox.settings import AUTO_ORDER, KINDS, Settings
+from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxSpec
 
 PROBE_S = 10.0
@@ -44,24 +45,24 @@ class Probe:
     cannot: tuple[str, ...]
 
 
-async def probe_one(kind: str) -> Probe:
+async def probe_one(name: str) -> Probe:
     """Start one sandbox of this kind and run `true` and `id -u` in it."""
-    traits = KINDS[kind]
+    kind = kinds.load(name)
     try:
-        missing = traits.missing()
+        missing = kind.missing()
         if missing:
             raise ConfigError(missing)
-        status = await _try(kind)
+        status = await _try(name)
     except (SandboxError, ConfigError, OSError) as error:
         return Probe(
-            kind=kind, works=False, reason=str(error), fix=traits.fix, enforces=(), cannot=()
+            kind=name, works=False, reason=str(error), fix=kind.fix, enforces=(), cannot=()
         )
-    enforces, cannot = traits.enforces, traits.cannot
+    enforces, cannot = kind.enforces, kind.cannot
     enforces = (*enforces, *(what for (by, name), what in ADDED.items() if name in status[by]))
     if CPU_IF_ASKED in enforces:
         cannot = tuple(what for what in cannot if what != "CPU share")
     return Probe(
-        kind=kind,
+        kind=name,
         works=True,
         reason="ran a command as an ordinary user",
         fix="",
@@ -72,17 +73,15 @@ async def probe_one(kind: str) -> Probe:
 
 async def probe() -> list[Probe]:
     """Every kind, strongest first."""
-    return [await probe_one(kind) for kind in KINDS]
+    return [await probe_one(name) for name in kinds.known()]
 
 
-async def choose(kind: str = "auto") -> str:
+async def choose(kind: str = kinds.AUTO) -> str:
     """The strongest kind that works, or the one asked for.
 
     Raises ConfigError with one clear line.
     """
-    if kind != "auto":
-        if kind not in KINDS:
-            raise ConfigError(f"sandbox kind {kind!r}", f"auto, {', '.join(KINDS)}")
+    if kinds.check(kind) != kinds.AUTO:
         found = await probe_one(kind)
         if not found.works:
             raise ConfigError(
@@ -90,14 +89,14 @@ async def choose(kind: str = "auto") -> str:
             )
         return kind
     reasons = []
-    for candidate in AUTO_ORDER:
+    for candidate in kinds.automatic():
         found = await probe_one(candidate)
         if found.works:
             return candidate
         reasons.append(f"{candidate}: {found.reason}")
     raise ConfigError(
         f"no sandbox works here ({'; '.join(reasons)})",
-        "one of " + ", ".join(AUTO_ORDER),
+        "one of " + ", ".join(kinds.automatic()),
         "run `prorl doctor` for fixes; `local` isolates little and must be asked for",
     )
 

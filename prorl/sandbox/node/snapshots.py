@@ -1,9 +1,9 @@
 """Who prepares a workspace, and where its copy lies: one maker per key at a time, everybody else
 waits for the outcome.
 
-    claim(key) -> Place(path, "make")      nobody has it: prepare, write a snapshot to the path, settle
-               -> Place(path, "copy")      restore from the path, settle
-               -> Place("", "plain")       not worth keeping: prepare without a word
+    claim(key) -> Answer(path, "make")      nobody has it: prepare, write a snapshot to the path, settle
+               -> Answer(path, "copy")      restore from the path, settle
+               -> Answer("", "plain")       not worth keeping: prepare without a word
 
     settle(kept | given_up | plain)        a maker that gives up, or whose connection ends, leaves the key to the next who waits
 
@@ -17,29 +17,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.sandbox.node.trees import remove_tree
+from prorl.sandbox.prepared import Outcome
+from prorl.sandbox.trees import remove_tree
 
 MAX_PLAIN = 4096
 """Keys remembered as not worth keeping."""
 
 
-class Outcome(StrEnum):
-    """What a claim came to."""
-
-    KEPT = "kept"
-    """The snapshot is written, or was copied."""
-    GIVEN_UP = "given_up"
-    """The work failed."""
-    PLAIN = "plain"
-    """A copy would cost as much as the work, or be too large."""
-
-
-class Place(NamedTuple):
-    """Answer to a claim."""
+class Answer(NamedTuple):
+    """To a claim."""
 
     path: str
     what: str
@@ -85,7 +74,7 @@ class Snapshots:
         """Remove all; idempotent."""
         remove_tree(str(self._folder))
 
-    async def claim(self, name: str, key: str) -> Place:
+    async def claim(self, name: str, key: str) -> Answer:
         """The answer for a key;
 
         `name` is what `settle` will be told. Waits while somebody makes it.
@@ -99,17 +88,17 @@ class Snapshots:
         finally:
             del self._waiting[name]
         if key in self._plain:
-            return Place("", "plain")
+            return Answer("", "plain")
         snapshot = self._kept.get(key)
         if snapshot is None:
             self._making[key] = asyncio.Event()
             snapshot = _Snapshot(self._folder / str(next(self._serial)))
             self._claims[name] = _Claim(key, snapshot, True)
-            return Place(str(snapshot.path), "make")
+            return Answer(str(snapshot.path), "make")
         self._kept.move_to_end(key)
         snapshot.pins += 1
         self._claims[name] = _Claim(key, snapshot, False)
-        return Place(str(snapshot.path), "copy")
+        return Answer(str(snapshot.path), "copy")
 
     def settle(self, name: str, outcome: Outcome) -> None:
         """A claim came to its end, or is not wanted any more.

@@ -1,0 +1,75 @@
+"""What a kind of sandbox is to sandboxd: one record, which `kinds/*.py` fill in.
+
+A kind's module is imported by sandboxd, which asks the record what the kind can do, and by the
+zygote, which forks from it: so it imports nothing heavy, and does nothing at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prorl.sandbox.launch.spec import Launcher
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _no_work() -> None:
+    pass
+
+
+def _no_files(folder: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How sandboxes of one kind start, what they can run, and what holds them."""
+
+    launch: Launcher
+    """Turns a forked child of the zygote into a sandbox."""
+    missing: Callable[[], str] = _nothing
+    """What the machine lacks for this kind, seen without running it; empty = nothing."""
+    fix: str
+    """What to do when the kind does not work."""
+    install: Callable[[str], None] = _no_files
+    """Once in a sandboxd, before its first sandbox: files that all of them share, in the folder
+    that holds the tool server's zipapp.
+    """
+    prepare: Callable[[], object] = _no_work
+    """Once in the zygote: whatever is equal in all launchers that it forks."""
+    folder: bool
+    """Needs a folder on the host."""
+    zipapp: bool
+    """Runs the tool server as a program instead of forking it."""
+    images: bool
+    """Can run an image (a folder) instead of the host's /usr."""
+    sif: bool = False
+    """Can run a .sif that could not be unpacked."""
+    overlays: bool = False
+    """Can let an image be written over, and be root of it."""
+    sized: bool = True
+    """Whether its workspace is of a size that the kernel holds; else the watchdog looks after it.
+    """
+    server_can_be_killed: bool
+    """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
+    enforces: tuple[str, ...]
+    cannot: tuple[str, ...]
+    bare: str
+    """For benchmarks: the kind's own launcher with the same walls around `true`; `{folder}` is one
+    that `install` has filled.
+    """
+
+
+HELD_BY_NAMESPACES = (
+    "files, processes, network, IPC and host name of the host are out of reach",
+    "no privileges, no nested user namespaces",
+    "sized workspace, /tmp and /dev/shm",
+    "processes, size of a file, open files, memory of one process",
+    "everything inside ends with it",
+)
+"""What a kind enforces that has namespaces of its own."""

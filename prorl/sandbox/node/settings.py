@@ -1,0 +1,30 @@
+"""What sandboxd can be told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Limits of one node."""
+
+    max_sandboxes: int = 512
+    """Alive at once, warm and reserved ones included; more wait."""
+    parallel_starts: int = field(default_factory=lambda: max(8, 2 * len(os.sched_getaffinity(0))))
+    """Starting at once.
+
+    A start waits for the kernel about half of its time; beyond four a core each takes longer and
+    none comes sooner.
+    """
+    warm: int = 1
+    """Kept ready for each of the last few specs that were asked for."""
+    snapshot_bytes: int = 2 << 30
+    """Prepared workspaces kept on disk for siblings of a task."""
+    cgroups: bool = True
+    """Use control groups where they can be used."""
+    images: str = ""
+    """Folder of this node's image registry; empty = the user's cache folder."""
+    image: str = ""
+    """Image of specs that name none; empty = the host's /usr, read-only."""

@@ -1,0 +1,63 @@
+"""The table of sandbox kinds: one owner of each fact, users' kinds beside ours."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.settings import service_settings
+from prorl.errors import ConfigError
+from prorl.sandbox import kinds
+from prorl.sandbox.node.probe import choose, probe_one
+from tests.user_package import installed
+
+ROOM = Path(__file__).parents[2] / "prorl"
+MICROVM = """
+    from dataclasses import replace
+
+    from prorl.sandbox.kinds.local import KIND as LOCAL
+
+    KIND = replace(LOCAL, fix="buy one")
+    ABSENT = replace(LOCAL, missing=lambda: "no /dev/kvm", fix="buy one")
+"""
+
+
+@pytest.mark.parametrize("name", kinds.CATALOGUE)
+def test_every_row_has_a_kind(name: str) -> None:
+    kind = kinds.load(name)
+    assert callable(kind.launch)
+    assert all((kind.fix, kind.cannot, kind.bare))
+
+
+def test_a_kind_is_named_nowhere_but_in_its_own_file() -> None:
+    """What a kind needs or can do is asked of its record, never decided by its name."""
+    names = "|".join(kinds.CATALOGUE)
+    decided = re.compile(rf"""([=!]=|\bin\b)\s*\(?["'](?:{names})["']|case ["'](?:{names})["']""")
+    found = [
+        f"{path.relative_to(ROOM)}: {line.strip()}"
+        for path in ROOM.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if decided.search(line) and path.stem not in kinds.CATALOGUE
+    ]
+    assert not found
+
+
+def test_a_wrong_kind_is_refused_before_anything_is_started() -> None:
+    with pytest.raises(ConfigError, match=r"'pyn'; expected one of .*did you mean 'pyns'\?"):
+        service_settings({"sandbox": {"kind": "pyn"}}, None)
+
+
+async def test_a_users_kind_is_probed_and_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {"microvm": "vms:KIND", "absent": "vms:ABSENT"}
+    with installed(
+        tmp_path, "vms", {"vms.py": MICROVM}, {"prorl.sandbox_kinds": points}, monkeypatch
+    ):
+        assert kinds.known() == (*kinds.CATALOGUE, "microvm", "absent")
+        assert "microvm" not in kinds.automatic()
+        found = await probe_one("absent")
+        assert (found.works, found.reason, found.fix) == (False, "no /dev/kvm", "buy one")
+        assert await choose("microvm") == "microvm"
