@@ -1,9 +1,7 @@
 """Records <-> rows: each conversion is one function, and all of them are here.
 
 A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values,
-which `prorl.rows.grow` converts for many rows at once. Token ids and logprobs are copied once from
-numpy into Arrow buffers and are never Python lists. `validate_sequences` states what a valid
-sequence is; `row_hashes` what "equal rows" means.
+which `prorl.rows.grow` converts for many rows at once. Token sequences: `prorl/sequences.py`.
 """
 
 from __future__ import annotations
@@ -12,20 +10,19 @@ import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 from operator import attrgetter
-from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
 from prorl.errors import SchemaError
-from prorl.rows import TO_RAN, TO_READY, TO_SCORED, Added, Row
-from prorl.schema import LEASED, REWARD_PART, SEQUENCE, TURN
+from prorl.rows import Added, EdgeColumns, Row
+from prorl.schema import LEASED, RAN, READY, REWARD_PART, SCORED, TURN
+from prorl.sequences import sequence_values
 from prorl.types import (
     AttemptKey,
     Failure,
+    FailureClass,
     FailureCode,
     Json,
     Message,
@@ -33,8 +30,7 @@ from prorl.types import (
     SamplingParams,
     SandboxRef,
     Score,
-    Sequence,
-    SpanKind,
+    StopReason,
     Task,
     ToolCall,
     ToolSpec,
@@ -70,6 +66,65 @@ class Ready:
     sandbox: SandboxRef
     prompt: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
+
+
+Values = tuple[Json, ...]
+"""Of one struct, in the order of its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyColumns(Added):
+    """What INIT adds."""
+
+    columns = EdgeColumns.between(LEASED, READY)
+    sandbox: SandboxRef
+    prompt: list[Values]
+    tools: str
+    init_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanColumns(Added):
+    """What RUN adds."""
+
+    columns = EdgeColumns.between(READY, RAN)
+    sequences: list[Values]
+    turns: list[Values]
+    messages: list[Values]
+    artefact: bytes
+    artefact_digest: str
+    stop_reason: StopReason
+    failure_class: FailureClass
+    failure_code: FailureCode
+    failure_message: str
+    run_s: float
+    llm_s: float
+    tool_s: float
+
+    @property
+    def failure(self) -> Failure:
+        """What ended the attempt other than well."""
+        return Failure(code=self.failure_code, message=self.failure_message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredColumns(Added):
+    """What EVAL adds."""
+
+    columns = EdgeColumns.between(RAN, SCORED)
+    scored: bool
+    reward: float
+    reward_parts: list[Values]
+    grader_log: str
+    eval_failure_class: FailureClass
+    eval_failure_code: FailureCode
+    eval_failure_message: str
+    eval_s: float
+
+    @property
+    def failure(self) -> Failure:
+        """Why there is no score."""
+        return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
 
 
 _TASK_FIELDS = tuple(field.name for field in fields(Task))
@@ -169,10 +224,14 @@ def read_key(row: Row) -> AttemptKey:
 
 def ready_columns(
     *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float
-) -> Added:
+) -> ReadyColumns:
     """LEASED -> READY."""
-    specs = orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]"
-    return Added(TO_READY, (sandbox, [_message_values(m) for m in prompt], specs, init_s))
+    return ReadyColumns(
+        sandbox=sandbox,
+        prompt=[_message_values(m) for m in prompt],
+        tools=orjson.dumps([spec._asdict() for spec in tools]).decode() if tools else "[]",
+        init_s=init_s,
+    )
 
 
 def read_ready(row: Row) -> Ready:
@@ -190,7 +249,7 @@ def read_sandbox(row: Row) -> SandboxRef:
     return SandboxRef(**row.value("sandbox"))
 
 
-def _message_values(message: Message) -> tuple[Json, ...]:
+def _message_values(message: Message) -> Values:
     """In the order of MESSAGE."""
     calls = (
         orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
@@ -216,24 +275,23 @@ def read_message(value: dict[str, Json]) -> Message:
     )
 
 
-def ran_columns(trajectory: Trajectory, *, run_s: float) -> Added:
+def ran_columns(trajectory: Trajectory, *, run_s: float) -> RanColumns:
     """READY -> RAN."""
     failure = trajectory.failure
-    values = (
-        [_sequence_values(s) for s in trajectory.sequences],
-        [_turn_values(turn) for turn in trajectory.turns],
-        [_message_values(m) for m in trajectory.messages],
-        trajectory.artefact,
-        artefact_digest(trajectory.artefact),
-        trajectory.stop_reason,
-        failure.failure_class,
-        failure.code,
-        failure.message,
-        run_s,
-        trajectory.llm_s,
-        trajectory.tool_s,
+    return RanColumns(
+        sequences=[sequence_values(s) for s in trajectory.sequences],
+        turns=[_turn_values(turn) for turn in trajectory.turns],
+        messages=[_message_values(m) for m in trajectory.messages],
+        artefact=trajectory.artefact,
+        artefact_digest=artefact_digest(trajectory.artefact),
+        stop_reason=trajectory.stop_reason,
+        failure_class=failure.failure_class,
+        failure_code=failure.code,
+        failure_message=failure.message,
+        run_s=run_s,
+        llm_s=trajectory.llm_s,
+        tool_s=trajectory.tool_s,
     )
-    return Added(TO_RAN, values)
 
 
 def artefact_digest(artefact: bytes) -> str:
@@ -241,24 +299,18 @@ def artefact_digest(artefact: bytes) -> str:
     return hashlib.blake2b(artefact, digest_size=16).hexdigest()
 
 
-def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> Added:
+def scored_columns(*, score: Score | None, failure: Failure, eval_s: float) -> ScoredColumns:
     """RAN -> SCORED; `score` is None for rows that pass unscored."""
-    reward, parts, grader_log = (
-        (score.reward, [_part_values(part) for part in score.parts], score.log)
-        if score
-        else (0.0, [], "")
+    return ScoredColumns(
+        scored=score is not None,
+        reward=score.reward if score else 0.0,
+        reward_parts=[_part_values(part) for part in score.parts] if score else [],
+        grader_log=score.log if score else "",
+        eval_failure_class=failure.failure_class,
+        eval_failure_code=failure.code,
+        eval_failure_message=failure.message,
+        eval_s=eval_s,
     )
-    values = (
-        score is not None,
-        reward,
-        parts,
-        grader_log,
-        failure.failure_class,
-        failure.code,
-        failure.message,
-        eval_s,
-    )
-    return Added(TO_SCORED, values)
 
 
 def read_failure(row: Row, prefix: str = "") -> Failure:
@@ -267,178 +319,3 @@ def read_failure(row: Row, prefix: str = "") -> Failure:
         code=FailureCode(row.value(f"{prefix}failure_code")),
         message=row.value(f"{prefix}failure_message"),
     )
-
-
-_SEQUENCE_NAMES = (
-    "token_ids_L",
-    "logprobs_C",
-    "span_end_S",
-    "span_kind_S",
-    "span_version_S",
-    "span_turn_S",
-    "span_temperature_S",
-)
-_sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
-
-
-def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
-    """Sequences as SEQUENCE structs."""
-    return pa.array([_sequence_values(s) for s in sequences], SEQUENCE)
-
-
-def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
-    """SEQUENCE structs (or `sequences` rows as structs) as records that share Arrow's memory."""
-    columns = [values.field(f.name) for f in SEQUENCE]
-    return tuple(
-        Sequence(
-            segment=columns[0][i].as_py(),
-            **{
-                name: column[i].values.to_numpy(zero_copy_only=False)
-                for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)
-            },
-        )
-        for i in range(len(values))
-    )
-
-
-def validate_sequences(batch: pa.RecordBatch) -> list[str]:
-    """One text per row of a `sequences` batch: empty if valid, else what is wrong.
-
-    Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
-    `len(logprobs)`; every logprob is finite and <= 0; context has no version, what trains has one;
-    the reward is finite; nothing is null.
-    """
-    nulls = [name for name in batch.schema.names if batch.column(name).null_count]
-    if nulls:
-        return [f"null in {', '.join(nulls)}"] * batch.num_rows
-    return (
-        [""] * batch.num_rows
-        if _is_valid(batch)
-        else [_problem(batch, i) for i in range(batch.num_rows)]
-    )
-
-
-def _is_valid(batch: pa.RecordBatch) -> bool:
-    """Whether every row is valid, looked at all at once;
-
-    `_problem` says of one row what is wrong.
-    """
-
-    def flat(name: str) -> np.ndarray[Any, Any]:
-        return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-    def lengths(name: str) -> np.ndarray[Any, Any]:
-        return np.diff(batch.column(name).offsets.to_numpy())
-
-    nested = (batch.column(name).flatten().null_count for name in _LISTS)
-    num_spans, num_tokens = lengths("span_end"), lengths("token_ids")
-    if (
-        any(nested)
-        or (num_spans == 0).any()
-        or any((lengths(name) != num_spans).any() for name in _SPANS)
-    ):
-        return False
-    ends, sampled, logprobs = (
-        flat("span_end"),
-        flat("span_kind") >= SpanKind.TRAINED,
-        flat("logprobs"),
-    )
-    last = np.cumsum(num_spans) - 1
-    widths = np.diff(ends, prepend=0)
-    widths[last[:-1] + 1] = ends[last[:-1] + 1]
-    num_sampled = (
-        np.add.reduceat(np.where(sampled, widths, 0), last - num_spans + 1)
-        if len(last)
-        else num_spans
-    )
-    return bool(
-        (num_tokens > 0).all()
-        and (widths > 0).all()
-        and (ends[last] == num_tokens).all()
-        and (num_sampled == lengths("logprobs")).all()
-        and (np.isfinite(logprobs) & (logprobs <= 0)).all()
-        and _versions_fit(flat("span_kind"), flat("span_version"))
-        and np.isfinite(batch.column("reward").to_numpy()).all()
-    )
-
-
-def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
-    """What trains says which weights sampled it; what was sampled and does not train may not know."""
-    lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
-    return bool((versions >= lowest).all() and (versions[kinds == SpanKind.CONTEXT] == -1).all())
-
-
-_SPANS = ("span_end", "span_kind", "span_version", "span_turn", "span_temperature")
-_LISTS = ("token_ids", "logprobs", *_SPANS)
-
-
-def _problem(batch: pa.RecordBatch, i: int) -> str:
-    def values(name: str) -> np.ndarray[Any, Any]:
-        array = batch.column(name)[i].values
-        if array.null_count:
-            return np.zeros(0)
-        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-    num_tokens = len(values("token_ids"))
-    ends, kinds, versions, logprobs = (
-        values("span_end"),
-        values("span_kind"),
-        values("span_version"),
-        values("logprobs"),
-    )
-    widths = np.diff(ends, prepend=0)
-    sampled = kinds >= SpanKind.TRAINED
-    if num_tokens == 0 or len(ends) == 0:
-        return "no tokens"
-    if ends[-1] != num_tokens or (widths <= 0).any():
-        return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
-    if (
-        not len(ends)
-        == len(kinds)
-        == len(versions)
-        == len(values("span_turn"))
-        == len(values("span_temperature"))
-    ):
-        return "span lists differ in length"
-    if int(widths[sampled].sum()) != len(logprobs):
-        return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
-    if not (np.isfinite(logprobs) & (logprobs <= 0)).all():
-        return "a logprob is not finite or above 0"
-    if not _versions_fit(kinds, versions):
-        return "a version on context, or none on tokens that train"
-    return "" if np.isfinite(batch.column("reward")[i].as_py()) else "the reward is not finite"
-
-
-def row_hashes(batch: pa.RecordBatch) -> list[str]:
-    """BLAKE2b-128 of each row by value: independent of slicing, chunking, offsets and IPC layout.
-
-    >>> import pyarrow as pa
-    >>> batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([[1], [2, 3]])})
-    >>> row_hashes(batch)[1] == row_hashes(batch.slice(1))[0]
-    True
-    """
-    columns = [_row_bytes(column) for column in batch.columns]
-    digests = []
-    for parts in zip(*columns, strict=True):
-        digest = hashlib.blake2b(digest_size=16)
-        for part in parts:
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
-        digests.append(digest.hexdigest())
-    return digests
-
-
-def _row_bytes(column: pa.Array) -> list[bytes]:
-    dtype = column.type
-    if (
-        pa.types.is_list(dtype)
-        and pa.types.is_primitive(dtype.value_type)
-        and not column.null_count
-    ):
-        offsets = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
-        flat = np.ascontiguousarray(column.flatten().to_numpy(zero_copy_only=False))
-        return [flat[a:b].tobytes() for a, b in pairwise(offsets)]
-    if (pa.types.is_integer(dtype) or pa.types.is_floating(dtype)) and not column.null_count:
-        flat = np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
-        return [value.tobytes() for value in flat]
-    return [repr(value).encode() for value in column.to_pylist()]

@@ -9,15 +9,17 @@ on together without a copy. The price: a message stays in memory as long as one 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from operator import attrgetter
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from prorl.schema import LEASED, RAN, READY, SCORED
-from prorl.types import Json
+from prorl.types import NO_FAILURE, Failure, Json
 
 
 class Row(NamedTuple):
@@ -27,8 +29,8 @@ class Row(NamedTuple):
     place: int
 
     @property
-    def alone(self) -> pa.RecordBatch:
-        """As a batch of one row, sharing memory."""
+    def as_batch(self) -> pa.RecordBatch:
+        """A batch of one row, sharing memory."""
         return self.batch.slice(self.place, 1)
 
     def value(self, name: str) -> Json:
@@ -57,40 +59,40 @@ def stack(parts: Sequence[Row]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class EdgeColumns:
     """What one edge has more than the edge before it."""
 
     schema: pa.Schema
     """Of the edge."""
     added: pa.StructType
-    places: dict[str, int]
-    """Of each added column among the added ones."""
+    values: Callable[[Added], tuple[Json, ...]]
+    """Of what a stage adds, in the order of `added`."""
 
     @classmethod
-    def between(cls, before: pa.Schema, after: pa.Schema) -> Step:
+    def between(cls, before: pa.Schema, after: pa.Schema) -> EdgeColumns:
         """From one edge's schema to the next one's."""
         fields = list(after)[len(before) :]
-        return cls(after, pa.struct(fields), {field.name: i for i, field in enumerate(fields)})
+        return cls(after, pa.struct(fields), attrgetter(*(field.name for field in fields)))
 
 
-TO_READY, TO_RAN, TO_SCORED = (
-    Step.between(LEASED, READY),
-    Step.between(READY, RAN),
-    Step.between(RAN, SCORED),
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What a stage adds to one row: a record with a field for each added column, of its name.
 
-
-class Added(NamedTuple):
-    """What a stage adds to one row: values in the order of the step's columns, structs as tuples in
-    the order of their fields.
+    Structs are records or tuples in the order of their fields.
     """
 
-    step: Step
-    values: tuple[Json, ...]
+    columns: ClassVar[EdgeColumns]
 
-    def value(self, name: str) -> Json:
-        """Of an added column."""
-        return self.values[self.step.places[name]]
+    @property
+    def failure(self) -> Failure:
+        """What this stage itself says went wrong."""
+        return NO_FAILURE
+
+    @property
+    def values(self) -> tuple[Json, ...]:
+        """In the order of the added columns."""
+        return self.columns.values(self)
 
     @property
     def num_bytes(self) -> int:
@@ -103,9 +105,9 @@ def grow(before: Sequence[Row], added: Sequence[Added]) -> pa.RecordBatch:
 
     Raises what Arrow raises for values that are not of their columns' types.
     """
-    step = added[0].step
-    columns = pa.array([one.values for one in added], step.added).flatten()
-    return pa.RecordBatch.from_arrays([*stack(before).columns, *columns], schema=step.schema)
+    edge = added[0].columns
+    columns = pa.array([one.values for one in added], edge.added).flatten()
+    return pa.RecordBatch.from_arrays([*stack(before).columns, *columns], schema=edge.schema)
 
 
 def _weight(values: Iterable[Json]) -> int:
@@ -119,3 +121,38 @@ def _weight(values: Iterable[Json]) -> int:
         else:
             total += value.nbytes if isinstance(value, np.ndarray) else 8
     return total
+
+
+def row_hashes(batch: pa.RecordBatch) -> list[str]:
+    """BLAKE2b-128 of each row by value: independent of slicing, chunking, offsets and IPC layout.
+
+    >>> import pyarrow as pa
+    >>> batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([[1], [2, 3]])})
+    >>> row_hashes(batch)[1] == row_hashes(batch.slice(1))[0]
+    True
+    """
+    columns = [_row_bytes(column) for column in batch.columns]
+    digests = []
+    for parts in zip(*columns, strict=True):
+        digest = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        digests.append(digest.hexdigest())
+    return digests
+
+
+def _row_bytes(column: pa.Array) -> list[bytes]:
+    dtype = column.type
+    if (
+        pa.types.is_list(dtype)
+        and pa.types.is_primitive(dtype.value_type)
+        and not column.null_count
+    ):
+        offsets = (column.offsets.to_numpy() - column.offsets[0].as_py()).tolist()
+        flat = np.ascontiguousarray(column.flatten().to_numpy(zero_copy_only=False))
+        return [flat[a:b].tobytes() for a, b in pairwise(offsets)]
+    if (pa.types.is_integer(dtype) or pa.types.is_floating(dtype)) and not column.null_count:
+        flat = np.ascontiguousarray(column.to_numpy(zero_copy_only=False))
+        return [value.tobytes() for value in flat]
+    return [repr(value).encode() for value in column.to_pylist()]

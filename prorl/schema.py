@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import pyarrow as pa
 
@@ -54,19 +53,22 @@ replay.
 """
 
 
-def _req(name: str, dtype: pa.DataType) -> pa.Field:
+def required(name: str, dtype: pa.DataType) -> pa.Field:
+    """A column without nulls."""
     return pa.field(name, dtype, nullable=False)
 
 
-def _list(dtype: pa.DataType) -> pa.ListType:
+def list_of(dtype: pa.DataType) -> pa.ListType:
+    """Lists without nulls, their children named as everywhere here."""
     return pa.list_(pa.field("element", dtype, nullable=False))
 
 
 def _struct(**fields: pa.DataType) -> pa.StructType:
-    return pa.struct([_req(name, dtype) for name, dtype in fields.items()])
+    return pa.struct([required(name, dtype) for name, dtype in fields.items()])
 
 
-def _versioned(fields: list[pa.Field], name: str) -> pa.Schema:
+def versioned(fields: list[pa.Field], name: str) -> pa.Schema:
+    """A schema that says its name and version."""
     return pa.schema(
         fields,
         metadata={
@@ -99,18 +101,18 @@ MESSAGE = _struct(
 )
 """`tool_calls` is JSON text: [{"name", "arguments", "error"}]."""
 
-_SPANS: Mapping[str, pa.DataType] = MappingProxyType(
+SPANS: Mapping[str, pa.DataType] = MappingProxyType(
     {
-        "span_end": _list(pa.int32()),
-        "span_kind": _list(pa.uint8()),
-        "span_version": _list(pa.int32()),
-        "span_turn": _list(pa.int32()),
-        "span_temperature": _list(pa.float32()),
+        "span_end": list_of(pa.int32()),
+        "span_kind": list_of(pa.uint8()),
+        "span_version": list_of(pa.int32()),
+        "span_turn": list_of(pa.int32()),
+        "span_temperature": list_of(pa.float32()),
     }
 )
 
 SEQUENCE = _struct(
-    segment=pa.int32(), token_ids=_list(pa.int32()), logprobs=_list(pa.float32()), **_SPANS
+    segment=pa.int32(), token_ids=list_of(pa.int32()), logprobs=list_of(pa.float32()), **SPANS
 )
 
 TURN = _struct(
@@ -131,75 +133,75 @@ TURN = _struct(
 REWARD_PART = _struct(name=pa.utf8(), value=pa.float64(), weight=pa.float64())
 
 IDENTITY = (
-    _req("run_id", pa.utf8()),
-    _req("rollout_id", pa.int64()),
-    _req("group_id", pa.int64()),
-    _req("sample_index", pa.int32()),
-    _req("rollout_key", pa.utf8()),
-    _req("attempt", pa.int32()),
+    required("run_id", pa.utf8()),
+    required("rollout_id", pa.int64()),
+    required("group_id", pa.int64()),
+    required("sample_index", pa.int32()),
+    required("rollout_key", pa.utf8()),
+    required("attempt", pa.int32()),
 )
 
-LEASED = _versioned(
+LEASED = versioned(
     [
         *IDENTITY,
-        _req("task_id", pa.utf8()),
-        _req("data_source", pa.utf8()),
-        _req("task", pa.utf8()),
-        _req("env", pa.utf8()),
-        _req("agent", pa.utf8()),
-        _req("sampling", SAMPLING),
-        _req("limits", LIMITS),
-        _req("backend", pa.utf8()),
-        _req("min_version", pa.int32()),
-        _req("eval_node", pa.utf8()),
-        _req("run_seed", pa.int64()),
-        _req("queue_s", pa.float64()),
-        _req("extra", pa.utf8()),
+        required("task_id", pa.utf8()),
+        required("data_source", pa.utf8()),
+        required("task", pa.utf8()),
+        required("env", pa.utf8()),
+        required("agent", pa.utf8()),
+        required("sampling", SAMPLING),
+        required("limits", LIMITS),
+        required("backend", pa.utf8()),
+        required("min_version", pa.int32()),
+        required("eval_node", pa.utf8()),
+        required("run_seed", pa.int64()),
+        required("queue_s", pa.float64()),
+        required("extra", pa.utf8()),
     ],
     "edge/lease",
 )
 
-READY = _versioned(
+READY = versioned(
     [
         *LEASED,
-        _req("sandbox", SANDBOX_REF),
-        _req("prompt", _list(MESSAGE)),
-        _req("tools", pa.utf8()),
-        _req("init_s", pa.float64()),
+        required("sandbox", SANDBOX_REF),
+        required("prompt", list_of(MESSAGE)),
+        required("tools", pa.utf8()),
+        required("init_s", pa.float64()),
     ],
     "edge/ready",
 )
 
-RAN = _versioned(
+RAN = versioned(
     [
         *READY,
-        _req("sequences", _list(SEQUENCE)),
-        _req("turns", _list(TURN)),
-        _req("messages", _list(MESSAGE)),
-        _req("artefact", pa.binary()),
-        _req("artefact_digest", pa.utf8()),
-        _req("stop_reason", pa.utf8()),
-        _req("failure_class", pa.utf8()),
-        _req("failure_code", pa.utf8()),
-        _req("failure_message", pa.utf8()),
-        _req("run_s", pa.float64()),
-        _req("llm_s", pa.float64()),
-        _req("tool_s", pa.float64()),
+        required("sequences", list_of(SEQUENCE)),
+        required("turns", list_of(TURN)),
+        required("messages", list_of(MESSAGE)),
+        required("artefact", pa.binary()),
+        required("artefact_digest", pa.utf8()),
+        required("stop_reason", pa.utf8()),
+        required("failure_class", pa.utf8()),
+        required("failure_code", pa.utf8()),
+        required("failure_message", pa.utf8()),
+        required("run_s", pa.float64()),
+        required("llm_s", pa.float64()),
+        required("tool_s", pa.float64()),
     ],
     "edge/ran",
 )
 
-SCORED = _versioned(
+SCORED = versioned(
     [
         *RAN,
-        _req("scored", pa.bool_()),
-        _req("reward", pa.float32()),
-        _req("reward_parts", _list(REWARD_PART)),
-        _req("grader_log", pa.utf8()),
-        _req("eval_failure_class", pa.utf8()),
-        _req("eval_failure_code", pa.utf8()),
-        _req("eval_failure_message", pa.utf8()),
-        _req("eval_s", pa.float64()),
+        required("scored", pa.bool_()),
+        required("reward", pa.float32()),
+        required("reward_parts", list_of(REWARD_PART)),
+        required("grader_log", pa.utf8()),
+        required("eval_failure_class", pa.utf8()),
+        required("eval_failure_code", pa.utf8()),
+        required("eval_failure_message", pa.utf8()),
+        required("eval_s", pa.float64()),
     ],
     "edge/scored",
 )
@@ -211,121 +213,123 @@ EDGES: Mapping[str, pa.Schema] = MappingProxyType(
 REDELIVERED_EDGES = frozenset({"ran", "scored"})
 """Edges whose rows are kept until acked and sent again when a stream is lost."""
 
-EDGE_BACK = _versioned(
+EDGE_BACK = versioned(
     [
-        _req("kind", pa.utf8()),
-        _req("rows", pa.int32()),
-        _req("bytes", pa.int64()),
-        _req("run_id", pa.utf8()),
-        _req("rollout_id", pa.int64()),
-        _req("attempt", pa.int32()),
+        required("kind", pa.utf8()),
+        required("rows", pa.int32()),
+        required("bytes", pa.int64()),
+        required("run_id", pa.utf8()),
+        required("rollout_id", pa.int64()),
+        required("attempt", pa.int32()),
     ],
     "edge_back",
 )
 
-CONTROL = _versioned(
+CONTROL = versioned(
     [
-        _req("seq", pa.int64()),
-        _req("re", pa.int64()),
-        _req("kind", pa.utf8()),
-        _req("run_id", pa.utf8()),
-        _req("rollout_id", pa.int64()),
-        _req("group_id", pa.int64()),
-        _req("attempt", pa.int32()),
-        _req("stage", pa.utf8()),
-        _req("code", pa.utf8()),
-        _req("payload", pa.utf8()),
+        required("seq", pa.int64()),
+        required("re", pa.int64()),
+        required("kind", pa.utf8()),
+        required("run_id", pa.utf8()),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("stage", pa.utf8()),
+        required("code", pa.utf8()),
+        required("payload", pa.utf8()),
     ],
     "control",
 )
 
-SEQUENCES = _versioned(
+SEQUENCES = versioned(
     [
-        _req("sequence_id", pa.int64()),
-        _req("rollout_id", pa.int64()),
-        _req("group_id", pa.int64()),
-        _req("sample_index", pa.int32()),
-        _req("attempt", pa.int32()),
-        _req("segment", pa.int32()),
-        _req("reward", pa.float32()),
-        _req("token_ids", _list(pa.int32())),
-        _req("logprobs", _list(pa.float32())),
-        *(_req(name, dtype) for name, dtype in _SPANS.items()),
+        required("sequence_id", pa.int64()),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("sample_index", pa.int32()),
+        required("attempt", pa.int32()),
+        required("segment", pa.int32()),
+        required("reward", pa.float32()),
+        required("token_ids", list_of(pa.int32())),
+        required("logprobs", list_of(pa.float32())),
+        *(required(name, dtype) for name, dtype in SPANS.items()),
     ],
     "sequences",
 )
 
-STREAM = _versioned([_req("delivery_seq", pa.int64()), *SEQUENCES], "stream")
+STREAM = versioned([required("delivery_seq", pa.int64()), *SEQUENCES], "stream")
 """What `DoGet` gives a trainer:
 
 `sequences` in delivery order; whole groups, each batch made of whole groups.
 """
 
-ROLLOUTS = _versioned(
+ROLLOUTS = versioned(
     [
-        _req("rollout_id", pa.int64()),
-        _req("group_id", pa.int64()),
-        _req("sample_index", pa.int32()),
-        _req("rollout_key", pa.utf8()),
-        _req("attempt", pa.int32()),
-        _req("task_id", pa.utf8()),
-        _req("data_source", pa.utf8()),
-        _req("env", pa.utf8()),
-        _req("agent", pa.utf8()),
-        _req("status", pa.utf8()),
-        _req("valid", pa.bool_()),
-        _req("failure_class", pa.utf8()),
-        _req("failure_code", pa.utf8()),
-        _req("failure_message", pa.utf8()),
-        _req("stop_reason", pa.utf8()),
+        required("rollout_id", pa.int64()),
+        required("group_id", pa.int64()),
+        required("sample_index", pa.int32()),
+        required("rollout_key", pa.utf8()),
+        required("attempt", pa.int32()),
+        required("task_id", pa.utf8()),
+        required("data_source", pa.utf8()),
+        required("env", pa.utf8()),
+        required("agent", pa.utf8()),
+        required("status", pa.utf8()),
+        required("valid", pa.bool_()),
+        required("failure_class", pa.utf8()),
+        required("failure_code", pa.utf8()),
+        required("failure_message", pa.utf8()),
+        required("stop_reason", pa.utf8()),
         pa.field("reward", pa.float32()),
-        _req("reward_parts", _list(REWARD_PART)),
-        _req("num_sequences", pa.int32()),
-        _req("num_turns", pa.int32()),
-        _req("num_tokens", pa.int32()),
-        _req("num_sampled", pa.int32()),
-        _req("num_tool_calls", pa.int32()),
-        _req("min_version", pa.int32()),
-        _req("max_version", pa.int32()),
-        _req("queue_s", pa.float64()),
-        _req("init_s", pa.float64()),
-        _req("run_s", pa.float64()),
-        _req("llm_s", pa.float64()),
-        _req("tool_s", pa.float64()),
-        _req("eval_s", pa.float64()),
-        _req("artefact", pa.binary()),
-        _req("artefact_digest", pa.utf8()),
-        _req("committed_at", pa.timestamp("us", tz="UTC")),
-        _req("extra", pa.utf8()),
+        required("reward_parts", list_of(REWARD_PART)),
+        required("num_sequences", pa.int32()),
+        required("num_turns", pa.int32()),
+        required("num_tokens", pa.int32()),
+        required("num_sampled", pa.int32()),
+        required("num_tool_calls", pa.int32()),
+        required("min_version", pa.int32()),
+        required("max_version", pa.int32()),
+        required("queue_s", pa.float64()),
+        required("init_s", pa.float64()),
+        required("run_s", pa.float64()),
+        required("llm_s", pa.float64()),
+        required("tool_s", pa.float64()),
+        required("eval_s", pa.float64()),
+        required("artefact", pa.binary()),
+        required("artefact_digest", pa.utf8()),
+        required("committed_at", pa.timestamp("us", tz="UTC")),
+        required("extra", pa.utf8()),
     ],
     "rollouts",
 )
 
-TURNS = _versioned([_req("rollout_id", pa.int64()), _req("attempt", pa.int32()), *TURN], "turns")
+TURNS = versioned(
+    [required("rollout_id", pa.int64()), required("attempt", pa.int32()), *TURN], "turns"
+)
 
-MESSAGES = _versioned(
+MESSAGES = versioned(
     [
-        _req("rollout_id", pa.int64()),
-        _req("attempt", pa.int32()),
-        _req("index", pa.int32()),
+        required("rollout_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("index", pa.int32()),
         *MESSAGE,
     ],
     "messages",
 )
 
-GROUPS = _versioned(
+GROUPS = versioned(
     [
-        _req("event_seq", pa.int64()),
-        _req("group_id", pa.int64()),
-        _req("event", pa.utf8()),
-        _req("kept", pa.bool_()),
-        _req("reason", pa.utf8()),
-        _req("delivery_seq", pa.int64()),
-        _req("num_members", pa.int32()),
-        _req("num_valid", pa.int32()),
-        _req("min_version", pa.int32()),
+        required("event_seq", pa.int64()),
+        required("group_id", pa.int64()),
+        required("event", pa.utf8()),
+        required("kept", pa.bool_()),
+        required("reason", pa.utf8()),
+        required("delivery_seq", pa.int64()),
+        required("num_members", pa.int32()),
+        required("num_valid", pa.int32()),
+        required("min_version", pa.int32()),
         pa.field("mean_reward", pa.float64()),
-        _req("at", pa.timestamp("us", tz="UTC")),
+        required("at", pa.timestamp("us", tz="UTC")),
     ],
     "groups",
 )
@@ -334,16 +338,16 @@ GROUPS = _versioned(
 `kept`/`reason` belong to decided, `delivery_seq` (else -1) to delivered.
 """
 
-TASKS = _versioned(
+TASKS = versioned(
     [
-        _req("group_id", pa.int64()),
-        _req("task_id", pa.utf8()),
-        _req("data_source", pa.utf8()),
-        _req("env", pa.utf8()),
-        _req("n", pa.int32()),
-        _req("task", pa.utf8()),
-        _req("sampling", pa.utf8()),
-        _req("extra", pa.utf8()),
+        required("group_id", pa.int64()),
+        required("task_id", pa.utf8()),
+        required("data_source", pa.utf8()),
+        required("env", pa.utf8()),
+        required("n", pa.int32()),
+        required("task", pa.utf8()),
+        required("sampling", pa.utf8()),
+        required("extra", pa.utf8()),
     ],
     "tasks",
 )
@@ -384,60 +388,3 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
 def schema_name(schema: pa.Schema) -> str:
     """Name a schema of this module, e.g. `sequences` or `edge/ran`."""
     return str((schema.metadata or {}).get(b"prorl.schema", b"?").decode())
-
-
-def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without
-    our code.
-
-    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets:
-    `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0 where nothing was
-    sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures` float32. One
-    vectorised pass; nothing but `token_ids` is shared with the input.
-    """
-    import numpy as np
-
-    tokens = batch.column("token_ids")
-    length = len(tokens.flatten())
-    offsets = pa.array(tokens.offsets.to_numpy() - tokens.offsets[0].as_py(), pa.int32())
-    spans = {name: batch.column(name) for name in _SPANS}
-    ends = spans["span_end"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    borders = spans["span_end"].offsets.to_numpy() - spans["span_end"].offsets[0].as_py()
-    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
-    starts[borders[:-1][np.diff(borders) > 0]] = 0
-    widths = ends - starts
-
-    def per_token(name: str) -> np.ndarray[Any, Any]:
-        return np.repeat(spans[name].flatten().to_numpy(zero_copy_only=False), widths)
-
-    sampled = per_token("span_kind") >= 1
-    logprobs = np.zeros(length, np.float32)
-    logprobs[sampled] = batch.column("logprobs").flatten().to_numpy(zero_copy_only=False)
-    lists = {
-        "loss_mask": (per_token("span_kind") == 1).astype(np.uint8),
-        "sampled_mask": sampled.astype(np.uint8),
-        "logprobs": logprobs,
-        "versions": per_token("span_version"),
-        "turns": per_token("span_turn"),
-        "temperatures": per_token("span_temperature"),
-    }
-    keep = [
-        name
-        for name in batch.schema.names
-        if name not in _SPANS and name != "logprobs" and name != "token_ids"
-    ]
-    arrays = [batch.column(name) for name in keep]
-    arrays += [
-        pa.ListArray.from_arrays(offsets, values, type=_list(values.type))
-        for values in [tokens.flatten()]
-    ]
-    arrays += [
-        pa.ListArray.from_arrays(offsets, pa.array(v), type=_list(pa.array(v[:0]).type))
-        for v in lists.values()
-    ]
-    fields = [batch.schema.field(name) for name in keep]
-    fields += [
-        _req(name, array.type)
-        for name, array in zip(["token_ids", *lists], arrays[len(keep) :], strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_versioned(fields, "dense"))

@@ -23,10 +23,9 @@ from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, bou
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Env, Prepares, SandboxHost
 from prorl.rows import Added, Row
-from prorl.stages.host import GOOD
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.stages.prepare import prepare
-from prorl.types import AttemptKey, Failure, FailureCode, Score, Stage, Task
+from prorl.types import NO_FAILURE, AttemptKey, Failure, FailureCode, Score, Stage, Task
 
 TRIES = 3
 
@@ -64,11 +63,11 @@ class EvalOperator:
     async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""
         if not read_failure(row).failure_class.trains:
-            return scored_columns(score=None, failure=GOOD, eval_s=0.0)
+            return scored_columns(score=None, failure=NO_FAILURE, eval_s=0.0)
         began = self._clock()
         key = read_key(row)
         score: Score | None = None
-        failure = GOOD
+        failure = NO_FAILURE
         try:
             score = await self._score(row, key)
         except RolloutError as error:

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from prorl.columns import RanColumns
 from prorl.control import Failed, Payload, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
@@ -41,10 +42,6 @@ from prorl.types import Stage as StageName
 
 UPSTREAM = {StageName.INIT: "lease", StageName.RUN: "ready", StageName.EVAL: "ran"}
 DOWNSTREAM = {StageName.INIT: "ready", StageName.RUN: "ran", StageName.EVAL: "scored"}
-
-_FAILURE_COLUMN = {StageName.RUN: "failure_code", StageName.EVAL: "eval_failure_code"}
-
-GOOD = Failure(code=FailureCode.NONE)
 
 log = logging.getLogger("prorl.stages")
 
@@ -224,29 +221,15 @@ class Stage:
         except ProrlError as error:
             failure = _failure(error)
         else:
-            failure = self._verdict(result)
+            failure = result.failure
             if failure.failure_class.trains:
                 return result
             self._report(key, failure)
-            return result if self._worth_keeping(result) else None
+            # Kept in `partial/`, for people to look at, if there is anything to see.
+            return None if isinstance(result, RanColumns) and not result.turns else result
         self._report(key, failure)
         await self._release(row)
         return None
-
-    def _verdict(self, result: Added) -> Failure:
-        """What this stage itself says went wrong."""
-        column = _FAILURE_COLUMN.get(self.name)
-        if column is None:
-            return GOOD
-        code: FailureCode = result.value(column)
-        return (
-            Failure(code=code, message=result.value(column.replace("code", "message")))
-            if code
-            else GOOD
-        )
-
-    def _worth_keeping(self, result: Added) -> bool:
-        return self.name is StageName.EVAL or len(result.value("turns")) > 0
 
     def _report(self, key: AttemptKey, failure: Failure) -> None:
         self._num_failed += 1

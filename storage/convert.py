@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.columns import validate_sequences
 from prorl.control import GroupEventRow, TaskRow, Terminal
 from prorl.errors import RolloutError, boundary
 from prorl.schema import (
@@ -33,6 +32,7 @@ from prorl.schema import (
     TASKS,
     TURNS,
 )
+from prorl.sequences import validate_sequences
 from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutState
 
 

@@ -29,7 +29,8 @@ from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
 from prorl.flight.queues import wire_bytes
 from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
-from prorl.schema import STREAM, dense
+from prorl.schema import STREAM
+from prorl.sequences import dense
 from prorl.storage.delivery import Given, Order, Wanted
 from prorl.storage.groups import GroupIndex
 from prorl.storage.hot import HotCopy, Location

@@ -20,9 +20,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.columns import validate_sequences
 from prorl.errors import ProrlError, SchemaError, StorageError
 from prorl.schema import TABLES
+from prorl.sequences import validate_sequences
 from prorl.storage.catalog import StoredRun
 from prorl.storage.layout import COMMITS, EMPTY, PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import PartReader

@@ -171,7 +171,7 @@ class RunWriter:
         if known is not None:
             known.acks.append(ack)
             return
-        self._waiting.add_row(key, row, ack, num_bytes or wire_bytes(row.alone))
+        self._waiting.add_row(key, row, ack, num_bytes or wire_bytes(row.as_batch))
         self._member(row.value("group_id"), row.value("sample_index"))
         self._touch()
 
@@ -300,7 +300,7 @@ class RunWriter:
                 PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet"
             )
             if not self.directory.fs.exists(path):
-                await self._put(path, encode_partial(waiting.row.alone, self.run_id))
+                await self._put(path, encode_partial(waiting.row.as_batch, self.run_id))
         self._settle(rows)
 
     def _settle(self, rows: Iterable[WaitingRow]) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from prorl import columns
 from prorl.columns import Lease
-from prorl.rows import rows
-from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCE, SEQUENCES, check_schema, dense
+from prorl.rows import row_hashes, rows
+from prorl.schema import LEASED, RAN, READY, SCORED, SEQUENCE, SEQUENCES, check_schema
+from prorl.sequences import dense, read_sequences, sequences_array, validate_sequences
 from prorl.types import (
     Failure,
     Message,
@@ -42,7 +43,7 @@ NAMES = (
 
 def sequences_table(sequences: list[Sequence]) -> pa.RecordBatch:
     """`sequences` rows of these records."""
-    structs = columns.sequences_array(sequences)
+    structs = sequences_array(sequences)
     count = len(sequences)
     known = {
         "sequence_id": pa.array(range(count), pa.int64()),
@@ -108,7 +109,7 @@ def test_a_row_grows_without_losing_anything(
     )
     assert columns.read_failure(only(scored)) == trajectory.failure
     assert columns.read_failure(only(scored), "eval_") == failure
-    got = columns.read_sequences(scored.column("sequences")[0].values)
+    got = read_sequences(scored.column("sequences")[0].values)
     for mine_, theirs in zip(trajectory.sequences, got, strict=True):
         assert all(np.array_equal(getattr(mine_, name), getattr(theirs, name)) for name in NAMES)
     if score:
@@ -135,7 +136,7 @@ def test_a_nan_logprob_reaches_the_gate_as_nan() -> None:
         span_turn_S=np.array([0], np.int32),
         span_temperature_S=np.array([1.0], np.float32),
     )
-    (problem,) = columns.validate_sequences(sequences_table([sequence]))
+    (problem,) = validate_sequences(sequences_table([sequence]))
     assert "not finite" in problem
 
 
@@ -162,13 +163,13 @@ def test_dense_agrees_with_the_spans_token_by_token(sequences: list[Sequence], s
 @given(st.lists(mine.sequences(), min_size=1, max_size=5))
 def test_valid_sequences_are_valid_and_hash_by_value(sequences: list[Sequence]) -> None:
     batch = sequences_table(sequences)
-    assert columns.validate_sequences(batch) == [""] * len(sequences)
-    hashes = columns.row_hashes(batch)
+    assert validate_sequences(batch) == [""] * len(sequences)
+    hashes = row_hashes(batch)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch.slice(len(sequences) - 1))
     copy = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
-    assert columns.row_hashes(copy) == hashes[-1:]
+    assert row_hashes(copy) == hashes[-1:]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_an_invalid_sequence_is_named(change: dict[str, np.ndarray], problem: st
         "span_temperature_S": np.array([1, 1], np.float32),
     }
     good, bad = Sequence(segment=0, **fields), Sequence(segment=0, **(fields | change))
-    found = columns.validate_sequences(sequences_table([good, bad]))
+    found = validate_sequences(sequences_table([good, bad]))
     assert found[0] == ""
     assert problem in found[1]
 
@@ -212,10 +213,10 @@ def test_one_changed_value_changes_the_hash() -> None:
         * 2,
         schema=pa.schema(list(sequence)),
     )
-    same = columns.row_hashes(rows)
+    same = row_hashes(rows)
     assert same[0] == same[1]
     changed = rows.set_column(
         1, rows.schema.field(1), pa.array([[1], [2]], rows.schema.field(1).type)
     )
-    assert columns.row_hashes(changed)[0] == same[0]
-    assert columns.row_hashes(changed)[1] != same[1]
+    assert row_hashes(changed)[0] == same[0]
+    assert row_hashes(changed)[1] != same[1]

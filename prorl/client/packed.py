@@ -24,7 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from prorl.flight.ticket import Cursor
-from prorl.schema import STREAM, check_schema, dense
+from prorl.schema import STREAM, check_schema
+from prorl.sequences import dense
 from prorl.types import SpanKind
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class PackedBatch:
         return np.repeat(span_values[sampled], self.span_widths[sampled])
 
     def dense(self) -> pa.RecordBatch:
-        """With mask, logprobs, versions and temperatures of full length (`prorl.schema.dense`);
+        """With mask, logprobs, versions and temperatures of full length (`prorl.sequences.dense`);
         copies.
         """
         return dense(self.arrow)

@@ -39,7 +39,7 @@ from prorl.types import Json
 Layout = Literal["packed", "dense"]
 """`packed`: the STREAM schema.
 
-`dense`: with mask and logprobs of full length (`prorl.schema.dense`).
+`dense`: with mask and logprobs of full length (`prorl.sequences.dense`).
 """
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -28,6 +28,11 @@ _COMPLETE = """
         AND r.rollout_id < g.first_rollout + g.n AND r.state NOT IN ('completed', 'failed', 'cancelled'))
     ORDER BY group_id
 """
+_KEPT = "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"
+_DELIVERED = (
+    "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0"
+    " ORDER BY delivery_seq"
+)
 _EVENTS = (
     f"SELECT {', '.join(sql.EVENT_COLUMNS)} FROM group_events WHERE run_id = ? AND event_seq >= ?"
     " ORDER BY event_seq"
@@ -73,38 +78,18 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
         run_id=run_id,
         filter=run.config.filter,
         delivery=run.config.delivery,
-        group_size=log.read("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?", (run_id,))[
-            0
-        ][0],
+        group_size=column("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?")[0],
         state=run.state,
         tasks=tasks[0] if tasks else (),
-        unpublished=tuple(
-            Unpublished(
-                commit_seq=seq,
-                part=part,
-                files=msgspec.json.decode(files, type=tuple[PartFile, ...]),
-            )
-            for seq, part, files in log.read(_UNPUBLISHED, (run_id,))
-        ),
+        unpublished=tuple(_unpublished(*row) for row in log.read(_UNPUBLISHED, (run_id,))),
         terminals=tuple(
             messages.terminal(record, wall)
             for group in groups(_TERMINALS)
             for record in _ended(group)
         ),
         complete=tuple(messages.group_complete(group) for group in groups(_COMPLETE)),
-        kept=tuple(
-            column(
-                "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"
-            )
-        ),
-        delivered=tuple(
-            Delivered(group_id, seq)
-            for group_id, seq in log.read(
-                "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0"
-                " ORDER BY delivery_seq",
-                (run_id,),
-            )
-        ),
+        kept=tuple(column(_KEPT)),
+        delivered=tuple(Delivered(*row) for row in log.read(_DELIVERED, (run_id,))),
         group_events=tuple(
             messages.event_row(values) for values in log.read(_EVENTS, (run_id, run.events_stored))
         ),
@@ -113,6 +98,11 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
     )
     rest = [ControlRow.of(Rows(tasks=chunk), run_id=run_id) for chunk in tasks[1:]]
     return [ControlRow.of(snapshot, run_id=run_id), *rest]
+
+
+def _unpublished(commit_seq: int, part: str, files: str) -> Unpublished:
+    found = msgspec.json.decode(files, type=tuple[PartFile, ...])
+    return Unpublished(commit_seq=commit_seq, part=part, files=found)
 
 
 def _ended(group: GroupRecord) -> list[RolloutRecord]:

@@ -14,9 +14,9 @@ import pytest
 from prorl.bench.synthetic import Shape, delivered, group, write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.fetch import FlightSource
-from prorl.columns import row_hashes
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.flight.ticket import Ticket
+from prorl.rows import row_hashes
 from tests.client.served import served
 
 NUM_GROUPS = 23

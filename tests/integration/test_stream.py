@@ -20,9 +20,9 @@ import pytest
 
 import prorl
 from prorl.client import Client
-from prorl.columns import row_hashes
 from prorl.config import ServiceConfig
 from prorl.deploy.running import Stop, client_of, in_thread, service
+from prorl.rows import row_hashes
 from prorl.types import Json, Task
 
 GROUPS, N = 12, 2

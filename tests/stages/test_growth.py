@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -18,8 +19,7 @@ NUM_ROWS = 5
 
 def added(artefact: object = b"2") -> Added:
     """What RUN adds; an artefact must be bytes."""
-    good = ran_columns(trajectory(), run_s=0.0)
-    return good._replace(values=(*good.values[:3], artefact, *good.values[4:]))
+    return replace(ran_columns(trajectory(), run_s=0.0), artefact=artefact)  # type: ignore[arg-type]
 
 
 async def test_rows_that_end_together_become_one_message_in_their_order() -> None:

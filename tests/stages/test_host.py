@@ -11,14 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from prorl.columns import ran_columns, ready_columns, scored_columns
+from prorl.columns import RanColumns, ran_columns, ready_columns, scored_columns
 from prorl.control import Payload
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
 from prorl.rows import Added, Row, stack
 from prorl.schema import EDGES
-from prorl.stages.host import DOWNSTREAM, GOOD, UPSTREAM, Stage
+from prorl.stages.host import DOWNSTREAM, UPSTREAM, Stage
 from prorl.types import (
+    NO_FAILURE,
     AttemptKey,
     Failure,
     FailureCode,
@@ -44,7 +45,7 @@ async def finish(row: Row) -> Added:
     if row.batch.schema.equals(EDGES["ready"]):
         return ran_columns(trajectory(), run_s=0.0)
     return scored_columns(
-        score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=GOOD, eval_s=0.0
+        score=Score(parts=(RewardPart(name="r", value=1.0),)), failure=NO_FAILURE, eval_s=0.0
     )
 
 
@@ -207,11 +208,9 @@ async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
 async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slots: int) -> None:
     async def work(row: Row) -> Added:
         added = await finish(row)
-        return (
-            added._replace(values=(object(), *added.values[1:]))
-            if row.value("rollout_id") == 1
-            else added
-        )
+        assert isinstance(added, RanColumns)
+        bad = row.value("rollout_id") == 1
+        return replace(added, artefact=object()) if bad else added  # type: ignore[arg-type]
 
     operator = Scripted(StageName.RUN, work)
     async with bench(net, operator, slots) as parts:
@@ -280,7 +279,7 @@ async def test_eval_says_nothing_of_rows_whose_failure_is_known(net: Net) -> Non
     )
 
     async def work(row: Row) -> Added:
-        return scored_columns(score=None, failure=GOOD, eval_s=0.0)
+        return scored_columns(score=None, failure=NO_FAILURE, eval_s=0.0)
 
     async with bench(net, Scripted(StageName.EVAL, work)) as parts:
         await put(parts.upstream, failed)

@@ -83,7 +83,7 @@ class Grown(Generic[OperatorT]):
     operator: OperatorT
 
     async def __call__(self, row: Row) -> Row:
-        return only(grown(row.alone, await self.operator(row)))
+        return only(grown(row.as_batch, await self.operator(row)))
 
 
 def operators(

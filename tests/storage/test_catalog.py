@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import leased_batch, row_hashes
+from prorl.columns import leased_batch
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
+from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES, TABLES
 from prorl.storage.catalog import StoredRun, list_runs, query
 from prorl.storage.convert import tables

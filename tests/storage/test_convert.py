@@ -11,8 +11,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.columns import leased_batch, read_sequences
+from prorl.columns import leased_batch
 from prorl.schema import SEQUENCE, TABLES
+from prorl.sequences import read_sequences
 from prorl.storage.convert import (
     effective_codes,
     event_rows,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.bench.synthetic import delivered
-from prorl.columns import row_hashes
+from prorl.rows import row_hashes
 from prorl.schema import STREAM
 from prorl.storage.convert import tables
 from prorl.storage.hot import BLOCK_BYTES, FILES, HotCopy, Location

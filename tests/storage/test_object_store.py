@@ -13,8 +13,8 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from prorl.columns import row_hashes
 from prorl.errors import StorageError
+from prorl.rows import row_hashes
 from prorl.schema import SCHEMA_VERSION
 from prorl.storage.catalog import StoredRun, query
 from prorl.storage.convert import tables

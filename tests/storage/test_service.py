@@ -17,11 +17,11 @@ import pytest
 
 from prorl.client.client import Client
 from prorl.client.fetch import FlightSource
-from prorl.columns import row_hashes
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.flight import FlightNetwork
 from prorl.flight.ticket import Ticket
 from prorl.flight.wire import call_options
+from prorl.rows import row_hashes
 from prorl.schema import MAX_BATCH_BYTES, STREAM
 from prorl.storage.catalog import query
 from prorl.storage.endpoint import Endpoint

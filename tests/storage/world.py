@@ -101,7 +101,7 @@ class Pipeline:
         )
         value = self._reward(lease.group_id, lease.sample_index)
         ran = ran_row(
-            ready_row(row.alone, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1),
+            ready_row(row.as_batch, sandbox=SandboxRef(), prompt=(), tools=(), init_s=0.1),
             trajectory,
             run_s=2.0,
         )

@@ -1,0 +1,212 @@
+"""Token sequences as columns: records <-> SEQUENCE structs, what a valid one is, and the view of full
+length for clients without our code.
+
+Vectorised over a batch. Token ids and logprobs are copied once from numpy into Arrow buffers and
+are never Python lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from prorl.schema import SEQUENCE, SPANS, list_of, required, versioned
+from prorl.types import Sequence, SpanKind
+
+_SEQUENCE_NAMES = (
+    "token_ids_L",
+    "logprobs_C",
+    "span_end_S",
+    "span_kind_S",
+    "span_version_S",
+    "span_turn_S",
+    "span_temperature_S",
+)
+sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
+"""A sequence's values in the order of SEQUENCE."""
+
+
+def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
+    """Sequences as SEQUENCE structs."""
+    return pa.array([sequence_values(s) for s in sequences], SEQUENCE)
+
+
+def read_sequences(values: pa.StructArray) -> tuple[Sequence, ...]:
+    """SEQUENCE structs (or `sequences` rows as structs) as records that share Arrow's memory."""
+    columns = [values.field(f.name) for f in SEQUENCE]
+    return tuple(
+        Sequence(
+            segment=columns[0][i].as_py(),
+            **{
+                name: column[i].values.to_numpy(zero_copy_only=False)
+                for name, column in zip(_SEQUENCE_NAMES, columns[1:], strict=True)
+            },
+        )
+        for i in range(len(values))
+    )
+
+
+def validate_sequences(batch: pa.RecordBatch) -> list[str]:
+    """One text per row of a `sequences` batch: empty if valid, else what is wrong.
+
+    Valid: at least one token; spans tile the tokens in order; lengths of sampled spans sum to
+    `len(logprobs)`; every logprob is finite and <= 0; context has no version, what trains has one;
+    the reward is finite; nothing is null.
+    """
+    nulls = [name for name in batch.schema.names if batch.column(name).null_count]
+    if nulls:
+        return [f"null in {', '.join(nulls)}"] * batch.num_rows
+    return (
+        [""] * batch.num_rows
+        if _is_valid(batch)
+        else [_problem(batch, i) for i in range(batch.num_rows)]
+    )
+
+
+def _is_valid(batch: pa.RecordBatch) -> bool:
+    """Whether every row is valid, looked at all at once;
+
+    `_problem` says of one row what is wrong.
+    """
+
+    def flat(name: str) -> np.ndarray[Any, Any]:
+        return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def lengths(name: str) -> np.ndarray[Any, Any]:
+        return np.diff(batch.column(name).offsets.to_numpy())
+
+    nested = (batch.column(name).flatten().null_count for name in _LISTS)
+    num_spans, num_tokens = lengths("span_end"), lengths("token_ids")
+    if (
+        any(nested)
+        or (num_spans == 0).any()
+        or any((lengths(name) != num_spans).any() for name in SPANS)
+    ):
+        return False
+    ends, sampled, logprobs = (
+        flat("span_end"),
+        flat("span_kind") >= SpanKind.TRAINED,
+        flat("logprobs"),
+    )
+    last = np.cumsum(num_spans) - 1
+    widths = np.diff(ends, prepend=0)
+    widths[last[:-1] + 1] = ends[last[:-1] + 1]
+    num_sampled = (
+        np.add.reduceat(np.where(sampled, widths, 0), last - num_spans + 1)
+        if len(last)
+        else num_spans
+    )
+    return bool(
+        (num_tokens > 0).all()
+        and (widths > 0).all()
+        and (ends[last] == num_tokens).all()
+        and (num_sampled == lengths("logprobs")).all()
+        and (np.isfinite(logprobs) & (logprobs <= 0)).all()
+        and _versions_fit(flat("span_kind"), flat("span_version"))
+        and np.isfinite(batch.column("reward").to_numpy()).all()
+    )
+
+
+def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
+    """What trains says which weights sampled it; what was sampled and does not train may not know."""
+    lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
+    return bool((versions >= lowest).all() and (versions[kinds == SpanKind.CONTEXT] == -1).all())
+
+
+_LISTS = ("token_ids", "logprobs", *SPANS)
+
+
+def _problem(batch: pa.RecordBatch, i: int) -> str:
+    def values(name: str) -> np.ndarray[Any, Any]:
+        array = batch.column(name)[i].values
+        if array.null_count:
+            return np.zeros(0)
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    num_tokens = len(values("token_ids"))
+    ends, kinds, versions, logprobs = (
+        values("span_end"),
+        values("span_kind"),
+        values("span_version"),
+        values("logprobs"),
+    )
+    widths = np.diff(ends, prepend=0)
+    sampled = kinds >= SpanKind.TRAINED
+    if num_tokens == 0 or len(ends) == 0:
+        return "no tokens"
+    if ends[-1] != num_tokens or (widths <= 0).any():
+        return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
+    if (
+        not len(ends)
+        == len(kinds)
+        == len(versions)
+        == len(values("span_turn"))
+        == len(values("span_temperature"))
+    ):
+        return "span lists differ in length"
+    if int(widths[sampled].sum()) != len(logprobs):
+        return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"
+    if not (np.isfinite(logprobs) & (logprobs <= 0)).all():
+        return "a logprob is not finite or above 0"
+    if not _versions_fit(kinds, versions):
+        return "a version on context, or none on tokens that train"
+    return "" if np.isfinite(batch.column("reward")[i].as_py()) else "the reward is not finite"
+
+
+def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without
+    our code.
+
+    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets:
+    `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0 where nothing was
+    sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures` float32. One
+    vectorised pass; nothing but `token_ids` is shared with the input.
+    """
+    tokens = batch.column("token_ids")
+    length = len(tokens.flatten())
+    offsets = pa.array(tokens.offsets.to_numpy() - tokens.offsets[0].as_py(), pa.int32())
+    spans = {name: batch.column(name) for name in SPANS}
+    ends = spans["span_end"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    borders = spans["span_end"].offsets.to_numpy() - spans["span_end"].offsets[0].as_py()
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+    starts[borders[:-1][np.diff(borders) > 0]] = 0
+    widths = ends - starts
+
+    def per_token(name: str) -> np.ndarray[Any, Any]:
+        return np.repeat(spans[name].flatten().to_numpy(zero_copy_only=False), widths)
+
+    sampled = per_token("span_kind") >= 1
+    logprobs = np.zeros(length, np.float32)
+    logprobs[sampled] = batch.column("logprobs").flatten().to_numpy(zero_copy_only=False)
+    lists = {
+        "loss_mask": (per_token("span_kind") == 1).astype(np.uint8),
+        "sampled_mask": sampled.astype(np.uint8),
+        "logprobs": logprobs,
+        "versions": per_token("span_version"),
+        "turns": per_token("span_turn"),
+        "temperatures": per_token("span_temperature"),
+    }
+    keep = [
+        name
+        for name in batch.schema.names
+        if name not in SPANS and name != "logprobs" and name != "token_ids"
+    ]
+    arrays = [batch.column(name) for name in keep]
+    arrays += [
+        pa.ListArray.from_arrays(offsets, values, type=list_of(values.type))
+        for values in [tokens.flatten()]
+    ]
+    arrays += [
+        pa.ListArray.from_arrays(offsets, pa.array(v), type=list_of(pa.array(v[:0]).type))
+        for v in lists.values()
+    ]
+    fields = [batch.schema.field(name) for name in keep]
+    fields += [
+        required(name, array.type)
+        for name, array in zip(["token_ids", *lists], arrays[len(keep) :], strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=versioned(fields, "dense"))
