@@ -292,11 +292,11 @@ class Client:
 
     def _store_location(self) -> str:
         status = self.status()
-        if self._credentials is not None:
-            return str(status["outside"]["store"])
         locations = status.get("endpoints", {}).get("store", [])
         if not locations:
             raise UnavailableError(f"{self._http.url}: its store is not there yet")
+        if self._credentials is not None:
+            return str(status["outside"]["store"])
         return str(locations[0])
 
 

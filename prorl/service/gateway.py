@@ -141,9 +141,16 @@ class Gateway:
         if batch.to_store and self._live_store:
             batch.outbox.setdefault(self._live_store, []).extend(batch.to_store)
         for worker, rows in batch.outbox.items():
-            self._send(worker, rows)
+            # A store that asks in the same breath as it comes must know every run before it hears
+            # the answer: else it takes an open run for a finished one.
+            first = 1 if worker in batch.snapshots and rows[0].kind is Kind.WELCOME else len(rows)
+            self._send(worker, rows[:first])
+            if first < len(rows):
+                self._introduce(worker)
+                self._send(worker, rows[first:])
         for worker in batch.snapshots:
-            self._introduce(worker)
+            if worker != self._live_store:
+                self._introduce(worker)
         self.leases.add(batch.granted)
 
     def _introduce(self, worker: str) -> None:

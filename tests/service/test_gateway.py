@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from prorl.control import (
     Cursor,
     Failed,
     GroupComplete,
+    Handout,
     Hello,
     Kind,
     Reserve,
@@ -27,7 +29,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import ConflictError, FencedError
-from prorl.flight import FlightNetwork
+from prorl.flight import FlightNetwork, Identity
 from prorl.schema import CONTROL, SCHEMA_VERSION
 from prorl.types import Json
 from tests.service.world import TOKEN, Worker, World, group, handout, settings, world
@@ -218,6 +220,27 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
             await store.commit("r", "q", [key for key in await init.take() if key.rollout_id == 2])
             await store.hear(Kind.GROUP_COMPLETE)
             assert not store.of(Kind.TERMINAL), "the snapshot said it"
+
+
+async def test_a_store_knows_the_runs_before_it_hears_its_first_answer(tmp_path: Path) -> None:
+    """Else a trainer that asks at once finds an open run closed, and its stream at the end."""
+    async with world(tmp_path) as w:
+        await w.run()
+        identity = Identity(role="store", worker="store-0", location="at-store", slots=8)
+        hello = Hello(**identity.hello(), schema_version=SCHEMA_VERSION)
+        asked = ControlRow.of(Handout(consumer=""), run_id="r")
+        channel = await w.network.dial(
+            w.config.gateway_flight, "control", identity.hello(), CONTROL, CONTROL
+        )
+        channel.send(to_batch([replace(ControlRow.of(hello), seq=1), replace(asked, seq=2)]))
+        heard: list[Kind] = []
+        async with asyncio.timeout(30):
+            while Kind.REPLY not in heard:
+                batch = await channel.receive()
+                assert batch is not None
+                heard += [row.kind for row in from_batch(batch)]
+        await channel.close()
+        assert heard.index(Kind.WELCOME) < heard.index(Kind.RUN) < heard.index(Kind.REPLY)
 
 
 async def test_handout_is_dense_in_the_order_asked_and_never_changes(tmp_path: Path) -> None:
