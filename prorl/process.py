@@ -6,7 +6,8 @@ It dies with its parent (asked of the kernel, before anything else). It logs JSO
 its own and the libraries'. It prints `ready {json}` on stdout when others can reach it. SIGTERM and
 SIGINT set an event. It leaves with 0, with 1 and a line for each error that somebody can mend, or
 with 70 and a traceback for a bug of ours; always by `os._exit`, since threads inside gRPC would
-keep it alive.
+keep it alive. Its loop beats for the supervisor (`prorl/linux/heartbeat.py`). A task or callback
+that dies with nobody waiting for it ends the process: silence in one part of it is a hang of all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import orjson
 from prorl.config import ServiceConfig, load_file, parse
 from prorl.errors import ProrlError
 from prorl.flight import tune
+from prorl.linux import heartbeat
 from prorl.linux.calls import die_with_parent
 from prorl.linux.forked import EXIT_CRASHED
 from prorl.tls import SERVICE_FILE, Credentials
@@ -85,12 +87,29 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
         tune()
     status = 0
     try:
-        asyncio.run(serve(parse(ServiceConfig, load_file(config), str(config))))
+        asyncio.run(_lively(serve(parse(ServiceConfig, load_file(config), str(config)))))
     except* ProrlError as group:
         for error in _leaves(group):
             logging.error("%s", error)
         status = 1
     _leave(status)
+
+
+async def _lively(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.get_running_loop().set_exception_handler(_loudly)
+    heartbeat.start()
+    await work
+
+
+def _loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What asyncio would only log: an exception that nobody waits for is a crash, unless it is a
+    connection's.
+    """
+    error = context.get("exception")
+    if error is None or isinstance(error, OSError):
+        loop.default_exception_handler(context)
+    else:
+        _crash(type(error), error, error.__traceback__)
 
 
 def stopping() -> asyncio.Event:

@@ -127,8 +127,7 @@ class LiveRun:
         return [read_part(stored.directory, file, COLUMNS) for file in stored.files("rollouts")]
 
     async def restore(self, snapshot: RunSnapshot) -> None:
-        """The gateway was away: take over what it knows and we may not."""
-        self.writer.restore(snapshot)
+        """The gateway was away: take over what it knows and we may not, after `writer.restore`."""
         if self.ready.is_set():
             await self._take_over(snapshot)
         else:

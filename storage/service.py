@@ -130,6 +130,7 @@ class Store:
         snapshot = row.read(RunSnapshot)
         run = self._runs.get(row.run_id)
         if run is not None:
+            run.writer.restore(snapshot)  # now: rows that follow must not overtake it
             self._group.create_task(run.restore(snapshot))
             return
         run = self._runs[row.run_id] = LiveRun(
@@ -153,12 +154,14 @@ class Store:
         async with asyncio.TaskGroup() as group:
             self._group = group
             self.control.start()
+            obeying = group.create_task(self.control.wait(), name="control")
             while taken := await self._inlet.take():
                 for row in taken:
                     if row.key.run_id in self._runs:
                         self._add(row)
                     else:
                         group.create_task(self._stray(row))
+            obeying.cancel()
 
     def _add(self, taken: Taken) -> None:
         self._runs[taken.key.run_id].writer.add(

@@ -89,6 +89,19 @@ def test_a_bug_of_ours_is_a_traceback_and_70(tmp_path: Path, body: str) -> None:
     assert "ZeroDivisionError" in log[-1]["traceback"]
 
 
+def test_a_task_that_dies_with_nobody_waiting_ends_the_process(tmp_path: Path) -> None:
+    body = """
+        async def part():
+            1 / 0
+        asyncio.get_running_loop().create_task(part())
+        asyncio.get_running_loop().call_soon(print, "goes on")
+        await stop.wait()
+    """
+    code, _, log = _end(_start(tmp_path, body))
+    assert (code, log[-1]["level"]) == (70, "critical")
+    assert "ZeroDivisionError" in log[-1]["traceback"]
+
+
 def test_a_config_that_is_wrong_is_one_line_and_1(tmp_path: Path) -> None:
     code, out, log = _end(_start(tmp_path, "pass", nodeid="n1"))
     assert (code, out) == (1, "")

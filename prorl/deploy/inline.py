@@ -30,7 +30,14 @@ from prorl.storage.service import serving as serving_store
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.root import Root
-from prorl.supervisor.service import GRACE_S, READY_S, check_port, child_specs, http_url
+from prorl.supervisor.service import (
+    GRACE_S,
+    READY_S,
+    check_port,
+    child_specs,
+    end_the_silent,
+    http_url,
+)
 from prorl.types import Stage
 
 
@@ -102,6 +109,7 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
     sandboxd = await _sandboxd(stack, config, root)
     running = Inline(config, sandboxd, root)
     running.add("sandboxd", asyncio.ensure_future(sandboxd.exited()))
+    running.add("listen", _task(stack, end_the_silent(lambda: (sandboxd,))))
     for spec in model_specs(config):
         model = await _child(stack, spec, root)
         running.add(spec.name, asyncio.ensure_future(model.exited()))

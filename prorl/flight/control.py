@@ -125,9 +125,12 @@ class ControlClient:
         self._keeping = asyncio.ensure_future(self._keep())
 
     async def wait(self) -> None:
-        """Wait until the client is closed; raises what a handler raised."""
+        """Wait until the client is closed; raises what a handler raised.
+
+        Somebody must wait: a client that has ended in silence is a worker that hears nothing.
+        """
         if self._keeping is not None:
-            await self._keeping
+            await asyncio.shield(self._keeping)
 
     async def close(self) -> None:
         """Send what was said, end the session; idempotent.
@@ -205,6 +208,7 @@ class ControlClient:
         """One session: hello, unanswered requests, then whatever comes."""
         self._open(channel)
         beating = asyncio.ensure_future(self._beat())
+        beating.add_done_callback(_raise_what_it_raised)
         try:
             while (batch := await channel.receive()) is not None:
                 for row in from_batch(batch):
@@ -256,6 +260,12 @@ class ControlClient:
         _, waiting = self._pending.get(row.re, (row, None))
         if waiting is not None and not waiting.done():
             waiting.set_result(row)
+
+
+def _raise_what_it_raised(task: asyncio.Future[None]) -> None:
+    """Into the loop's exception handler, which ends the process."""
+    if not task.cancelled():
+        task.result()
 
 
 def _error(row: ControlRow) -> ProrlError:

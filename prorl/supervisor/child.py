@@ -1,5 +1,5 @@
 """One child process: a session of its own, a `ready {json}` line, a log file per life, its exit
-seen through a pidfd.
+seen through a pidfd, its freezing through a heartbeat that does not come.
 
 Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a
 reused pid is never hit; the child's stdout is always drained, so it never blocks on it. A child
@@ -10,6 +10,7 @@ asks the kernel itself to die with its parent (PDEATHSIG follows the thread that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from typing import Any
 
 import prorl
 from prorl.errors import UnavailableError
+from prorl.linux import heartbeat
 from prorl.types import Json
 
 KEPT_LOGS = 4
@@ -52,7 +54,9 @@ class Child:
         self.started_at_s = 0.0
         self._log_dir = log_dir
         self._process: subprocess.Popen[bytes] | None = None
-        self._pidfd = -1
+        self._pidfd = self._heart = -1
+        self._silent_s = 0.0
+        self._beats = False
         self._exited: asyncio.Future[int] | None = None
         self._ready: asyncio.Future[Mapping[str, Json]] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -68,6 +72,11 @@ class Child:
         return self._exited is not None and not self._exited.done()
 
     @property
+    def beats(self) -> bool:
+        """Whether its heartbeat was heard in this life: from then on silence means something."""
+        return self._beats
+
+    @property
     def log(self) -> Path:
         """Log file of the current life."""
         return self._log_dir / f"{self.spec.name}.log"
@@ -79,6 +88,7 @@ class Child:
         self._rotate()
         argv = [sys.executable, "-P", "-m", self.spec.module, *self.spec.args]
         log_fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._heart, beat_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -86,11 +96,18 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=log_fd,
                 cwd=self._log_dir,
-                env={**environment(), **self.spec.env},
+                env={**environment(), **self.spec.env, heartbeat.VARIABLE: str(beat_fd)},
                 start_new_session=True,
+                pass_fds=(beat_fd,),
             )
+        except OSError:
+            os.close(self._heart)
+            raise
         finally:
             os.close(log_fd)
+            os.close(beat_fd)
+        self._silent_s, self._beats = 0.0, False
+        loop.add_reader(self._heart, self._on_beat)
         self.lives += 1
         self.started_at_s = time.monotonic()
         self._exited, self._ready = loop.create_future(), loop.create_future()
@@ -123,6 +140,25 @@ class Child:
         """Wait for the end of the current life; the return code (negative = signal)."""
         assert self._exited is not None
         return await asyncio.shield(self._exited)
+
+    def silence(self, passed_s: float) -> float:
+        """Seconds for which it has not beaten, `passed_s` later than at the last call; 0 before it
+        was ready (that has a limit of its own) and for a program that never beats.
+
+        The caller counts the time in which it listened itself: a caller that was stopped meanwhile
+        learns nothing from the silence of others.
+        """
+        ready = self._ready is not None and self._ready.done()
+        self._silent_s += passed_s if self._beats and ready and self.alive else 0.0
+        return self._silent_s
+
+    def end(self, why: str) -> None:
+        """SIGKILL, with the reason as the last line of its log."""
+        if self.alive:
+            with contextlib.suppress(OSError), self.log.open("a") as log:
+                log.write(json.dumps({"level": "error", "event": why}) + "\n")
+            self._beats = False
+            self.signal(signal.SIGKILL)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the current life, if there is one."""
@@ -167,9 +203,16 @@ class Child:
             if newer.exists():
                 os.replace(newer, older)
 
+    def _on_beat(self) -> None:
+        if os.read(self._heart, 4096):
+            self._silent_s, self._beats = 0.0, True
+        else:
+            asyncio.get_running_loop().remove_reader(self._heart)
+
     def _on_exit(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        for fd in (self._pidfd, self._heart):
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
         assert self._process is not None
         assert self._exited is not None
         self._exited.set_result(self._process.wait())

@@ -6,17 +6,22 @@ thirst: INIT and RUN first (nothing new), then EVAL, the store (what was scored 
 gateway (its log is last to close), sandboxd. Children die with the supervisor (PDEATHSIG); what a
 killed supervisor leaves on disk is swept by the next one on the root.
 
+Freeze becomes death: a child that falls silent, or that is not ready in time after a restart, is
+ended through its pidfd and started again. Deaths while the root's disk is full are waited out and
+not counted.
+
 Not promised: that a child's death is free. RUN's death costs an attempt; see `docs/architecture.md`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
 from typing import Self
 
 from prorl.config import ServiceConfig
@@ -29,6 +34,19 @@ from prorl.types import Json
 
 READY_S = 60.0
 """A start that takes longer has failed."""
+
+AGAIN_S = 30.0
+"""The same for a restart: what it reads is in memory by now."""
+
+SILENCE_S = 8.0
+"""A child whose loop has not turned for this long is ended: freeze becomes death."""
+
+TICK_S = 0.5
+
+FULL_BYTES = 1 << 20
+"""A file system with less room than this is full: nobody is to blame for dying there."""
+
+FULL_WAIT_S = 5.0
 
 MISTAKE = 2
 """Exit code of a program that was told something wrong: trying again would not help."""
@@ -89,15 +107,27 @@ class Supervisor:
     """
 
     def __init__(
-        self, config: ServiceConfig, specs: Specs = child_specs, grace_s: float = GRACE_S
+        self,
+        config: ServiceConfig,
+        specs: Specs = child_specs,
+        grace_s: float = GRACE_S,
+        silence_s: float = SILENCE_S,
+        again_s: float = AGAIN_S,
     ) -> None:
-        self._specs, self._grace_s = specs, grace_s
+        self._specs, self._grace_s, self._silence_s, self._again_s = (
+            specs,
+            grace_s,
+            silence_s,
+            again_s,
+        )
         self._root = Root(config.root)
         self.config = config
         self.children: dict[str, Child] = {}
         self.ready: dict[str, Mapping[str, Json]] = {}
         """What each child said when it listened."""
         self.restarts = 0
+        self.trouble = ""
+        """What the service waits for outside of itself, in words."""
         self._commits = 0
         self._watchers: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[None] | None = None
@@ -142,10 +172,9 @@ class Supervisor:
         port = int(self.ready["gateway"].get("http_port", self.config.http_port))
         self.config = self.config.model_copy(update={"http_port": port})
         self._root.write(self.config)
-        self._watchers = [
-            asyncio.create_task(self._watch(child), name=f"watch {name}")
-            for name, child in self.children.items()
-        ]
+        for name, child in self.children.items():
+            self._background(self._watch(child), f"watch {name}")
+        self._background(end_the_silent(lambda: self.children.values(), self._silence_s), "listen")
 
     async def _all_ready(self) -> None:
         tasks = {
@@ -192,28 +221,49 @@ class Supervisor:
                 raise UnavailableError(
                     f"{child.spec.name} {exit_text(code)}{child.last_words()} (log: {child.log})"
                 )
-            history, wait_s = on_death(history, self._commits)
+            lived_s = time.monotonic() - child.started_at_s
+            history, wait_s = on_death(history, self._commits, lived_s)
+            while full := disk_full(self._root.path):
+                self.trouble = full
+                wait_s = FULL_WAIT_S
+                await asyncio.sleep(FULL_WAIT_S)
+            self.trouble = ""
             if wait_s is None:
                 self._give_up(child, code)
                 return
             self.restarts += 1
             await asyncio.sleep(wait_s)
             await self._restart(child)
-            with contextlib.suppress(UnavailableError):
-                self.ready[child.spec.name] = await child.ready(READY_S)
 
     async def _restart(self, child: Child) -> None:
         (self.config.socket_dir / f"{child.spec.name}.sock").unlink(missing_ok=True)
         await child.start()
+        try:
+            self.ready[child.spec.name] = await child.ready(self._again_s)
+        except UnavailableError:
+            child.end(f"not ready {self._again_s:g} s after its start: ended by the supervisor")
+
+    def _background(self, work: Coroutine[None, None, None], name: str) -> None:
+        """A task whose failure is the service's."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._watchers.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(UnavailableError(f"the supervisor cannot {task.get_name()}: {error!r}"))
 
     def _give_up(self, child: Child, code: int) -> None:
+        text = (
+            f"{child.spec.name} {exit_text(code)} again and again with no commit in"
+            f" between{child.last_words()}"
+        )
+        self._fail(UnavailableError(f"{text} (log: {child.log})"))
+
+    def _fail(self, error: UnavailableError) -> None:
         assert self._failed is not None
         if not self._failed.done():
-            text = (
-                f"{child.spec.name} {exit_text(code)} again and again with no commit in"
-                f" between{child.last_words()}"
-            )
-            self._failed.set_exception(UnavailableError(f"{text} (log: {child.log})"))
+            self._failed.set_exception(error)
             self._failed.exception()
 
     def kill(self) -> None:
@@ -231,6 +281,25 @@ class Supervisor:
             members = [child for child in self.children.values() if child.spec.stop_rank == rank]
             await asyncio.gather(*(child.stop(self._grace_s) for child in members))
         self._root.release(forget=not self._up)
+
+
+async def end_the_silent(
+    children: Callable[[], Iterable[Child]], silence_s: float = SILENCE_S
+) -> None:
+    """End whoever falls silent, for ever."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        for child in children():
+            if child.silence(TICK_S) >= silence_s:
+                child.end(f"silent for {silence_s:g} s: ended by the supervisor")
+
+
+def disk_full(path: Path) -> str:
+    """What is wrong with the room on a path's file system; empty when there is some."""
+    found = os.statvfs(path)
+    if found.f_bavail * found.f_frsize >= FULL_BYTES:
+        return ""
+    return f"the disk of {path} is full: waiting for {FULL_BYTES >> 20} MiB of room"
 
 
 def http_url(config: ServiceConfig) -> str:

@@ -1,5 +1,5 @@
-"""SIGKILL of each kind of process, ten times each, while it holds work: nothing lost, nothing
-twice, nothing left behind.
+"""SIGKILL of each kind of process, ten times each, and SIGSTOP, while it holds work: nothing lost,
+nothing twice, nothing left behind. A frozen process is ended by the supervisor.
 
 Work is submitted as long as there are kills to come, so that every kill meets a busy process.
 Judged by SQL over the stored run and by `verify`, not by counters.
@@ -31,6 +31,7 @@ from tests.integration.checks import check_complete, check_nothing_left, rows
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 KILLS = 10
+FREEZES = 2
 WAVE = 12
 POLICY = "scripted:oracle?delay_s=0.15"
 LIMITS = {"max_attempts": 40, "max_worker_losses": 40}
@@ -87,9 +88,11 @@ def _busy(name: str, view: dict[str, Json]) -> bool:
     return bool(counts.get("running", 0))
 
 
-async def _kill_again_and_again(running: Supervisor, client: Client, name: str) -> None:
+async def _strike(
+    running: Supervisor, client: Client, name: str, strike: signal.Signals, times: int
+) -> None:
     child = running.children[name]
-    for _ in range(KILLS):
+    for _ in range(times):
         seen: dict[str, Json] = {}
 
         async def busy(seen: dict[str, Json] = seen) -> bool:
@@ -98,12 +101,12 @@ async def _kill_again_and_again(running: Supervisor, client: Client, name: str) 
 
         await _until(busy, f"{name} holds work")
         lives, commits = child.lives, int(seen["commits"])
-        os.kill(child.pid, signal.SIGKILL)
+        child.signal(strike)
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
             return (
                 child.lives > lives
-                and child.alive
+                and child.beats
                 and int((await _view(client))["commits"]) > commits
             )
 
@@ -133,8 +136,11 @@ async def _feed(client: Client, kills: asyncio.Task[None]) -> int:
 
 
 @pytest.mark.parametrize("name", ["gateway", "sandboxd", "init-0", "run-0", "eval-0", "store"])
-async def test_killed_ten_times_while_it_holds_work(
-    tmp_path: Path, name: str, sandbox_kind: str
+@pytest.mark.parametrize(
+    ("strike", "times"), [(signal.SIGKILL, KILLS), (signal.SIGSTOP, FREEZES)], ids=["kill", "stop"]
+)
+async def test_struck_again_and_again_while_it_holds_work(
+    tmp_path: Path, name: str, strike: signal.Signals, times: int, sandbox_kind: str
 ) -> None:
     before = set(descendants(os.getpid()))
     root = tmp_path / "root"
@@ -144,10 +150,10 @@ async def test_killed_ten_times_while_it_holds_work(
         await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
-            kills = group.create_task(_kill_again_and_again(running, client, name))
+            kills = group.create_task(_strike(running, client, name, strike, times))
             expected = await _feed(client, kills)
             await asyncio.wait_for(asyncio.shield(finished), 90)
-        assert running.restarts == KILLS
+        assert running.restarts == times
     check_nothing_left(root, before)
     stored = check_complete(root / "r", expected)
     assert rows(stored, "select status, count(*) as n from rollouts group by 1") == [

@@ -17,7 +17,8 @@ import pytest
 
 from prorl.client.client import Client
 from prorl.client.fetch import FlightSource
-from prorl.errors import ConflictError, NotFoundError, UserError
+from prorl.control import ControlRow, Kind
+from prorl.errors import ConflictError, NotFoundError, SchemaError, UserError
 from prorl.flight import FlightNetwork
 from prorl.flight.ticket import Ticket
 from prorl.flight.wire import call_options
@@ -268,3 +269,19 @@ async def test_each_consumer_has_its_own_cursor(service: World) -> None:
             )
             assert seen == ["r@2", "r@3"]
             assert [cursor for cursor, _ in live] == ["r@1", "r@2", "r@3"]
+
+
+async def test_a_store_that_can_hear_no_more_ends_loudly(service: World) -> None:
+    """A handler's error once ended the control stream only: the process lived and the run hung."""
+
+    async def told_nonsense() -> None:
+        async with store(service):
+            service.core.journal.send_store(ControlRow(kind=Kind.RUN, run_id="r", payload="{}"))
+            await service.served.gateway.durable()
+            async with asyncio.timeout(30):
+                while service.core.state.store is not None:
+                    await asyncio.sleep(0.01)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await told_nonsense()
+    assert raised.group_contains(SchemaError)

@@ -103,6 +103,35 @@ async def test_a_killed_child_is_started_again(tmp_path: Path) -> None:
     assert start_ticks(after) is None
 
 
+async def test_a_frozen_child_is_ended_and_started_again(tmp_path: Path) -> None:
+    """SIGSTOP: nothing but silence tells it from a healthy one. Who never beat is left alone."""
+    config = ServiceConfig(root=tmp_path / "root")
+    async with Supervisor(config, family(tmp_path, "a", "beats"), silence_s=1.0) as supervisor:
+        quiet, child = supervisor.children["gateway"], supervisor.children["child-1"]
+        for _ in range(2):
+            before = child.pid
+            async with asyncio.timeout(30):
+                while not child.beats:
+                    await asyncio.sleep(0.01)
+                child.signal(signal.SIGSTOP)
+                await _gone(before)
+                while not (child.alive and child.pid != before):
+                    await asyncio.sleep(0.01)
+        assert "silent for 1 s" in (child.log.parent / "child-1.1.log").read_text()
+        assert quiet.lives == 1
+
+
+async def test_a_child_that_is_not_ready_in_time_is_ended(tmp_path: Path) -> None:
+    config = ServiceConfig(root=tmp_path / "root")
+    async with Supervisor(config, family(tmp_path, "a", "late"), again_s=3.0) as supervisor:
+        child = supervisor.children["child-1"]
+        child.signal(signal.SIGKILL)
+        async with asyncio.timeout(30):
+            while not (child.lives == 3 and child.alive):
+                await asyncio.sleep(0.01)
+            await child.ready(10)
+
+
 async def test_a_crash_loop_fails_with_the_last_words(tmp_path: Path) -> None:
     async with Supervisor(
         ServiceConfig(root=tmp_path / "root"), family(tmp_path, "a", "crashes")

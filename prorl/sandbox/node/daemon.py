@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
-from prorl.linux import calls
+from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
@@ -155,6 +155,7 @@ def _is_ours(writer: asyncio.StreamWriter) -> bool:
 async def serve(options: argparse.Namespace) -> None:
     """Open the pool, listen, and wait for SIGTERM or SIGINT."""
     check_socket_path(options.socket)
+    heartbeat.start()
     root = Path(options.root)
     root.mkdir(mode=0o711, parents=True, exist_ok=True)
     stop = asyncio.Event()

@@ -22,12 +22,23 @@ def main() -> None:
     else:
         signal.signal(signal.SIGTERM, lambda *_: leave(mode, where))
     print("chatter before", flush=True)
+    if mode == "late" and not_first(where):
+        time.sleep(3600)
     print('ready {"http_port": 4711}', flush=True)
     if mode == "crashes":
         print("out of luck", file=sys.stderr)
         os._exit(3)
     while True:
-        time.sleep(60)
+        if mode == "beats":
+            os.write(int(os.environ["PRORL_HEARTBEAT_FD"]), b".")
+        time.sleep(0.1 if mode == "beats" else 60)
+
+
+def not_first(where: Path) -> bool:
+    """Whether this is the second life; the third is as the first."""
+    with (where / "lives").open("a") as file:
+        file.write("x")
+    return (where / "lives").stat().st_size == 2
 
 
 def leave(mode: str, where: Path) -> None:
