@@ -83,6 +83,14 @@ class StoreConfig(_Model):
     hot_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
     )
+    compact_commits: int = Field(
+        default=256, ge=0, description="commits between two compactions; 0 = never"
+    )
+    replaced_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="how long parts that were compacted stay for readers that opened them",
+    )
     idle_s: float = Field(
         default=60.0,
         ge=0,

@@ -19,6 +19,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from prorl.errors import ProrlError
 from prorl.schema import SCORED, TABLES
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.sql import LockedDuckDB
@@ -31,7 +32,11 @@ _WORD = re.compile(r"\w+")
 
 
 class StoredRun:
-    """A run directory as it was when it was opened. Holds no open file."""
+    """A run directory as it was when it was opened. Holds no open file.
+
+    When it was compacted since, and the parts that it was opened with are gone, it is opened again:
+    the same rows and those that came meanwhile.
+    """
 
     def __init__(self, where: str | Path) -> None:
         """Open.
@@ -64,7 +69,12 @@ class StoredRun:
 
     def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
         """A table in memory."""
-        return self.dataset(table).to_table(columns=columns)
+        try:
+            return self.dataset(table).to_table(columns=columns)
+        except FileNotFoundError:
+            if not self._moved():
+                raise
+            return self.dataset(table).to_table(columns=columns)
 
     def partial(self) -> pa.Table:
         """Attempts that did not commit, in SCORED's shape."""
@@ -95,6 +105,21 @@ class StoredRun:
 
     def sql(self, statement: str, timeout_s: float | None = None) -> pa.Table:
         """Run one SELECT over the views. Raises UserError for anything else."""
+        try:
+            return self._sql(statement, timeout_s)
+        except ProrlError:
+            if not self._moved():
+                raise
+            return self._sql(statement, timeout_s)
+
+    def _moved(self) -> bool:
+        """Whether the run was compacted since it was opened; then we have opened it again."""
+        before = self.commits
+        if self.directory.compacted_upto() > (before[0].commit_seq if before else 0):
+            self.commits = tuple(self.directory.commits())
+        return self.commits is not before
+
+    def _sql(self, statement: str, timeout_s: float | None) -> pa.Table:
         database = LockedDuckDB(threads=_THREADS, memory="2GB")
         try:
             named = {word.lower() for word in _WORD.findall(statement)}

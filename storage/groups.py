@@ -9,8 +9,9 @@ mostly streamed right after its last member was written.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.errors import NotFoundError
+from prorl.errors import NotFoundError, StorageError
 from prorl.schema import SEQUENCES
-from prorl.storage.layout import PartFile, RunDir
+from prorl.storage.layout import Commit, PartFile, RunDir
 from prorl.storage.parts import PartReader, row_groups
 
 CACHE_BYTES = 32 << 20
@@ -33,51 +34,108 @@ class Place(NamedTuple):
     row_groups: tuple[int, ...]
 
 
+class Keys(NamedTuple):
+    """Which groups lie in each row group of a file."""
+
+    file: PartFile
+    commit_seq: int
+    """The commit that names it, or the last one of the range that does."""
+    groups: tuple[tuple[int, ...], ...]
+
+
+class Found(NamedTuple):
+    """What `GroupIndex.look` saw."""
+
+    commits: Sequence[Commit]
+    new: tuple[Keys, ...]
+
+
+def read_keys(run: RunDir, file: PartFile, commit_seq: int) -> Keys:
+    """From the key column of a `sequences` file. Raises StorageError."""
+    with PartReader(run, file) as part:
+        ids = part.read(columns=["group_id"]).column("group_id").to_numpy()
+        sizes = part.row_group_sizes
+    return Keys(file, commit_seq, _by_row_group(ids, sizes))
+
+
+def _by_row_group(ids: Any, sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    ends = np.cumsum(list(sizes))
+    return tuple(tuple(np.unique(part).tolist()) for part in np.split(ids, ends[:-1]))
+
+
 @dataclass(slots=True)
 class GroupIndex:
-    """Where each group of one run lies."""
+    """Where each group of one run lies. Grows with the run's groups, about 0.4 kB each."""
 
     run: RunDir
     cache_bytes: int = CACHE_BYTES
-    _files: list[PartFile] = field(default_factory=list)
+    _files: list[Keys] = field(default_factory=list)
     _places: dict[int, list[Place]] = field(default_factory=dict)
-    _cache: OrderedDict[tuple[int, int], pa.Table] = field(default_factory=OrderedDict)
+    _cache: OrderedDict[tuple[int, str], pa.Table] = field(default_factory=OrderedDict)
     cached_bytes: int = 0
 
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._places
 
-    def add_written(self, file: PartFile, rows: pa.Table) -> None:
+    def add_written(self, file: PartFile, rows: pa.Table, commit_seq: int) -> None:
         """Index a `sequences` part that was just written from `rows`, and remember the rows while
         there is room.
         """
         ids = rows.column("group_id").to_numpy()
-        number = self._place(file, [ids[start:stop] for start, stop in row_groups(rows)])
+        sizes = [stop - start for start, stop in row_groups(rows)]
+        self._place(Keys(file, commit_seq, _by_row_group(ids, sizes)))
         for group_id in np.unique(ids).tolist():
-            start, stop = np.searchsorted(ids, [group_id, group_id + 1])
-            self._remember((group_id, number), rows.slice(start, stop - start))
+            self._remember((group_id, file.path), _of_group(rows, group_id))
 
-    def add_stored(self, file: PartFile) -> None:
-        """Index a `sequences` part on disk by its key column."""
-        with PartReader(self.run, file) as part:
-            ids = [
-                part.read([i], ["group_id"]).column("group_id").to_numpy()
-                for i in range(part.num_row_groups)
-            ]
-        self._place(file, ids)
-
-    def _place(self, file: PartFile, ids_by_row_group: list[np.ndarray[Any, Any]]) -> int:
+    def _place(self, keys: Keys) -> None:
         number = len(self._files)
-        self._files.append(file)
+        self._files.append(keys)
         found: dict[int, list[int]] = {}
-        for row_group, ids in enumerate(ids_by_row_group):
-            for group_id in np.unique(ids).tolist():
+        for row_group, ids in enumerate(keys.groups):
+            for group_id in ids:
                 found.setdefault(group_id, []).append(row_group)
         for group_id, numbers in found.items():
             self._places.setdefault(group_id, []).append(Place(number, tuple(numbers)))
-        return number
 
-    def _remember(self, key: tuple[int, int], rows: pa.Table) -> None:
+    def look(self, commits: Sequence[Commit] | None = None) -> Found:
+        """The directory as it is (or as `commits` say), with the keys of files that are not
+        indexed here. Blocking; may run on any thread. Raises StorageError.
+        """
+        commits = self.run.commits() if commits is None else commits
+        known = {keys.file.path for keys in self._files}
+        new = tuple(
+            read_keys(self.run, file, commit.commit_seq)
+            for commit in commits
+            for file in commit.files
+            if file.table == "sequences" and file.rows and file.path not in known
+        )
+        return Found(commits, new)
+
+    def take_over(self, found: Found) -> None:
+        """Index what was found. A range of compacted commits stands for every file of the commits
+        that it covers; younger files stay.
+        """
+        commits, new = found
+        upto = max((commit.commit_seq for commit in commits if commit.first_seq), default=0)
+        known = {keys.file.path: keys for keys in (*self._files, *new)}
+        named = {
+            file.path: commit.commit_seq
+            for commit in commits
+            for file in commit.files
+            if file.path in known
+        }
+        files = [known[path]._replace(commit_seq=seq) for path, seq in named.items()]
+        pending = [
+            keys for keys in self._files if keys.commit_seq > upto and keys.file.path not in named
+        ]
+        self._files, self._places = [], {}
+        for keys in (*files, *pending):
+            self._place(keys)
+        there = {keys.file.path for keys in self._files}
+        for group_id, path in [key for key in self._cache if key[1] not in there]:
+            self.cached_bytes -= self._cache.pop((group_id, path)).nbytes
+
+    def _remember(self, key: tuple[int, str], rows: pa.Table) -> None:
         self._cache[key] = rows
         self.cached_bytes += rows.nbytes
         while self.cached_bytes > self.cache_bytes and self._cache:
@@ -90,7 +148,8 @@ class GroupIndex:
         """
         for group_id in group_ids:
             for place in self._places.get(group_id, ()):
-                if (rows := self._cache.pop((group_id, place.file), None)) is not None:
+                key = (group_id, self._files[place.file].file.path)
+                if (rows := self._cache.pop(key, None)) is not None:
                     self.cached_bytes -= rows.nbytes
 
     def read(self, group_id: int) -> pa.RecordBatch:
@@ -98,10 +157,14 @@ class GroupIndex:
 
         Raises NotFoundError when no part has any.
         """
-        places = self._places.get(group_id)
-        if not places:
-            raise NotFoundError(f"group {group_id} has no sequences in {self.run.root}")
-        rows = pa.concat_tables([self._rows(group_id, place) for place in places])
+        try:
+            rows = self._read(group_id)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
+            # Compacted by somebody else, and the parts that we know are gone.
+            self.take_over(self.look())
+            rows = self._read(group_id)
         order = pc.sort_indices(
             rows, sort_keys=[("sample_index", "ascending"), ("segment", "ascending")]
         ).to_pylist()
@@ -109,12 +172,23 @@ class GroupIndex:
         ((batch,)) = pa.concat_tables(slices).combine_chunks().to_batches()
         return batch.replace_schema_metadata(SEQUENCES.metadata)
 
+    def _read(self, group_id: int) -> pa.Table:
+        places = self._places.get(group_id)
+        if not places:
+            raise NotFoundError(f"group {group_id} has no sequences in {self.run.root}")
+        return pa.concat_tables([self._rows(group_id, place) for place in places])
+
     def _rows(self, group_id: int, place: Place) -> pa.Table:
-        cached = self._cache.get((group_id, place.file))
+        file = self._files[place.file].file
+        cached = self._cache.get((group_id, file.path))
         if cached is not None:
             return cached
-        with PartReader(self.run, self._files[place.file]) as part:
+        with PartReader(self.run, file) as part:
             rows = part.read(list(place.row_groups))
-        ids = rows.column("group_id").to_numpy()
-        start, stop = np.searchsorted(ids, [group_id, group_id + 1])
-        return rows.slice(start, stop - start)
+        return _of_group(rows, group_id)
+
+
+def _of_group(rows: pa.Table, group_id: int) -> pa.Table:
+    """A group's rows lie together in every file."""
+    (at,) = np.nonzero(rows.column("group_id").to_numpy() == group_id)
+    return rows.slice(at[0], at[-1] + 1 - at[0])

@@ -2,30 +2,36 @@
 
     RUN/manifest.json                        config, hashes and versions; the gateway writes it
     RUN/commits/0000000001.json              one per commit: the files that it made visible, with rows, bytes, sha256
+    RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their rows now
     RUN/{sequences,rollouts,turns,messages,groups,tasks}/PART.parquet
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
     RUN/partial/ROLLOUT-ATTEMPT.parquet      attempts that did not commit, in SCORED's shape, outside every view
 
 Invariants: a commit names whole files that never change; every row of a table is in exactly one
-named file; commits are numbered densely from 1. A file that no commit names does not exist for a
-reader (a crash may leave some; `RunDir.sweep` removes them). A file that a commit on disk names is
-never removed, whatever the log says. Everything goes through fsspec, so
-that a run directory may lie in an object store; a copied one works like the original.
+named file; commits are numbered densely from 1. The longest range of compacted commits stands for
+all commits that it covers, from the moment on at which its name appears (`compact.py`); a reader
+opens it and the commits after it, nothing else. A file that no such commit names does not exist for
+a reader: a crash may leave some (`RunDir.sweep` and `compact.collect` remove them), and files that
+a range has replaced stay for a while for readers who opened the run before (so a plain glob may
+count rows twice until then). A file that such a commit names is never removed, whatever the log
+says. Everything goes through fsspec, so that a run directory may lie in an
+object store; a copied one works like the original.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import orjson
 from fsspec.implementations.local import LocalFileSystem
 
 from prorl.control import PartFile as PartFile
-from prorl.errors import ConflictError, NotFoundError, SchemaError
+from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.schema import SCHEMA_VERSION, TABLES, check_version
 from prorl.storage.publish import TEMP_MARK, Publish, publish, sync_directory
 from prorl.types import Json
@@ -45,10 +51,15 @@ class Commit:
     files: tuple[PartFile, ...]
     run_id: str
     schema_version: int = SCHEMA_VERSION
+    first_seq: int = 0
+    """Of a range of compacted commits: the first one that it stands for, always 1. Else 0."""
 
     def dumps(self) -> bytes:
         """As the content of `commits/<seq>.json`; equal commits give equal bytes."""
-        return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
+        values = asdict(self)
+        if not self.first_seq:
+            del values["first_seq"]
+        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
     @classmethod
     def loads(cls, data: bytes, where: str) -> Commit:
@@ -65,11 +76,52 @@ class Commit:
             raise SchemaError(f"{where}: {error}", "a commit as prorl writes it") from None
 
 
+class CommitName(NamedTuple):
+    """What a commit's file is called.
+
+    >>> str(CommitName(0, 7)), str(CommitName(1, 7))
+    ('0000000007.json', '0000000001-0000000007.json')
+    >>> CommitName.parse("0000000001-0000000007.json")
+    CommitName(first=1, last=7)
+    """
+
+    first: int
+    """Of a range; 0 for one commit."""
+    last: int
+
+    def __str__(self) -> str:
+        start = f"{self.first:010d}-" if self.first else ""
+        return f"{start}{self.last:010d}.json"
+
+    @classmethod
+    def parse(cls, name: str) -> CommitName | None:
+        """None when `name` is no commit's."""
+        found = _COMMIT_NAME.fullmatch(name)
+        return cls(int(found[1] or 0), int(found[2])) if found else None
+
+
+_COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})\.json")
+_LIST_AGAIN = 10
+
+
+def _current(names: Sequence[CommitName]) -> list[CommitName]:
+    """Of names in order: the longest range, and what comes after it."""
+    ranges = [name for name in names if name.first]
+    upto = ranges[-1].last if ranges else 0
+    return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
+
+
+def _only(found: dict[str, bytes] | bytes) -> bytes:
+    return found if isinstance(found, bytes) else next(iter(found.values()))
+
+
 class RunDir:
     """A run directory on any fsspec filesystem: paths, commits, sweeping. Holds no open file."""
 
     def __init__(self, where: str | Path) -> None:
         fs, root = fsspec.core.url_to_fs(str(where))
+        self.where = str(where)
+        """Path or URL, as another process would open it."""
         self.fs: Any = fs
         self.root: str = root.rstrip("/")
 
@@ -119,30 +171,52 @@ class RunDir:
         )
         return dict(values)
 
-    def commit_path(self, commit_seq: int) -> str:
-        """Where a commit is published; names sort in commit order."""
-        return self.path(COMMITS, f"{commit_seq:010d}.json")
+    def commit_path(self, commit_seq: int, first_seq: int = 0) -> str:
+        """Where a commit, or a range of compacted ones, is published."""
+        return self.path(COMMITS, str(CommitName(first_seq, commit_seq)))
+
+    def commit_names(self) -> list[CommitName]:
+        """Every commit and every range that is published, in order of the last commit in it."""
+        found = (CommitName.parse(name) for name in self.names(COMMITS))
+        return sorted((name for name in found if name), key=lambda name: (name.last, name.first))
 
     def commits(self) -> list[Commit]:
-        """Every published commit, in order.
+        """What a reader opens: the longest range of compacted commits if there is one, then every
+        commit after it, in order.
 
         Raises SchemaError for one that this code cannot read.
         """
-        names = [
-            name
-            for name in self.names(COMMITS)
-            if name.endswith(".json") and not name.startswith(TEMP_MARK)
-        ]
-        paths = [self.path(COMMITS, name) for name in sorted(names)]
-        return [Commit.loads(self.fs.cat_file(path), path) for path in paths]
+        for _ in range(_LIST_AGAIN):
+            try:
+                return self.read_commits(_current(self.commit_names()))
+            except FileNotFoundError:
+                # Compacted and removed between our listing and our reading.
+                continue
+        raise StorageError(f"{self.path(COMMITS)} changes faster than it can be read")
+
+    def read_commits(self, names: Sequence[CommitName]) -> list[Commit]:
+        """These commits. Raises FileNotFoundError when one is gone, SchemaError as `commits`."""
+        paths = [self.path(COMMITS, str(name)) for name in names]
+        if self.local or not paths:
+            contents = [self.fs.cat_file(path) for path in paths]
+        else:
+            found = self.fs.cat(paths)
+            contents = [found[path] for path in paths] if len(paths) > 1 else [_only(found)]
+        return [Commit.loads(content, path) for content, path in zip(contents, paths, strict=True)]
+
+    def compacted_upto(self) -> int:
+        """The last commit that a range stands for; 0 when nothing is compacted."""
+        return max((name.last for name in self.commit_names() if name.first), default=0)
 
     def check_known(self, num_commits: int) -> None:
         """Raises ConflictError when the directory holds commits that a log with that many does not
         know: it is older than the directory, or not its log at all.
         """
-        self.fs.invalidate_cache()
-        beyond = self.commit_path(num_commits + 1)
-        if self.fs.exists(beyond):
+        upto = self.compacted_upto()
+        beyond = (
+            self.commit_path(upto, 1) if upto > num_commits else self.commit_path(num_commits + 1)
+        )
+        if upto > num_commits or self.fs.exists(beyond):
             raise ConflictError(
                 f"{beyond} is there, and the control log knows {num_commits} commits of the run",
                 "the log that wrote this directory",

@@ -12,6 +12,7 @@ once the log gave it.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from prorl.storage.endpoint import Endpoint, on_own_thread
 from prorl.storage.facts import COLUMNS, FactBook
 from prorl.storage.filter import compile_filter, valid_members
 from prorl.storage.groups import CACHE_BYTES, GroupIndex
+from prorl.storage.helper import Helper
 from prorl.storage.layout import RunDir
 from prorl.storage.parts import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
@@ -56,13 +58,16 @@ class LiveRun:
         control: ControlPort,
         endpoint: Endpoint,
         settings: StoreConfig,
+        helper: Helper,
     ) -> None:
         self.run_id = snapshot.run_id
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
         self._facts = FactBook()
         self._streams = streams = snapshot.delivery == "stream"
-        self._idle_s = settings.idle_s
+        self._settings, self._helper = settings, helper
+        self._new_commits = 0
+        self._many_commits = asyncio.Event()
         self._finished = asyncio.Event()
         self.index = GroupIndex(
             RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0
@@ -108,9 +113,11 @@ class LiveRun:
             async with asyncio.TaskGroup() as group:
                 writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
                 group.create_task(self._decide(), name=f"decide {self.run_id}")
+                compacting = group.create_task(self._compact(), name=f"compact {self.run_id}")
                 retiring = group.create_task(self._retire(), name=f"retire {self.run_id}")
                 await writing
                 retiring.cancel()
+                compacting.cancel()
         finally:
             self._filter.close()
 
@@ -122,8 +129,7 @@ class LiveRun:
         if not self.index.run.commits():
             return []
         stored = StoredRun(self.index.run.root)
-        for file in stored.files("sequences"):
-            self.index.add_stored(file)
+        self.index.take_over(self.index.look(stored.commits))
         return [read_part(stored.directory, file, COLUMNS) for file in stored.files("rollouts")]
 
     async def restore(self, snapshot: RunSnapshot) -> None:
@@ -145,12 +151,29 @@ class LiveRun:
 
     def _committed(self, written: Written) -> None:
         """A part is in the log: its groups can be decided and served from now on."""
+        self._new_commits += 1
+        if self._new_commits >= (self._settings.compact_commits or math.inf):
+            self._many_commits.set()
         if (rollouts := written.tables.get("rollouts")) is not None:
             self._facts.add(rollouts)
             self.rows_committed += rollouts.num_rows
         if (rows := written.tables.get("sequences")) is not None:
             file = next(file for file in written.commit.files if file.table == "sequences")
-            self._endpoint.soon(lambda: self.index.add_written(file, rows))
+            seq = written.commit.commit_seq
+            self._endpoint.soon(lambda: self.index.add_written(file, rows, seq))
+
+    async def _compact(self) -> None:
+        """Whenever many commits have come since the last time."""
+        while True:
+            await self._many_commits.wait()
+            self._many_commits.clear()
+            self._new_commits = 0
+            await self._tidy()
+
+    async def _tidy(self, *, everything: bool = False) -> None:
+        if await self._helper.tidy(self.index.run.where, everything=everything):
+            found = await on_own_thread(self.index.look, f"look {self.run_id}")
+            await self._endpoint.on_thread(lambda: self.index.take_over(found))
 
     def complete(self, group: GroupComplete) -> None:
         """All members of a group are terminal: decide."""
@@ -203,11 +226,16 @@ class LiveRun:
 
     async def _retire(self) -> None:
         """Drain once the run is finished, its trainer has read all of it, and nobody has asked for
-        anything for a while.
+        anything for a while; compact it to the end before.
         """
+        idle_s, replaced_s = self._settings.idle_s, self._settings.replaced_s
         await self._finished.wait()
-        while self._owed or self.order.idle_s < self._idle_s:
-            await asyncio.sleep(max(_LOOK_S, self._idle_s - self.order.idle_s))
+        while self._owed or self.order.idle_s < idle_s:
+            await asyncio.sleep(max(_LOOK_S, idle_s - self.order.idle_s))
+        if self._settings.compact_commits:
+            await self._tidy(everything=True)
+            await asyncio.sleep(replaced_s)
+            await self._tidy(everything=True)
         self.drain()
 
     @property

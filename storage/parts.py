@@ -10,6 +10,7 @@ from the same bytes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from prorl.storage.layout import PartFile, RunDir
 
 MIN_GROUP_ROWS = 8
 MAX_GROUP_ROWS = 64
+ROW_GROUP_BYTES = 4 << 20
 
 _SPLIT = {
     "token_ids.list.element": "BYTE_STREAM_SPLIT",
@@ -57,10 +59,16 @@ def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
         write_statistics=_SCALARS[table],
         write_page_checksum=True,
     ) as writer:
-        for start, stop in row_groups(rows) if sequences else [(0, rows.num_rows)]:
+        for start, stop in row_groups(rows) if sequences else _by_size(rows):
             if stop > start:
                 writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
     return sink.getvalue()
+
+
+def _by_size(rows: pa.Table) -> list[tuple[int, int]]:
+    """Row groups of `ROW_GROUP_BYTES`, about: what a reader of a few rows has to decode."""
+    each = max(1024, rows.num_rows * ROW_GROUP_BYTES // max(1, rows.nbytes))
+    return [(i, min(i + each, rows.num_rows)) for i in range(0, rows.num_rows, each)]
 
 
 def encode_partial(row: pa.RecordBatch, run_id: str) -> pa.Buffer:
@@ -129,7 +137,10 @@ class PartReader:
 
     def __init__(self, run: RunDir, file: PartFile) -> None:
         self._where, self._table = run.path(file.path), file.table
-        self._file = run.fs.open(self._where, "rb")
+        try:
+            self._file = run.fs.open(self._where, "rb")
+        except FileNotFoundError:
+            raise StorageError(errno.ENOENT, f"{self._where} is gone") from None
         try:
             self._parquet = pq.ParquetFile(
                 self._file, page_checksum_verification=True, pre_buffer=False
@@ -149,6 +160,18 @@ class PartReader:
     def num_row_groups(self) -> int:
         """How many row groups it has."""
         return int(self._parquet.num_row_groups)
+
+    @property
+    def row_group_sizes(self) -> list[int]:
+        """Rows of each row group."""
+        about = self._parquet.metadata
+        return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+
+    @property
+    def raw_bytes(self) -> int:
+        """Of all its columns, not compressed."""
+        about = self._parquet.metadata
+        return sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
 
     def read(
         self, row_groups: list[int] | None = None, columns: list[str] | None = None
@@ -177,6 +200,12 @@ def read_part(run: RunDir, file: PartFile, columns: list[str] | None = None) -> 
     """All rows of one file."""
     with PartReader(run, file) as part:
         return part.read(columns=columns)
+
+
+def raw_bytes(run: RunDir, file: PartFile) -> int:
+    """How many bytes a file's rows are when they are not compressed, from its footer."""
+    with PartReader(run, file) as part:
+        return part.raw_bytes
 
 
 SEQUENCE_KEYS = [

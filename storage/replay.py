@@ -8,6 +8,7 @@ changes nothing on disk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +28,11 @@ class ReplayOrder:
         self._groups = delivery_order(stored)
         self._sizes = group_bytes(stored)
         self._cursors: dict[str, int] = {}
+
+    @property
+    def groups(self) -> Sequence[int]:
+        """Group ids in the order in which they are served."""
+        return self._groups
 
     @property
     def delivered(self) -> int:
@@ -104,8 +110,7 @@ def estimate_bytes(rollouts: pa.Table) -> pa.ChunkedArray:
 def stored_index(stored: StoredRun) -> GroupIndex:
     """Where each group of a stored run lies."""
     index = GroupIndex(stored.directory)
-    for file in stored.files("sequences"):
-        index.add_stored(file)
+    index.take_over(index.look(stored.commits))
     return index
 
 

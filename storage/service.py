@@ -39,6 +39,7 @@ from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
 from prorl.storage.catalog import is_run
 from prorl.storage.endpoint import Endpoint, ServedRun, on_own_thread
+from prorl.storage.helper import Helper
 from prorl.storage.liverun import LiveRun
 from prorl.storage.replay import open_replay
 from prorl.types import AttemptKey
@@ -70,6 +71,7 @@ class Store:
         self._endpoint = endpoint
         self._runs: dict[str, LiveRun] = {}
         self._retired_rows = 0
+        self._helper = Helper(config.store.replaced_s)
         self._run_came = asyncio.Event()
         identity = Identity(
             role="store", worker=WORKER, node=config.node_id, location=location, slots=SLOTS
@@ -134,7 +136,12 @@ class Store:
             self._group.create_task(run.restore(snapshot))
             return
         run = self._runs[row.run_id] = LiveRun(
-            self.config.root, snapshot, self.control, self._endpoint, self.config.store
+            self.config.root,
+            snapshot,
+            self.control,
+            self._endpoint,
+            self.config.store,
+            self._helper,
         )
         life = self._group.create_task(self._live(run), name=f"run {row.run_id}")
         self._lives.add(life)

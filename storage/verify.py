@@ -24,6 +24,7 @@ from prorl.errors import ProrlError, SchemaError, StorageError
 from prorl.schema import TABLES
 from prorl.sequences import validate_sequences
 from prorl.storage.catalog import StoredRun
+from prorl.storage.compact import replaced
 from prorl.storage.layout import COMMITS, EMPTY, PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import PartReader
 from prorl.storage.publish import TEMP_MARK
@@ -127,17 +128,19 @@ def verify(where: str | Path) -> list[Finding]:
 
 
 def _commits(commits: Iterable[Commit]) -> Iterator[Finding]:
-    for expected, commit in enumerate(commits, 1):
-        if commit.commit_seq != expected:
+    expected = 1
+    for commit in commits:
+        if (commit.first_seq or commit.commit_seq) != expected:
             yield Finding(
                 where="commits",
                 what=f"commit {commit.commit_seq} stands where {expected} was expected",
             )
             return
+        expected = commit.commit_seq + 1
 
 
 def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
-    named = {file.path for commit in commits for file in commit.files}
+    named = {file.path for commit in commits for file in commit.files} | replaced(run)
     for folder in (*TABLES, COMMITS, PARTIAL):
         for name in sorted(run.names(folder)):
             stray = folder in TABLES and name != EMPTY and f"{folder}/{name}" not in named

@@ -123,6 +123,7 @@ class RunWriter:
         self._draining = False
         self._last_flush = -math.inf
         self._flying_part = ""
+        self._compacted_upto = 0
         self._stored = Stored()
 
     @property
@@ -138,6 +139,7 @@ class RunWriter:
         not know.
         """
         await asyncio.to_thread(self._prepare, set(snapshot.parts))
+        self._compacted_upto = await asyncio.to_thread(self.directory.compacted_upto)
         await self.publish_missing(snapshot)
 
     def _prepare(self, parts: set[str]) -> None:
@@ -354,6 +356,7 @@ class RunWriter:
         )
 
     async def _show(self, commit: Commit) -> None:
-        """Make a commit visible to readers."""
-        await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
+        """Make a commit visible to readers, unless it was, and is compacted by now."""
+        if commit.commit_seq > self._compacted_upto:
+            await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
         await self._control.request(Published(commit_seq=commit.commit_seq), run_id=self.run_id)

@@ -28,7 +28,7 @@ def new_run(root: Path, run_id: str = "demo", **manifest: object) -> RunDir:
 
 def add_commit(run: RunDir, tables_: Mapping[str, pa.Table]) -> Commit:
     """Write one part and publish it."""
-    seq = len(run.commits()) + 1
+    seq = max((commit.commit_seq for commit in run.commits()), default=0) + 1
     part, files = f"part-{seq:04d}", []
     for name, rows in tables_.items():
         content = encode(name, rows, run.name, part)

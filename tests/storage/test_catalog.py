@@ -265,10 +265,7 @@ def test_a_group_is_the_same_batch_wherever_its_members_lie(tmp_path: Path) -> N
     add_rows(run, [rows[7], *rows[8:]])
     add_rows(run, [rows[6]])
     index = GroupIndex(run)
-    for commit in run.commits():
-        for file in commit.files:
-            if file.table == "sequences":
-                index.add_stored(file)
+    index.take_over(index.look())
     assert row_hashes(index.read(1)) == row_hashes(together)
     assert index.read(1).schema.equals(SEQUENCES)
     with pytest.raises(NotFoundError):
@@ -280,11 +277,11 @@ def test_cached_rows_equal_stored_rows_and_stay_within_bounds(tmp_path: Path) ->
     index, cold = GroupIndex(run, cache_bytes=4000), GroupIndex(run)
     for start in range(0, 32, 8):
         rows = [scored(i) for i in range(start, start + 8)]
-        file = next(f for f in add_rows(run, rows).files if f.table == "sequences")
-        index.add_written(
-            file, pa.Table.from_batches([tables(pa.concat_batches(rows))["sequences"]])
-        )
-        cold.add_stored(file)
+        commit = add_rows(run, rows)
+        file = next(file for file in commit.files if file.table == "sequences")
+        written = pa.Table.from_batches([tables(pa.concat_batches(rows))["sequences"]])
+        index.add_written(file, written, commit.commit_seq)
+    cold.take_over(cold.look())
     assert 0 < index.cached_bytes <= 4000
     for group_id in range(8):
         assert row_hashes(index.read(group_id)) == row_hashes(cold.read(group_id))

@@ -26,6 +26,7 @@ from prorl.rows import row_hashes
 from prorl.schema import MAX_BATCH_BYTES, STREAM
 from prorl.storage.catalog import query
 from prorl.storage.endpoint import Endpoint
+from prorl.storage.layout import RunDir
 from prorl.storage.replay import open_replay
 from prorl.storage.verify import verify
 from tests.service.world import TOKEN, World, group, world
@@ -127,7 +128,7 @@ async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_director
 async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_directory(
     service: World,
 ) -> None:
-    quick = service.config.store.model_copy(update={"idle_s": 0.0})
+    quick = service.config.store.model_copy(update={"idle_s": 0.0, "replaced_s": 0.0})
     service.config = service.config.model_copy(update={"store": quick})
     async with store(service) as made, pipeline(service):
         await submit(service)
@@ -138,6 +139,28 @@ async def test_a_finished_run_that_was_read_is_closed_and_served_from_its_direct
             await asyncio.to_thread(trainer.commit, live[-1][0])
             while made.runs:
                 await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(stream, trainer, "r@0") == live
+    assert len(list((directory(service) / "commits").iterdir())) == 1, "compacted to the end"
+    assert verify(directory(service)) == []
+
+
+async def test_a_run_is_compacted_while_it_is_written_and_streamed(service: World) -> None:
+    quick = {"compact_commits": 2, "replaced_s": 0.0, "flush_s": 0.001}
+    store_config = service.config.store.model_copy(update=quick)
+    service.config = service.config.model_copy(update={"store": store_config})
+    async with store(service) as made, pipeline(service):
+        await submit(service, count=24)
+        with client(made.location) as trainer:
+            live = await asyncio.to_thread(stream, trainer)
+            run = RunDir(directory(service))
+            while not run.compacted_upto():
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(stream, trainer, "r@0") == live
+            await asyncio.to_thread(trainer.commit, live[-1][0])
+        await service.until(lambda view: view["state"] == "finished")
+    assert verify(directory(service)) == []
+    async with store(service) as second:
+        with client(second.location) as trainer:
             assert await asyncio.to_thread(stream, trainer, "r@0") == live
 
 

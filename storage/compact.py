@@ -1,0 +1,381 @@
+"""Compaction: many small parts become few large ones, at any time, under everybody's eyes.
+
+    small parts -> packs, sorted for their readers -> one commit that stands for commits 1 to N
+                -> (after a while) the parts and commits that it replaced are removed
+
+A range of compacted commits appears by one conditional put of its name, so readers see the old set
+or the new one. Wherever compaction dies, what it leaves is a file that nothing names; a second one
+at the same time wastes its work and breaks nothing. Before the range is published every pack is
+read back and must hold the same rows, by value, as the parts that it replaces, and every file that
+the range names must be there.
+
+`sequences` are sorted as trainers read them (delivery order, then what was never delivered by
+group); the other tables by their ids, which is by task too, since ids are given in order of
+acceptance. A pack holds up to `PACK_BYTES` of Arrow data. Full packs are never written again, small
+ones are merged while they are no more than twice what is new: each row is written about log2 times.
+
+`collect` removes what was replaced once readers had `grace_s` to notice (`StoredRun` and
+`GroupIndex` open a run again when a file is gone). It never touches a file that a current commit
+names, nor a part that no commit has ever named: that one may be about to be committed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from prorl.errors import ConflictError, StorageError
+from prorl.schema import TABLES
+from prorl.storage.layout import COMMITS, Commit, CommitName, PartFile, RunDir
+from prorl.storage.parts import encode, part_file, raw_bytes, read_part
+from prorl.storage.publish import TEMP_MARK, Publish, publish
+from prorl.storage.sql import LockedDuckDB
+
+PACK = "pack-"
+"""How the files of a compaction are called."""
+
+PACK_BYTES = 192 << 20
+"""Arrow bytes of one table in one pack, about: what compaction has in memory, two or three times."""
+
+FULL_BYTES = 64 << 20
+"""A pack with so many Arrow bytes is never written again."""
+
+GRACE_S = 60.0
+"""How long what was replaced stays for readers that know no better."""
+
+SPENT_S = 1800.0
+"""A compaction that took longer gives up: `collect` may take its packs for a dead one's."""
+
+ORDER: Mapping[str, tuple[str, ...]] = {
+    "sequences": ("sample_index", "segment"),
+    "rollouts": ("rollout_id",),
+    "turns": ("rollout_id", "turn"),
+    "messages": ("rollout_id", "index"),
+    "groups": ("event_seq",),
+    "tasks": ("group_id",),
+}
+"""What the rows of a pack are sorted by; `sequences` by the rank of their group first."""
+
+Step = Callable[[str], None]
+"""Told what was just done: where a test may kill us."""
+
+
+class Checksum(NamedTuple):
+    """Of a table's rows by value, whatever their order."""
+
+    rows: int
+    sum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction did."""
+
+    commit: Commit
+    num_before: int
+    """Files that readers had to open before."""
+
+    @property
+    def num_after(self) -> int:
+        """Files that they open now."""
+        return len(self.commit.files)
+
+
+def compact(
+    run: RunDir,
+    *,
+    everything: bool = False,
+    pack_bytes: int = PACK_BYTES,
+    publish: Publish = publish,
+    step: Step = lambda name: None,
+) -> Compacted | None:
+    """Merge small parts; None when there is nothing to merge. `everything`: small packs too.
+
+    Raises StorageError when a pack does not hold what it should, and ConflictError when another
+    compaction of this run is under way on this host.
+    """
+    with _alone(run):
+        commits = _dense(run.commits())
+        files = [file for commit in commits for file in commit.files if file.rows]
+        if not commits or (len(commits) == 1 and not (everything and commits[0].first_seq)):
+            return None
+        started = time.monotonic()
+        work = _Work(run, commits, pack_bytes, publish, step)
+        try:
+            named = [
+                file
+                for table in TABLES
+                for file in work.table(
+                    table, [file for file in files if file.table == table], everything
+                )
+            ]
+            if len(commits) == 1 and len(named) == len(files):
+                return None
+            if time.monotonic() - started > SPENT_S:
+                raise StorageError(f"compaction of {run.root} took more than {SPENT_S:g} s")
+            _check_there(run, named)
+        except BaseException:
+            work.undo()
+            raise
+        commit = Commit(
+            first_seq=1,
+            commit_seq=commits[-1].commit_seq,
+            part=work.name,
+            files=tuple(named),
+            run_id=commits[-1].run_id,
+        )
+        step("packs")
+        publish(run.fs, run.commit_path(commit.commit_seq, 1), commit.dumps())
+        step("range")
+        return Compacted(commit=commit, num_before=len(files))
+
+
+def _dense(commits: Sequence[Commit]) -> list[Commit]:
+    """Up to the first gap: what follows one is not settled."""
+    found: list[Commit] = []
+    for commit in commits:
+        if not commit.first_seq and commit.commit_seq != (found[-1].commit_seq if found else 0) + 1:
+            break
+        found.append(commit)
+    return found
+
+
+class _Work:
+    """One compaction: which files of each table, in which order, and what was written so far."""
+
+    def __init__(
+        self, run: RunDir, commits: Sequence[Commit], pack_bytes: int, publish: Publish, step: Step
+    ) -> None:
+        self._run, self._pack_bytes, self._publish, self._step = run, pack_bytes, publish, step
+        self._run_id = commits[-1].run_id
+        self._ranks = _delivery_ranks(run, commits)
+        self._written: list[PartFile] = []
+        self.name = f"{PACK}{uuid.uuid4().hex[:16]}"
+
+    def table(self, table: str, files: Sequence[PartFile], everything: bool) -> list[PartFile]:
+        """The files of a table afterwards, in the order of their oldest commit."""
+        start = self._first_to_merge(files, everything)
+        merged = list(files[:start])
+        together: list[tuple[PartFile, pa.Table]] = []
+        for file in files[start:]:
+            rows = read_part(self._run, file)
+            if together and sum(t.nbytes for _, t in together) + rows.nbytes > self._pack_bytes:
+                merged.append(self._pack(table, together))
+                together = []
+            together.append((file, rows))
+        if together:
+            merged.append(self._pack(table, together))
+        return merged
+
+    def _first_to_merge(self, files: Sequence[PartFile], everything: bool) -> int:
+        start, new = len(files), 0
+        while start:
+            file = files[start - 1]
+            if file.path.split("/")[-1].startswith(PACK) and (
+                (file.bytes > 2 * new and not everything)
+                or raw_bytes(self._run, file) >= min(FULL_BYTES, self._pack_bytes // 2)
+            ):
+                break
+            new += file.bytes
+            start -= 1
+        return start
+
+    def _pack(self, table: str, parts: list[tuple[PartFile, pa.Table]]) -> PartFile:
+        """One file with the rows of these; the file itself when it is alone and sorted already."""
+        if len(parts) == 1 and parts[0][0].path.split("/")[-1].startswith(PACK):
+            return parts[0][0]
+        rows = pa.concat_tables([rows for _, rows in parts])
+        parts.clear()
+        expected = checksum(rows)
+        rows = rows.take(pa.array(self._order(table, rows)))
+        name = f"{self.name}-{len(self._written):04d}"
+        content = encode(table, rows, self._run_id, name)
+        file = part_file(table, name, rows.num_rows, content)
+        del rows
+        self._written.append(file)
+        self._publish(self._run.fs, self._run.path(file.path), content)
+        del content
+        self._step(f"pack {table}")
+        if checksum(read_part(self._run, file)) != expected:
+            raise StorageError(f"{self._run.path(file.path)} does not hold what it replaces")
+        return file
+
+    def _order(self, table: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        keys = [rows.column(name).to_numpy() for name in reversed(ORDER[table])]
+        if table == "sequences":
+            keys.append(self._ranks.of(rows.column("group_id").to_numpy()))
+        order: np.ndarray[tuple[int], np.dtype[np.int64]] = np.lexsort(keys).astype(np.int64)
+        return order
+
+    def undo(self) -> None:
+        """Remove packs that nothing will name."""
+        for file in self._written:
+            with suppress(FileNotFoundError):
+                self._run.fs.rm_file(self._run.path(file.path))
+
+
+class _Ranks(NamedTuple):
+    """Delivered groups and their places."""
+
+    group_ids: np.ndarray[tuple[int], np.dtype[np.int64]]
+    seqs: np.ndarray[tuple[int], np.dtype[np.int64]]
+
+    def of(
+        self, group_ids: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Sort keys: delivery_seq, then whatever was not delivered by group."""
+        undelivered = np.int64(1 << 40) + group_ids
+        if not len(self.group_ids):
+            return undelivered
+        at = np.minimum(np.searchsorted(self.group_ids, group_ids), len(self.group_ids) - 1)
+        return np.where(self.group_ids[at] == group_ids, self.seqs[at], undelivered)
+
+
+def _delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> _Ranks:
+    columns = ["group_id", "event", "delivery_seq"]
+    files = [f for commit in commits for f in commit.files if f.table == "groups" and f.rows]
+    if not files:
+        return _Ranks(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    events = pa.concat_tables([read_part(run, file, columns) for file in files])
+    given = events.filter(pc.equal(events.column("event"), "delivered")).sort_by("group_id")
+    return _Ranks(given.column("group_id").to_numpy(), given.column("delivery_seq").to_numpy())
+
+
+def checksum(rows: pa.Table) -> Checksum:
+    """Equal for two tables with the same rows, in whatever order and layout."""
+    database = LockedDuckDB(memory="1GB")
+    try:
+        database.register("given", rows)
+        found = database.query("select sum(hash(given))::varchar as h from given")
+        return Checksum(rows.num_rows, int(found.column("h")[0].as_py() or 0))
+    finally:
+        database.close()
+
+
+def _check_there(run: RunDir, files: Sequence[PartFile]) -> None:
+    for file in files:
+        if run.fs.size(run.path(file.path)) != file.bytes:
+            raise StorageError(f"{run.path(file.path)} is not what its commit says")
+
+
+def collect(
+    run: RunDir,
+    *,
+    grace_s: float = GRACE_S,
+    clock: Callable[[], float] = time.time,
+    step: Step = lambda name: None,
+) -> list[str]:
+    """Remove what ranges of compacted commits replaced more than `grace_s` ago, and packs of
+    compactions that died. Returns the files, relative to the run.
+
+    With 0 nobody else may be writing to the run from another host. Idempotent; a killed one is
+    finished by the next.
+    """
+    with _alone(run):
+        names = run.commit_names()
+        gone = _replaced(run, names, clock() - grace_s)
+        kept = run.read_commits([name for name in names if name not in set(gone)])
+        named = {file.path for commit in kept for file in commit.files}
+        removed: list[str] = []
+        for name in gone:
+            for commit in _read(run, name):
+                for file in commit.files:
+                    if file.path not in named and _remove(run, file.path):
+                        removed.append(file.path)
+                        step("file")
+            _remove(run, f"{COMMITS}/{name}")
+            removed.append(f"{COMMITS}/{name}")
+            step("commit")
+        return [*removed, *_remove_strays(run, clock() - (0 if run.local else SPENT_S * 2))]
+
+
+def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
+    """Commits and ranges that a range stands for which was published before `before`."""
+    upto = CommitName(0, 0)
+    for name in names:
+        if name.first and _modified(run, f"{COMMITS}/{name}") <= before:
+            upto = name
+    return [name for name in names if name.last <= upto.last and name != upto]
+
+
+def replaced(run: RunDir) -> set[str]:
+    """Files that only replaced commits name: still there for readers of before."""
+    names = run.commit_names()
+    now = {file.path for commit in run.commits() for file in commit.files}
+    before = _replaced(run, names, float("inf"))
+    return {file.path for name in before for c in _read(run, name) for file in c.files} - now
+
+
+def _read(run: RunDir, name: CommitName) -> list[Commit]:
+    with suppress(FileNotFoundError):
+        return run.read_commits([name])
+    return []
+
+
+def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
+    """Packs that no commit names, and what was half written: whoever wrote it is dead, since we are
+    alone (or, where we cannot know, since it is old).
+    """
+    named = {
+        file.path
+        for name in run.commit_names()
+        if name.first
+        for commit in _read(run, name)
+        for file in commit.files
+    }
+    for folder in (*TABLES, COMMITS):
+        for name in list(run.names(folder)):
+            path = f"{folder}/{name}"
+            if _is_ours(name) and path not in named and _modified(run, path) <= before:
+                _remove(run, path)
+                yield path
+
+
+def _is_ours(name: str) -> bool:
+    """Whether only a compaction can have written it."""
+    if not name.startswith(TEMP_MARK):
+        return name.startswith(PACK)
+    final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
+    return f"-{PACK}" in name or bool(final and final.first)
+
+
+def _modified(run: RunDir, path: str) -> float:
+    return float(run.fs.modified(run.path(path)).timestamp())
+
+
+def _remove(run: RunDir, path: str) -> bool:
+    with suppress(FileNotFoundError):
+        run.fs.rm_file(run.path(path))
+        return True
+    return False
+
+
+@contextmanager
+def _alone(run: RunDir) -> Iterator[None]:
+    """No other compaction of this run on this host. Where the run is not on a local disk nothing is
+    locked: see `SPENT_S`.
+    """
+    if not run.local:
+        yield
+        return
+    folder = os.open(run.path(COMMITS), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConflictError(
+                f"{run.root} is being compacted", "one compaction at a time", "try again later"
+            ) from None
+        yield
+    finally:
+        os.close(folder)

@@ -1,0 +1,223 @@
+"""Compaction changes where rows lie and nothing else, whatever dies and whoever reads meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from prorl.columns import row_hashes
+from prorl.errors import ConflictError, StorageError
+from prorl.schema import TABLES
+from prorl.storage.catalog import StoredRun
+from prorl.storage.compact import ORDER as ORDER_OF_ROWS
+from prorl.storage.compact import checksum, collect, compact
+from prorl.storage.groups import GroupIndex
+from prorl.storage.parts import PartReader
+from prorl.storage.publish import publish
+from prorl.storage.verify import verify
+from prorl.storage.writer import RunWriter
+from tests.storage.compacting import (
+    GROUPS,
+    ORDER,
+    content,
+    expected_files,
+    files,
+    replayed,
+    run_of_many_parts,
+)
+from tests.storage.control_log import FileLog
+from tests.storage.directory import add_rows, new_run
+from tests.storage.rows import scored
+
+
+def test_the_same_rows_in_fewer_files(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    rows, order = content(run), replayed(run)
+    done = compact(run)
+    assert done is not None
+    assert done.num_after == 5, "one file a table that has rows"
+    assert verify(run.root) == [], "what was replaced is still there, and known"
+    assert len(collect(run, grace_s=0)) == done.num_before + 19
+    assert (content(run), replayed(run)) == (rows, order)
+    assert files(run) == expected_files(run)
+    assert verify(run.root) == []
+    assert compact(run, everything=True) is None
+
+
+def test_packs_are_sorted_for_their_readers(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    compact(run)
+    stored = StoredRun(run.root)
+    groups = stored.read("sequences").column("group_id").to_pylist()
+    assert list(dict.fromkeys(groups)) == [*ORDER, 1, 3]
+    assert stored.read("rollouts").column("rollout_id").to_pylist() == [*range(GROUPS * 4 + 1)]
+    (file,) = stored.files("sequences")
+    with PartReader(run, file) as part:
+        for i in range(part.num_row_groups):
+            assert set(part.read([i]).column("group_id").to_pylist()) < set(range(GROUPS))
+        assert part.row_group_sizes == [8, 8, 8], "row groups end where a group ends"
+
+
+def test_commits_go_on_after_a_compaction_and_are_compacted_next(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    first = compact(run)
+    assert first is not None
+    seq = first.commit.commit_seq + 1
+    add_rows(run, [scored(i) for i in range(100, 104)])
+    assert [commit.commit_seq for commit in run.commits()] == [seq - 1, seq]
+    rows = content(run)
+    second = compact(run, everything=True)
+    assert second is not None
+    assert second.commit.commit_seq == seq
+    assert content(run) == rows
+    collect(run, grace_s=0)
+    assert files(run) == expected_files(run)
+
+
+def test_full_packs_are_not_written_again(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    done = compact(run, pack_bytes=3000)
+    assert done is not None
+    sequences = [file.path for file in done.commit.files if file.table == "sequences"]
+    assert len(sequences) > 3
+    add_rows(run, [scored(i, width=50) for i in range(100, 104)])
+    again = compact(run, pack_bytes=3000)
+    assert again is not None
+    assert [f.path for f in again.commit.files if f.table == "sequences"][:3] == sequences[:3]
+    assert verify(run.root) == []
+
+
+def test_who_opened_the_run_before_reads_on(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    stored, index = StoredRun(run.root), GroupIndex(run)
+    index.take_over(index.look())
+    before = [row_hashes(index.read(group)) for group in range(GROUPS)]
+    compact(run)
+    collect(run, grace_s=0)
+    assert stored.sql("select count(*) as n from sequences").to_pylist() == [{"n": GROUPS * 4}]
+    assert StoredRun(run.root).read("turns").num_rows == stored.read("turns").num_rows
+    assert [row_hashes(index.read(group)) for group in range(GROUPS)] == before
+
+
+def test_an_index_follows_a_compaction_and_keeps_what_came_meanwhile(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    index = GroupIndex(run)
+    index.take_over(index.look())
+    compact(run)
+    found = index.look()
+    late = add_rows(run, [scored(i, n=1) for i in range(200, 204)])
+    file = next(file for file in late.files if file.table == "sequences")
+    with PartReader(run, file) as part:
+        index.add_written(file, part.read(), late.commit_seq)
+    index.take_over(found)
+    collect(run, grace_s=0)
+    assert [index.read(group).num_rows for group in (0, 5, 200, 203)] == [4, 4, 1, 1]
+
+
+def test_nothing_goes_before_readers_had_time(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    before = files(run)
+    compact(run)
+    assert collect(run, grace_s=60) == []
+    assert set(before) < set(files(run))
+
+
+def test_a_pack_that_came_out_wrong_replaces_nothing(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    before = files(run)
+
+    def losing(fs: Any, path: str, data: Any) -> None:
+        publish(fs, path, data)
+        if "/rollouts/" in path:
+            other = run_of_many_parts(tmp_path / "other")
+            (file,) = StoredRun(other.root).files("rollouts")[-1:]
+            Path(path).write_bytes(Path(other.path(file.path)).read_bytes())
+
+    with pytest.raises(StorageError, match="does not hold what it replaces"):
+        compact(run, publish=losing)
+    assert files(run) == before
+
+
+def test_a_file_that_is_gone_is_not_replaced_by_its_name(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    with pytest.raises((StorageError, FileNotFoundError)):
+        compact(run, step=lambda name: _unlink_packs(Path(run.root), name))
+    assert run.compacted_upto() == 0
+    assert verify(run.root) == []
+
+
+def _unlink_packs(root: Path, name: str) -> None:
+    if name == "pack tasks" or name == "pack groups":
+        for path in root.glob("sequences/pack-*"):
+            path.unlink()
+
+
+def test_one_compaction_at_a_time(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+
+    def second(name: str) -> None:
+        with pytest.raises(ConflictError, match="is being compacted"):
+            compact(run)
+        with pytest.raises(ConflictError, match="is being compacted"):
+            collect(run, grace_s=0)
+
+    assert compact(run, step=second) is not None
+
+
+def test_a_commit_behind_a_gap_waits(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    Path(run.commit_path(5)).unlink()
+    done = compact(run)
+    assert done is not None
+    assert done.commit.commit_seq == 4
+
+
+async def test_a_commit_that_is_compacted_is_not_published_again(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    log = FileLog(tmp_path / "log.json")
+    for first in (0, 4):
+        add_rows(run, [scored(i) for i in range(first, first + 4)])
+    log.state["parts"] = [
+        {
+            "commit_seq": commit.commit_seq,
+            "part": commit.part,
+            "published": commit.commit_seq < 2,
+            "files": [],
+        }
+        for commit in run.commits()
+    ]
+    compact(run)
+    collect(run, grace_s=0)
+    before = files(run)
+    writer = RunWriter(run, "demo", log, flush_s=0.0, flush_bytes=1 << 20)
+    await writer.open(log.snapshot())
+    assert log.snapshot()["unpublished"] == []
+    assert files(run) == before
+
+
+def test_checksums_are_of_values_and_not_of_order() -> None:
+    rows = pa.table({"a": [1, 2, 2], "b": [[1.0], [2.0, 3.0], []]})
+    assert checksum(rows) == checksum(rows.take([2, 0, 1]))
+    assert checksum(rows) != checksum(rows.take([0, 1, 1]))
+    assert checksum(rows) != checksum(rows.slice(1))
+
+
+@pytest.mark.parametrize(("first", "stride"), [(2, 9), pytest.param(1, 1, marks=pytest.mark.slow)])
+def test_a_kill_at_any_step_changes_no_row_and_leaves_no_file(
+    tmp_path: Path, first: int, stride: int
+) -> None:
+    command = [sys.executable, "-m", "tests.storage.compact_script", str(tmp_path)]
+    done = subprocess.run(
+        [*command, str(first), str(stride)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[-2]) >= 50
+
+
+def test_every_table_has_an_order() -> None:
+    assert set(ORDER_OF_ROWS) == set(TABLES)
