@@ -158,7 +158,7 @@ def is_run(where: Path) -> bool:
 def list_runs(root: str | Path) -> list[str]:
     """Names of the run directories under a root, newest last."""
     found = (
-        [path for path in Path(root).iterdir() if path.is_dir() and is_run(path)]
+        [path for path in Path(root).iterdir() if path.name[0] != "." and is_run(path)]
         if Path(root).is_dir()
         else []
     )

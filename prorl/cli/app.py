@@ -33,6 +33,8 @@ COMMANDS = (
     ("sql", "SQL over what a run stored."),
     ("verify", "Check a run directory: hashes, invariants, exactly one row a rollout."),
     ("adopt", "Make a run directory known to a root whose log lacks it; read only from then on."),
+    ("compact", "Merge the small parts of a run; services do it by themselves."),
+    ("gc", "Remove what compaction replaced; with --drop, old runs."),
     ("replay", "Serve a stored run to trainers, in the order in which it was delivered."),
     ("schema", "The columns of every edge and table; `--config` the JSON schema of config files."),
     ("image", "Images for sandboxes, made without any container registry: build, ls, rm."),

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from prorl.deploy.running import Running, Stop
 
 JOB_FILE = "job.json"
+MANY_COMMITS = 8
+"""From so many on a finished run is compacted: before, there is nothing to gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +204,17 @@ def free_name(root: Path, job: Job) -> str:
     return f"{stem}-{policy}-{number}"
 
 
+def tidy(directory: Path) -> None:
+    """Compact a run that is finished and whose service has ended."""
+    from prorl.storage.compact import collect, compact
+    from prorl.storage.layout import RunDir
+
+    run = RunDir(directory)
+    if len(run.commit_names()) >= MANY_COMMITS:
+        compact(run, everything=True)
+        collect(run, grace_s=0)
+
+
 def filter_text(value: str) -> str:
     """`none`, `dapo`, SQL itself, or the content of a file of SQL. Raises ConfigError."""
     if value in ("none", "dapo") or " " in value.strip():
@@ -233,6 +246,7 @@ async def run_plan(
                 f" {plan.run.run_id}{root}` continues"
             )
             return 130
+    tidy(plan.directory)
     return present(plan.directory, json=json, elapsed_s=finished)
 
 

@@ -88,8 +88,9 @@ def adopt(stored: StoredRun, log: ControlLog) -> Adopted:
         ]
     )
     num_stored = sum(len(group.members) for group in groups)
+    num_commits = stored.commits[-1].commit_seq if stored.commits else 0
     return Adopted(
-        stored.run_id, len(groups), len(rollouts), len(stored.commits), len(rollouts) - num_stored
+        stored.run_id, len(groups), len(rollouts), num_commits, len(rollouts) - num_stored
     )
 
 
@@ -204,6 +205,9 @@ def _rollouts(run_id: str, groups: Iterable[_Group]) -> Iterator[tuple[Any, ...]
 
 def _parts(stored: StoredRun) -> Iterator[tuple[Any, ...]]:
     for commit in stored.commits:
+        # The log counts every commit, compacted ones too.
+        for seq in range(commit.first_seq or commit.commit_seq, commit.commit_seq):
+            yield (stored.run_id, seq, f"{commit.part}.{seq}", "[]", 1)
         files = [
             {name: getattr(file, name) for name in ("table", "path", "rows", "bytes", "sha256")}
             for file in commit.files

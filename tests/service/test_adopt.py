@@ -15,6 +15,7 @@ from prorl.service.adopt import adopt
 from prorl.service.log import ControlLog
 from prorl.service.manifest import write_manifest
 from prorl.storage.catalog import StoredRun
+from prorl.storage.compact import collect, compact
 from prorl.storage.convert import event_rows, tables, task_rows
 from prorl.storage.layout import RunDir
 from tests.service.world import run_config, settings, world
@@ -87,8 +88,12 @@ async def test_a_log_that_is_older_than_its_directories_is_not_served(tmp_path: 
             pass
 
 
-async def test_an_adopted_run_is_known_and_read_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("compacted", [False, True])
+async def test_an_adopted_run_is_known_and_read_only(tmp_path: Path, compacted: bool) -> None:
     run = written_run(tmp_path / "root")
+    if compacted:
+        compact(run)
+        collect(run, grace_s=0)
     before = content(tmp_path / "root" / "r")
     log = ControlLog(tmp_path / "root" / "control.db")
     found = adopt(StoredRun(run.root), log)

@@ -17,9 +17,9 @@ ORDER = [4, 2, 5, 0]
 """As delivered; 1 and 3 are kept and were never handed out."""
 
 
-def run_of_many_parts(root: Path) -> RunDir:
+def run_of_many_parts(root: Path, run_id: str = "demo") -> RunDir:
     """Groups of 4 whose members lie in several parts, decided, and delivered in another order."""
-    run = new_run(root)
+    run = new_run(root, run_id)
     for first in range(0, GROUPS * 4, 3):
         add_rows(run, [scored(i, width=50) for i in range(first, min(first + 3, GROUPS * 4))])
     add_terminals(run, terminal(GROUPS * 4))

@@ -21,6 +21,7 @@ from prorl.cli.demo.display import cpu_seconds, display
 from prorl.cli.demo.learning import Learning
 from prorl.cli.demo.recipe import DEMO_FILE, Recipe, service_config
 from prorl.cli.demo.report import draw, present, report
+from prorl.cli.job import tidy
 from prorl.cli.output import note, say_json
 from prorl.cli.progress import Show
 from prorl.cli.runs import latest_run
@@ -141,6 +142,7 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
             " continues"
         )
         return 130
+    tidy(root / name)
     found = report(root, name, service.run.slots)
     found |= {"elapsed_s": time.monotonic() - started, "cpu_s": done, "recipe": recipe.model_dump()}
     found["curve_png"] = (

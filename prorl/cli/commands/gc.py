@@ -1,0 +1,83 @@
+"""`prorl gc`: remove what nobody needs any more, whole runs too when asked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from prorl.cli.output import note, say, say_json
+from prorl.cli.runs import run_directory
+from prorl.errors import ConflictError, UserError
+
+if TYPE_CHECKING:
+    from prorl.types import Json
+
+DAY_S = 86400.0
+
+
+def gc(
+    *runs: str,
+    older_than_days: float | None = None,
+    drop: Annotated[bool, Parameter(negative="")] = False,
+    grace_s: float | None = None,
+    root: Path = Path("prorl-runs"),
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Remove parts that a compaction replaced and what dead compactions left. With --drop: whole
+    runs, never one that is open or whose trainer has not committed all that it was given.
+
+    Example: prorl gc
+
+    Example: prorl gc --drop --older-than-days 30
+
+    Parameters
+    ----------
+    runs
+        Names of runs in the root, or paths of run directories. Default: all runs of the root.
+    older_than_days
+        Only runs whose last commit is that old.
+    drop
+        Remove these runs altogether; needs names or --older-than-days.
+    grace_s
+        How long ago a part must have been replaced. Default: 60; 0 only when nobody reads.
+    root
+        Folder of the runs.
+    json
+        Print what was removed as one JSON object.
+    """
+    from prorl.storage.catalog import list_runs
+    from prorl.storage.compact import GRACE_S, collect
+    from prorl.storage.layout import RunDir
+    from prorl.storage.retention import drop_run, drop_trash, last_commit_at
+
+    if drop and not runs and older_than_days is None:
+        raise UserError("--drop without a choice of runs", "names of runs, or --older-than-days N")
+    found: list[Json] = []
+    chosen = [run_directory(name, root) for name in runs or list_runs(root)]
+    before = None if older_than_days is None else time.time() - older_than_days * DAY_S
+    for directory in chosen:
+        run = RunDir(directory)
+        if before is not None and last_commit_at(run) > before:
+            continue
+        try:
+            if drop:
+                drop_run(directory, root)
+                found.append({"run": run.name, "dropped": True, "files": []})
+            else:
+                files = collect(run, grace_s=GRACE_S if grace_s is None else grace_s)
+                found.append({"run": run.name, "dropped": False, "files": files})
+        except ConflictError as error:
+            if runs:
+                raise
+            note(str(error))
+    drop_trash(root)
+    if json:
+        say_json(found)
+        return 0
+    for row in found:
+        what = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
+        say(f"{row['run']}: {what}")
+    return 0

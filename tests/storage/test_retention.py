@@ -1,0 +1,83 @@
+"""What may go and what is kept, by a real control log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import dispatch
+from prorl.errors import ConflictError
+from prorl.storage.catalog import list_runs
+from prorl.storage.compact import compact
+from prorl.storage.retention import TRASH, drop_run, drop_trash, why_kept
+from tests.service.world import group, world
+from tests.storage.compacting import content, expected_files, files, run_of_many_parts
+from tests.storage.world import client, directory, pipeline, store
+
+
+async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, store(w) as made, pipeline(w):
+        root = w.config.root
+        await w.run(filter="none", delivery="stream")
+
+        def reason() -> str:
+            return why_kept(root / "control.db", "r")
+
+        assert reason() == "it is open"
+        await w.submit(*(group(f"t{i}", n=2) for i in range(3)), last=True)
+        await w.until(lambda view: view["state"] == "finished")
+        assert reason() == "3 groups wait for its trainer"
+        with client(made.location) as trainer:
+
+            def read() -> list[str]:
+                return [batch.cursor for batch in trainer.stream("r", max_groups=1, wait_s=5.0)]
+
+            cursors = await asyncio.to_thread(read)
+            await asyncio.to_thread(trainer.commit, cursors[1])
+            assert reason() == "its trainer has committed 2 of 3 groups"
+            with pytest.raises(ConflictError, match="committed 2 of 3 groups"):
+                drop_run(directory(w), root)
+            await asyncio.to_thread(trainer.commit, cursors[2])
+        assert reason() == ""
+    drop_run(directory(w), root)
+    assert list_runs(root) == []
+
+
+def test_a_drop_that_was_killed_is_finished_later(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    Path(run.root).rename(tmp_path / f"{TRASH}demo")
+    assert list_runs(tmp_path) == []
+    drop_trash(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gc_and_compact_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of_many_parts(tmp_path)
+    rows, before = content(run), len(files(run)) + 5
+    assert dispatch(["compact", "demo", "--root", str(tmp_path)]) == 0
+    assert dispatch(["gc", "--grace-s", "0", "--root", str(tmp_path)]) == 0
+    assert f"{before - 5:,} files removed" in capsys.readouterr().out
+    assert files(run) == expected_files(run)
+    assert content(run) == rows
+
+
+def test_age_is_that_of_the_last_commit(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run_of_many_parts(tmp_path, name)
+    for path in (tmp_path / "a" / "commits").iterdir():
+        os.utime(path, (0, 0))
+    drop = ["gc", "--drop", "--older-than-days", "30", "--root", str(tmp_path)]
+    assert dispatch(["gc", "--drop", "--root", str(tmp_path)]) == 2
+    assert dispatch(drop) == 0
+    assert list_runs(tmp_path) == ["b"]
+
+
+def test_a_killed_compaction_leaves_nothing_after_gc(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    (tmp_path / "demo" / "turns" / "pack-dead-0001.parquet").write_bytes(b"half")
+    compact(run)
+    assert dispatch(["gc", "demo", "--grace-s", "0", "--root", str(tmp_path)]) == 0
+    assert files(run) == expected_files(run)
