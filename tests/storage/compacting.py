@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prorl.columns import row_hashes
+from prorl.rows import row_hashes
 from prorl.schema import TABLES
 from prorl.storage.catalog import StoredRun
 from prorl.storage.layout import RunDir

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from prorl.columns import row_hashes
 from prorl.errors import ConflictError, StorageError
+from prorl.rows import row_hashes
 from prorl.schema import TABLES
 from prorl.storage.catalog import StoredRun
 from prorl.storage.compact import ORDER as ORDER_OF_ROWS
