@@ -256,7 +256,15 @@ def _message_values(message: Message) -> Values:
         if message.tool_calls
         else "[]"
     )
-    return message.role, message.content, calls, message.name, message.turn
+    return (
+        message.role,
+        message.content,
+        calls,
+        message.name,
+        message.turn,
+        message.reasoning,
+        message.call_id,
+    )
 
 
 _turn_values = attrgetter(*(f.name for f in TURN))
@@ -272,6 +280,8 @@ def read_message(value: dict[str, Json]) -> Message:
         tool_calls=calls,
         name=value["name"],
         turn=value["turn"],
+        reasoning=value["reasoning"],
+        call_id=value["call_id"],
     )
 
 

@@ -163,8 +163,17 @@ class Renderer(Protocol):
         assistant's start.
         """
 
-    def parse(self, completion_ids: Int32) -> Message:
-        """The assistant message that was sampled; calls that do not parse carry their error."""
+    def parse(
+        self,
+        completion_ids: Int32,
+        prompt_ids: Int32 | None = None,
+        tools: Sequence[ToolSpec] = (),
+    ) -> Message:
+        """The assistant message that was sampled; calls that do not parse carry their error.
+
+        `prompt_ids` say whether a thought was open when sampling began, `tools` what types
+        arguments have where a family writes them bare.
+        """
 
     def completion(self, message: Message) -> Int32:
         """What a model would sample to say this assistant message, end marker included: for oracles

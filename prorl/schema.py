@@ -97,9 +97,15 @@ LIMITS = _struct(
 SANDBOX_REF = _struct(node_id=pa.utf8(), sandbox_id=pa.utf8(), socket_path=pa.utf8())
 
 MESSAGE = _struct(
-    role=pa.utf8(), content=pa.utf8(), tool_calls=pa.utf8(), name=pa.utf8(), turn=pa.int32()
+    role=pa.utf8(),
+    content=pa.utf8(),
+    tool_calls=pa.utf8(),
+    name=pa.utf8(),
+    turn=pa.int32(),
+    reasoning=pa.utf8(),
+    call_id=pa.utf8(),
 )
-"""`tool_calls` is JSON text: [{"name", "arguments", "error"}]."""
+"""`tool_calls` is JSON text: [{"name", "arguments", "error", "id", "text"}]."""
 
 SPANS: Mapping[str, pa.DataType] = MappingProxyType(
     {

@@ -82,7 +82,8 @@ class HFTokenizer:
 
     `compact_tools` (`"prorl_compact_tools": true` in tokenizer_config.json) asks the renderer for
     one line of tools, for toy models. Two copies are held: the file as it is decodes; one without
-    its added tokens encodes, so that text is only ever text.
+    its added tokens encodes, so that text is only ever text. `wide_specials`: added tokens that
+    swallow the blanks (before, behind) them.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -98,11 +99,17 @@ class HFTokenizer:
         self.specials: Mapping[str, int] = {
             token["content"]: token["id"] for token in data.get("added_tokens", ())
         }
+        self.wide_specials: Mapping[str, tuple[bool, bool]] = {
+            token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip")))
+            for token in data.get("added_tokens", ())
+            if token.get("lstrip") or token.get("rstrip")
+        }
         self._special_ids = np.array(sorted(self.specials.values()), dtype=np.int32)
         self._special_text = re.compile(
             "|".join(re.escape(text) for text in self.specials) or r"(?!)"
         )
         self._decoder = tokenizers.Tokenizer.from_str(orjson.dumps(data).decode())
+        self._check_ids(Path(path))
         plain = data | {
             "added_tokens": [],
             "post_processor": None,
@@ -110,13 +117,22 @@ class HFTokenizer:
             "padding": None,
         }
         self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
-        self.vocab_size = max(
-            _model_size(Path(path)),
-            1 + max(self._decoder.get_vocab(with_added_tokens=True).values()),
-        )
+        self.num_ids = 1 + max(self._decoder.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = max(_model_size(Path(path)), self.num_ids)
         self.compact_tools = (
             _setting(Path(path) / "tokenizer_config.json", "prorl_compact_tools") is True
         )
+
+    def _check_ids(self, path: Path) -> None:
+        for text, stated in self.specials.items():
+            found = self._decoder.token_to_id(text)
+            if found != stated:
+                raise ConfigError(
+                    f"{path}/tokenizer.json says that {text!r} is {stated}, `tokenizers` reads"
+                    f" {found}",
+                    "added tokens that stand in the vocabulary under their own ids",
+                    "export it with save_pretrained()",
+                )
 
     def encode(self, text: str) -> Int32:
         """Ids of plain text, without any begin or end token."""
@@ -130,6 +146,12 @@ class HFTokenizer:
         # What is left comes from a normaliser that rewrites look-alikes into a special: losing it
         # is better than obeying it.
         return ids[~np.isin(ids, self._special_ids)]
+
+    def encode_whole(self, text: str) -> Int32:
+        """Ids of text in which added tokens are recognised, as the file has it: only to compare
+        with.
+        """
+        return np.array(self._decoder.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, ids: Int32) -> str:
         """Text of ids, specials spelled out; ids outside the vocabulary vanish."""

@@ -133,6 +133,28 @@ class RolloutLimits:
     max_worker_losses: int = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendererSpec:
+    """What a run's renderer is made from."""
+
+    model: str = "bytes"
+    """Directory of the model (tokenizer.json, chat template), or `bytes`."""
+    name: str = ""
+    """`template`, `chatml`, or an entry point of the group `prorl.renderers`; empty = as the
+    directory says.
+    """
+    family: str = ""
+    """Empty = found from the template."""
+    variables: Mapping[str, Json] = field(default_factory=dict)
+    """Of the template: `enable_thinking`, `reasoning_effort` ..."""
+    date: str = ""
+    """Day that a template may write into prompts, YYYY-MM-DD; empty = today."""
+    on_rewrite: str = "append"
+    """What a new user message does where the template would take earlier thoughts out of the past:
+    `append` keeps them, `segment` starts a new segment.
+    """
+
+
 class ToolSpec(NamedTuple):
     """A tool as the policy sees it: JSON schema of the arguments."""
 
@@ -150,6 +172,10 @@ class ToolCall(NamedTuple):
     name: str
     arguments: Mapping[str, Json]
     error: str = ""
+    id: str = ""
+    """As the policy wrote it, where its family has ids; the result must quote it."""
+    text: str = ""
+    """What the policy wrote, markers left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,12 +198,18 @@ class Message:
     """
 
     role: str
-    """`system`, `user`, `assistant`, `tool` or `grader`."""
+    """`system`, `user`, `assistant`, `tool`, `grader`, or a name that the model's template knows
+    besides (`developer`).
+    """
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     name: str = ""
     """Tool name of a `tool` message."""
     turn: int = 0
+    reasoning: str = ""
+    """Thoughts of an `assistant` message; they are no part of its content."""
+    call_id: str = ""
+    """Of a `tool` message: `ToolCall.id` of the call that it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

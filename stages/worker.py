@@ -28,13 +28,12 @@ from prorl.control import (
 from prorl.envs import get_env
 from prorl.flight import ControlClient, Identity, Inlet
 from prorl.protocols import Network, Operator, SandboxHost
-from prorl.renderer import ChatMLRenderer
+from prorl.renderer import make_renderer
 from prorl.stages.eval import EvalOperator
 from prorl.stages.host import UPSTREAM, Stage
 from prorl.stages.init import InitOperator
 from prorl.stages.run import RunOperator
-from prorl.tokenizer import load_tokenizer
-from prorl.types import AttemptKey, PolicyVersion
+from prorl.types import AttemptKey, PolicyVersion, RendererSpec
 from prorl.types import Stage as StageName
 
 LEAVE_S = 4.0
@@ -104,7 +103,7 @@ class Worker:
             case StageName.INIT:
                 return InitOperator(host, find_env)
             case StageName.RUN:
-                renderer = ChatMLRenderer(load_tokenizer(self._config.tokenizer))
+                renderer = make_renderer(RendererSpec(model=self._config.tokenizer))
                 self._run_operator = RunOperator(
                     host,
                     find_env,

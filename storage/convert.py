@@ -259,6 +259,8 @@ def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
         "role": pa.repeat("grader", rows),
         "tool_calls": pa.repeat("[]", rows),
         "name": pa.repeat("", rows),
+        "reasoning": pa.repeat("", rows),
+        "call_id": pa.repeat("", rows),
     }
     columns = {**constants, "content": logs, "turn": pa.array(turns)}
     structs = pa.StructArray.from_arrays([columns[f.name] for f in MESSAGE], fields=list(MESSAGE))

@@ -65,7 +65,7 @@ leases = st.builds(
     run_seed=st.integers(0, 2**62),
     queue_s=seconds,
 )
-calls = st.builds(ToolCall, text, st.dictionaries(text, json_values, max_size=2), text)
+calls = st.builds(ToolCall, text, st.dictionaries(text, json_values, max_size=2), text, text, text)
 messages = st.builds(
     Message,
     role=text,
@@ -73,6 +73,8 @@ messages = st.builds(
     tool_calls=st.lists(calls, max_size=2).map(tuple),
     name=text,
     turn=st.integers(0, 99),
+    reasoning=text,
+    call_id=text,
 )
 sandboxes = st.builds(SandboxRef, text, text, text)
 specs = st.builds(ToolSpec, text, text, st.dictionaries(text, json_values, max_size=2))

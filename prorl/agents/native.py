@@ -32,7 +32,6 @@ from prorl.errors import (
 )
 from prorl.limits import Clock
 from prorl.protocols import AgentContext
-from prorl.renderer import visible
 from prorl.types import (
     FAILURE_CLASS,
     UNKNOWN_VERSION,
@@ -158,10 +157,13 @@ class _Attempt:
 
     async def _turn(self, turn: int) -> End | None:
         context, record = self._context, self._record
+        prompt_ids_L = record.sequence.ids_L
         completion = await self._sample(turn)
-        message = replace(context.renderer.parse(completion.token_ids_C), turn=turn)
+        message = replace(
+            context.renderer.parse(completion.token_ids_C, prompt_ids_L, context.tools), turn=turn
+        )
         record.messages.append(message)
-        record.final = visible(message.content)
+        record.final = message.content
         if not message.tool_calls:
             cut_off = completion.finish_reason is FinishReason.LENGTH
             return (
@@ -296,7 +298,9 @@ class _Attempt:
                 context.deadline.check(FailureCode.DEADLINE, "tool calls")
                 limit_s = min(context.limits.tool_s, context.deadline.remaining_s)
                 text = tool_text(await self._call_tool(call, limit_s), limit_s)
-                outputs.append(Message(role="tool", content=text, name=call.name, turn=turn))
+                outputs.append(
+                    Message(role="tool", content=text, name=call.name, call_id=call.id, turn=turn)
+                )
         finally:
             self._record.messages += outputs
             self._record.tools(self._clock() - began, len(calls))

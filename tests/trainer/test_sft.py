@@ -33,6 +33,7 @@ from prorl.types import (
     Task,
     ToolResult,
 )
+from tests.renderer.test_chatml import without_texts
 
 RENDERER = ChatMLRenderer(HFTokenizer(TOY))
 MAX_BYTES = 3 << 20
@@ -115,7 +116,7 @@ def test_demonstrations_are_rendered_as_the_service_renders_them(name: str) -> N
         assert len(example.ids_L) <= 256
         turns = np.split(example.ids_L, np.flatnonzero(np.diff(example.trained_L)) + 1)[1::2]
         spoken = [message for message in said if message.role == "assistant"]
-        assert [RENDERER.parse(turn) for turn in turns] == spoken
+        assert [without_texts(RENDERER.parse(turn)) for turn in turns] == spoken
         assert all(int(turn[-1]) in RENDERER.stop_token_ids for turn in turns)
 
 

@@ -124,6 +124,7 @@ def lines(found: dict[str, Json]) -> Iterator[str]:
             seen.add(message["turn"])
         yield ""
         yield _heading(message, turn)
+        yield from (f"  ~ {line}" for line in clean(message.get("reasoning", "")).splitlines())
         yield from (f"  {line}" for line in clean(message["content"]).splitlines())
         yield from (f"  -> {clean(call)}" for call in _calls(message["tool_calls"]))
     yield ""

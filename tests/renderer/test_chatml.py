@@ -4,13 +4,15 @@ parses.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl.errors import ConfigError
-from prorl.renderer import ChatMLRenderer, visible
+from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import SPECIALS, ByteTokenizer
 from prorl.types import Message, ToolCall, ToolSpec
 
@@ -24,13 +26,18 @@ arguments = st.dictionaries(
     st.one_of(st.text(max_size=10), st.integers(-(2**31), 2**31), st.none()),
     max_size=3,
 )
-calls = st.builds(ToolCall, st.text(max_size=8), arguments, st.just(""))
+EMPTY = st.just("")
+calls = st.builds(ToolCall, st.text(max_size=8), arguments, EMPTY, EMPTY, EMPTY)
 assistants = st.builds(
-    lambda content, calls: Message(
-        role="assistant", content=content.strip(), tool_calls=tuple(calls)
+    lambda content, calls, reasoning: Message(
+        role="assistant",
+        content=content.strip(),
+        tool_calls=tuple(calls),
+        reasoning=reasoning.strip("\n"),
     ),
     contents,
     st.lists(calls, max_size=3),
+    contents,
 )
 tool_messages = st.lists(contents.map(lambda text: Message(role="tool", content=text)), max_size=3)
 tools = st.lists(
@@ -100,9 +107,14 @@ def test_content_never_becomes_a_marker(system: str, content: str) -> None:
     np.testing.assert_array_equal(expected, got)
 
 
+def without_texts(message: Message) -> Message:
+    """A message as it was before it was written down."""
+    return replace(message, tool_calls=tuple(call._replace(text="") for call in message.tool_calls))
+
+
 @given(assistants)
 def test_parse_gives_back_what_completion_wrote(message: Message) -> None:
-    assert RENDERER.parse(RENDERER.completion(message)) == message
+    assert without_texts(RENDERER.parse(RENDERER.completion(message))) == message
 
 
 @given(ids)
@@ -144,12 +156,14 @@ def test_calls_in_thoughts_or_in_plain_text_are_no_calls() -> None:
         THINK, CALL, '{"name": "a", "arguments": {}}', CALL_END, THINK_END, "done", END
     )
     assert thought.tool_calls == ()
-    assert visible(thought.content) == "done"
+    assert thought.content == "done"
+    assert "<tool_call>" in thought.reasoning
     assert _parse('<tool_call>{"name": "a", "arguments": {}}</tool_call>', END).tool_calls == ()
 
 
 def test_a_call_that_was_not_closed_still_counts() -> None:
-    assert _parse(CALL, '{"name": "a", "arguments": {}}').tool_calls == (ToolCall("a", {}),)
+    text = '{"name": "a", "arguments": {}}'
+    assert _parse(CALL, text).tool_calls == (ToolCall("a", {}, text=text),)
 
 
 def test_a_completion_that_was_cut_off_is_closed() -> None:
@@ -177,7 +191,7 @@ def test_tags_without_specials_are_read_as_text(wanted: list[ToolCall]) -> None:
     renderer = ChatMLRenderer(_FewSpecials())
     message = Message(role="assistant", content="Well.", tool_calls=tuple(wanted))
     spelled = any("tool_call>" in str(call) or "think>" in str(call) for call in wanted)
-    assert spelled or renderer.parse(renderer.completion(message)) == message
+    assert spelled or without_texts(renderer.parse(renderer.completion(message))) == message
     assert renderer.stop_token_ids == (END,)
 
 

@@ -22,7 +22,9 @@ import numpy as np
 import orjson
 
 from prorl.errors import ConfigError
-from prorl.types import Json, Message, ToolCall, ToolSpec
+from prorl.renderer.grammar import hermes
+from prorl.renderer.speech import Speech, split_thoughts
+from prorl.types import Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
     from prorl.protocols import Tokenizer
@@ -40,7 +42,7 @@ _CALL, _CALL_END = _Tag("<tool_call>"), _Tag("</tool_call>")
 _RESPONSE, _RESPONSE_END = _Tag("<tool_response>"), _Tag("</tool_response>")
 _THINK, _THINK_END = _Tag("<think>"), _Tag("</think>")
 _TAGS = (_CALL, _CALL_END, _THINK, _THINK_END)
-_EXCERPT_CHARS = 200
+NO_TOOLS: tuple[ToolSpec, ...] = ()
 
 
 class ChatMLRenderer:
@@ -67,11 +69,7 @@ class ChatMLRenderer:
         self.stop_token_ids = tuple(
             tokenizer.specials[tag] for tag in (_END, _EOT) if tag in tokenizer.specials
         )
-        self._tags = {tokenizer.specials[tag]: tag for tag in _TAGS if tag in tokenizer.specials}
-        # A look into a table is twenty times faster than `np.isin`, which sorts. The last entry
-        # stands for ids beyond it.
-        self._is_tag = np.zeros(max([self.vocab_size, *self._tags]) + 2, dtype=bool)
-        self._is_tag[list(self._tags)] = True
+        self._speech = Speech(tokenizer, _TAGS)
         self._compact_tools = bool(getattr(tokenizer, "compact_tools", False))
         self._assistant_L = self._ids(_START, "assistant\n")
 
@@ -94,30 +92,25 @@ class ChatMLRenderer:
         close = self._ids("\n") if ended else self._ids(_END, "\n")
         return np.concatenate([close, *self._messages(messages), self._assistant_L])
 
-    def parse(self, completion_ids: Int32) -> Message:
-        """The assistant message that was sampled: visible text and thoughts in `content`, calls
-        apart, broken ones with their error.
+    def parse(
+        self,
+        completion_ids: Int32,
+        prompt_ids: Int32 | None = None,
+        tools: Sequence[ToolSpec] = NO_TOOLS,
+    ) -> Message:
+        """The assistant message that was sampled: content, thoughts and calls apart, broken calls
+        with their error.
         """
-        content: list[str] = []
-        calls: list[ToolCall] = []
-        call: list[str] | None = None
-        thinking = False
-        for piece in self._pieces(completion_ids):
-            tag = piece if isinstance(piece, _Tag) else ""
-            if call is not None and tag not in (_CALL, _CALL_END):
-                call.append(piece)
-                continue
-            if call is not None:
-                calls.append(_parse_call("".join(call)))
-                call = None
-            if tag == _CALL and not thinking:
-                call = []
-            elif tag != _CALL_END or thinking:
-                thinking = tag == _THINK or (thinking and tag != _THINK_END)
-                content.append(piece)
-        if call is not None:
-            calls.append(_parse_call("".join(call)))
-        return Message(role="assistant", content="".join(content).strip(), tool_calls=tuple(calls))
+        ids = completion_ids
+        while len(ids) and int(ids[-1]) in self.stop_token_ids:
+            ids = ids[:-1]
+        reasoning, text = split_thoughts(
+            self._speech.text(ids), (_THINK, _THINK_END), is_open=False
+        )
+        said = hermes(text, {})
+        return Message(
+            role="assistant", content=said.content, tool_calls=said.calls, reasoning=reasoning
+        )
 
     def completion(self, message: Message) -> Int32:
         """What a model would sample to say this assistant message, end marker included: for oracles
@@ -182,47 +175,14 @@ class ChatMLRenderer:
         return self._ids(*head, f"\n{content}\n", *tail)
 
     def _assistant_parts(self, message: Message) -> Iterator[str]:
+        if message.reasoning:
+            yield from (_THINK, f"\n{message.reasoning}\n", _THINK_END, "\n\n")
         if message.content:
             yield message.content
         for index, call in enumerate(message.tool_calls):
             if index or message.content:
                 yield "\n"
             yield from (_CALL, "\n" + _call_json(call) + "\n", _CALL_END)
-
-    def _pieces(self, ids: Int32) -> Iterator[str]:
-        """Text and tags in order; stop tokens at the end are left out."""
-        while len(ids) and int(ids[-1]) in self.stop_token_ids:
-            ids = ids[:-1]
-        start = 0
-        for position in np.flatnonzero(self._is_tag.take(ids, mode="clip")).tolist():
-            yield from self._plain(ids[start:position])
-            yield self._tags[int(ids[position])]
-            start = position + 1
-        yield from self._plain(ids[start:])
-
-    def _plain(self, ids: Int32) -> Iterator[str]:
-        """Decoded text; tags that have no special of their own are found in it."""
-        text = self.tokenizer.decode(ids) if len(ids) else ""
-        tags = [tag for tag in _TAGS if tag not in self.tokenizer.specials]
-        while text:
-            position, tag = min(
-                ((text.find(tag), tag) for tag in tags if tag in text), default=(len(text), _Tag())
-            )
-            yield text[:position]
-            yield tag
-            text = text[position + len(tag) :]
-
-
-def visible(content: str) -> str:
-    """What an assistant message says after its thoughts; nothing when it never stopped thinking.
-
-    >>> visible("<think>6*7 is 42</think>\\n#### 42"), visible("<think>hm"), visible("#### 42")
-    ('#### 42', '', '#### 42')
-    """
-    _thoughts, tag, tail = content.rpartition(_THINK_END)
-    if tag:
-        return tail.strip()
-    return content.partition(_THINK)[0].strip()
 
 
 def _signature(tool: ToolSpec) -> str:
@@ -240,28 +200,3 @@ def _tool_json(tool: ToolSpec) -> str:
 
 def _call_json(call: ToolCall) -> str:
     return orjson.dumps({"name": call.name, "arguments": dict(call.arguments)}).decode()
-
-
-def _parse_call(text: str) -> ToolCall:
-    try:
-        value: Json = orjson.loads(text)
-        # what nests deeper than can be written back is refused here, not when it is stored
-        orjson.dumps(value)
-    except ValueError as cause:
-        return ToolCall("", {}, f"the call is not valid JSON ({cause}): {_excerpt(text)}")
-    except TypeError:
-        return ToolCall("", {}, f"the call nests too deeply: {_excerpt(text)}")
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("name"), str)
-        or not isinstance(value.get("arguments"), dict)
-    ):
-        return ToolCall(
-            "", {}, f'a call is {{"name": "...", "arguments": {{...}}}}, not {_excerpt(text)}'
-        )
-    return ToolCall(value["name"], value["arguments"])
-
-
-def _excerpt(text: str) -> str:
-    text = text.strip()
-    return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "..."

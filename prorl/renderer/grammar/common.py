@@ -1,0 +1,173 @@
+"""What the call grammars share: text with fenced markers in, content and calls out; nothing raises.
+
+A grammar reads text in which only real markers look like markers: what a model spelled letter by
+letter is fenced (`prorl.renderer.speech`). What it takes out of the text it unfences.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import orjson
+
+from prorl.renderer.guard import bare
+from prorl.types import Json, ToolCall, ToolSpec
+
+_EXCERPT_CHARS = 200
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int, float),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+_PYTHON_WORDS: Mapping[str, Json] = {"True": True, "False": False, "None": None}
+
+
+class Said(NamedTuple):
+    """What a completion says."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+
+Tools = Mapping[str, ToolSpec]
+Grammar = Callable[[str, Tools], Said]
+"""(text of a turn without its thoughts, declared tools by name) -> what it says."""
+
+
+def broken(error: str, text: str, name: str = "", id: str = "") -> ToolCall:
+    """A call that cannot be carried out; the policy is told why."""
+    return ToolCall(name, {}, f"{error}: {excerpt(text)}", id, text)
+
+
+def excerpt(text: str) -> str:
+    """Text short enough for an error."""
+    text = text.strip()
+    return text if len(text) <= _EXCERPT_CHARS else text[:_EXCERPT_CHARS] + "..."
+
+
+def load(text: str) -> Json:
+    """A JSON value. Raises ValueError, also for what nests too deeply to be written back."""
+    value: Json = orjson.loads(text)
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        raise ValueError("the call nests too deeply") from None
+    return value
+
+
+def json_arguments(name: str, text: str, id: str = "") -> ToolCall:
+    """A call whose name stands elsewhere and whose arguments are a JSON object."""
+    name, text, id = bare(name).strip(), bare(text), bare(id).strip()
+    try:
+        value = load(text or "{}")
+    except ValueError as cause:
+        return broken(f"the arguments are not valid JSON ({cause})", text, name, id)
+    if not isinstance(value, dict):
+        return broken("the arguments of a call are a JSON object, not", text, name, id)
+    return ToolCall(name, value, "", id, text)
+
+
+def json_call(text: str) -> ToolCall:
+    """A call that is one JSON object with its name and arguments."""
+    text = bare(text)
+    try:
+        value = load(text)
+    except ValueError as cause:
+        if "nests" in str(cause):
+            return broken("the call nests too deeply", text)
+        return broken(f"the call is not valid JSON ({cause})", text)
+    return object_call(value, text)
+
+
+def object_call(value: Json, text: str) -> ToolCall:
+    """A call from a JSON value that should be an object with its name and arguments."""
+    if isinstance(value, dict) and isinstance(value.get("name"), str):
+        arguments = value.get("arguments", value.get("parameters"))
+        if isinstance(arguments, dict):
+            id = value.get("id")
+            return ToolCall(value["name"], arguments, "", id if isinstance(id, str) else "", text)
+    return broken('a call is {"name": "...", "arguments": {...}}, not', text)
+
+
+def typed_call(name: str, values: Mapping[str, str], text: str, tools: Tools) -> ToolCall:
+    """A call whose values are bare text: their types come from the tool's declared schema."""
+    name, text = bare(name).strip(), bare(text)
+    schema = tools[name].parameters if name in tools else {}
+    properties = schema.get("properties") or {}
+    arguments: dict[str, Json] = {}
+    for key, value in values.items():
+        try:
+            arguments[bare(key)] = coerce(bare(value), properties.get(bare(key)))
+        except ValueError as cause:
+            return broken(f"{bare(key)}: {cause}", text, name)
+    return ToolCall(name, arguments, "", "", text)
+
+
+def coerce(text: str, schema: Json) -> Json:
+    """A value of the schema's type from bare text. Raises ValueError.
+
+    >>> coerce("1", {"type": "string"}), coerce("1", {"type": "integer"}), coerce("x", None)
+    ('1', 1, 'x')
+    """
+    types = _types(schema)
+    if types == {"string"} or (not types and schema is None):
+        return text
+    try:
+        value = _PYTHON_WORDS[text] if text in _PYTHON_WORDS else load(text)
+    except ValueError:
+        if not types or "string" in types:
+            return text
+        raise ValueError(f"expected {' or '.join(sorted(types))}, not") from None
+    if not types or any(_is(value, name) for name in types - {"string"}):
+        return value
+    if "string" in types:
+        return text
+    raise ValueError(f"expected {' or '.join(sorted(types))}, not")
+
+
+def _types(schema: Json) -> set[str]:
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    found = {named} if isinstance(named, str) else {x for x in named or () if isinstance(x, str)}
+    for key in ("anyOf", "oneOf"):
+        for option in schema.get(key) or ():
+            found |= _types(option)
+    return {name for name in found if name in _TYPES}
+
+
+def _is(value: Json, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, _TYPES[name])
+
+
+def blocks(text: str, opener: str, closer: str) -> tuple[str, list[str]]:
+    """Text outside of the blocks, and what stands in each; a block that nobody closed ends at the
+    next opener or with the text.
+    """
+    found = list[str]()
+    outside = text.split(opener)
+    rest = [outside[0]]
+    for piece in outside[1:]:
+        inside, _, after = piece.partition(closer)
+        found.append(inside)
+        rest.append(after)
+    return "".join(rest).replace(closer, ""), found
+
+
+def clean(text: str) -> str:
+    """Content as it is stored."""
+    return bare(text).strip()
+
+
+def strip_newline(text: str) -> str:
+    """Without the one newline that frames a value at each end."""
+    return re.sub(r"\A\n|\n\Z", "", text)

@@ -1,0 +1,105 @@
+"""Calls between control tokens of a family's own: DeepSeek, Kimi K2, Mistral, Granite 3.3 and
+Phi-4-mini, Gemma 4; and Llama's, which have none.
+
+    deepseek   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>python<｜tool▁sep｜>{"code": "6*7"}<｜tool▁call▁end｜>...
+    section    <|tool_call_begin|>functions.python:0<|tool_call_argument_begin|>{"code": "6*7"}<|tool_call_end|>
+    bracket    [TOOL_CALLS]python[CALL_ID]a1b2c3d4e[ARGS]{"code": "6*7"}    [TOOL_CALLS][{"name": ...}]
+    bare_json  {"name": "python", "parameters": {"code": "6*7"}}
+"""
+
+from __future__ import annotations
+
+import re
+
+from prorl.renderer.grammar.common import (
+    Said,
+    Tools,
+    broken,
+    clean,
+    json_arguments,
+    load,
+    object_call,
+)
+from prorl.renderer.guard import bare
+from prorl.types import ToolCall
+
+_V3_BODY = re.compile(r"\s*(?:function)?\s*(.*?)\s*```(?:json)?\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
+_PYTHON_TAG = "<|python_tag|>"
+
+
+def deepseek(text: str, tools: Tools) -> Said:
+    """V3 and R1 fence the arguments as Markdown; V3.1 does not."""
+    content, _, section = text.partition("<｜tool▁calls▁begin｜>")
+    calls = []
+    for piece in section.partition("<｜tool▁calls▁end｜>")[0].split("<｜tool▁call▁begin｜>")[1:]:
+        head, sep, body = piece.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
+        fenced = _V3_BODY.match(body) if "```" in body else None
+        if not sep:
+            calls.append(broken("a call has a name and arguments, not", bare(piece)))
+        elif fenced:
+            calls.append(json_arguments(fenced[1], fenced[2]))
+        else:
+            calls.append(json_arguments(head, body))
+    return Said(clean(content), tuple(calls))
+
+
+def section(text: str, tools: Tools) -> Said:
+    """Kimi K2: the id holds the name and must come back in the result."""
+    content, _, inside = text.partition("<|tool_calls_section_begin|>")
+    calls = []
+    for piece in inside.partition("<|tool_calls_section_end|>")[0].split("<|tool_call_begin|>")[1:]:
+        id, sep, body = piece.partition("<|tool_call_argument_begin|>")
+        id = bare(id).strip()
+        name = id.removeprefix("functions.").rpartition(":")[0] or id
+        if sep:
+            calls.append(json_arguments(name, body.partition("<|tool_call_end|>")[0], id))
+        else:
+            calls.append(broken("a call has an id and arguments, not", bare(piece), name, id))
+    return Said(clean(content), tuple(calls))
+
+
+def bracket(text: str, tools: Tools) -> Said:
+    """Mistral: a JSON list (v3), or name, id and arguments (v11), or name and arguments (v13)."""
+    content, *found = text.split("[TOOL_CALLS]")
+    calls: list[ToolCall] = []
+    for piece in found:
+        head, has_arguments, body = piece.partition("[ARGS]")
+        name, _, id = head.partition("[CALL_ID]")
+        calls += [json_arguments(name, body, id)] if has_arguments else _listed(piece)
+    return Said(clean(content), tuple(calls))
+
+
+def listed(text: str, tools: Tools) -> Said:
+    """Granite 3.3 and Phi-4-mini: a marker and a JSON list."""
+    content, *found = text.split("<|tool_call|>")
+    calls = [_listed(piece.partition("<|/tool_call|>")[0]) for piece in found]
+    return Said(clean(content), tuple(call for several in calls for call in several))
+
+
+def _listed(text: str) -> list[ToolCall]:
+    text = bare(text)
+    try:
+        value = load(text)
+    except ValueError as cause:
+        return [broken(f"the calls are not valid JSON ({cause})", text)]
+    if not isinstance(value, list) or not value:
+        return [broken("calls are a JSON list of objects, not", text)]
+    return [object_call(item, text) for item in value]
+
+
+def bare_json(text: str, tools: Tools) -> Said:
+    """Llama 3: the whole turn is one object, and it is a call only if it names a declared tool or
+    `<|python_tag|>` says so.
+    """
+    tagged = text.lstrip().startswith(_PYTHON_TAG)
+    body = text.replace(_PYTHON_TAG, "", 1).strip() if tagged else text.strip()
+    if not body.startswith("{"):
+        return Said(clean(text))
+    try:
+        value = load(bare(body))
+    except ValueError as cause:
+        if not tagged:
+            return Said(clean(text))
+        return Said("", (broken(f"the call is not valid JSON ({cause})", bare(body)),))
+    call = object_call(value, bare(body))
+    return Said("", (call,)) if tagged or call.name in tools else Said(clean(text))

@@ -1,0 +1,86 @@
+"""Calls between tags: JSON (Qwen 2.5/3, Granite 4, Hermes), XML (Qwen3-Coder and 3.5+, Nemotron 3,
+MiniMax), key and value tags (GLM).
+
+    hermes   <tool_call>\\n{"name": "python", "arguments": {"code": "6*7"}}\\n</tool_call>
+    xml      <tool_call>\\n<function=python>\\n<parameter=code>\\n6*7\\n</parameter>\\n</function>\\n</tool_call>
+    invoke   <minimax:tool_call>\\n<invoke name="python">\\n<parameter name="code">6*7</parameter>\\n</invoke>...
+    glm      <tool_call>python\\n<arg_key>code</arg_key>\\n<arg_value>6*7</arg_value>\\n</tool_call>
+"""
+
+from __future__ import annotations
+
+import re
+
+from prorl.renderer.grammar.common import (
+    Said,
+    Tools,
+    blocks,
+    broken,
+    clean,
+    json_call,
+    strip_newline,
+    typed_call,
+)
+from prorl.renderer.guard import bare
+from prorl.types import ToolCall
+
+_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>\n]*)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL
+)
+_INVOKE = re.compile(r'<invoke name="?([^">\n]*)"?>(.*?)(?:</invoke>|\Z)', re.DOTALL)
+_INVOKE_PARAMETER = re.compile(
+    r'<parameter name="?([^">\n]*)"?>(.*?)</parameter>(?=\s*(?:<parameter name=|\Z))', re.DOTALL
+)
+_PAIR = re.compile(
+    r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)(?:</arg_value>|(?=<arg_key>)|\Z)", re.DOTALL
+)
+
+
+def hermes(text: str, tools: Tools) -> Said:
+    """One JSON object in each block."""
+    rest, found = blocks(text, "<tool_call>", "</tool_call>")
+    return Said(clean(rest), tuple(map(json_call, found)))
+
+
+def xml(text: str, tools: Tools) -> Said:
+    """One function in each block; values framed by newlines."""
+    rest, found = blocks(text, "<tool_call>", "</tool_call>")
+    calls = [_functions(block, _FUNCTION, _PARAMETER, tools) for block in found]
+    return Said(clean(rest), tuple(call for several in calls for call in several))
+
+
+def invoke(text: str, tools: Tools) -> Said:
+    """MiniMax: several functions in one block; values as they stand."""
+    rest, found = blocks(text, "<minimax:tool_call>", "</minimax:tool_call>")
+    calls = [_functions(block, _INVOKE, _INVOKE_PARAMETER, tools) for block in found]
+    return Said(clean(rest), tuple(call for several in calls for call in several))
+
+
+def _functions(
+    block: str, function: re.Pattern[str], parameter: re.Pattern[str], tools: Tools
+) -> list[ToolCall]:
+    framed = function is _FUNCTION
+    calls = []
+    for match in function.finditer(block):
+        pairs = parameter.findall(match[2])
+        values = {key: strip_newline(value) if framed else value for key, value in pairs}
+        if not pairs and match[2].strip():
+            calls.append(broken("the call has no parameter that is closed", bare(block), match[1]))
+        else:
+            calls.append(typed_call(match[1], values, block, tools))
+    return calls or [broken("the call names no function", bare(block))]
+
+
+def glm(text: str, tools: Tools) -> Said:
+    """A name, then pairs of key and value."""
+    rest, found = blocks(text, "<tool_call>", "</tool_call>")
+    return Said(clean(rest), tuple(_pairs(block, tools) for block in found))
+
+
+def _pairs(block: str, tools: Tools) -> ToolCall:
+    name, key, tail = block.partition("<arg_key>")
+    pairs = _PAIR.findall(key + tail)
+    if not name.strip() or (key and not pairs):
+        return broken("a call is a name, then pairs of key and value, not", bare(block), name)
+    return typed_call(name, dict(pairs), block, tools)

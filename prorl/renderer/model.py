@@ -1,0 +1,301 @@
+"""`TemplateRenderer`: messages <-> ids as a checkpoint's own chat template has it.
+
+    prompt   the template, executed: the official ids, whatever the family
+    bridge   what the template writes behind a dummy turn: [user, dummy, new messages], cut behind the
+             dummy's stop token
+    parse    the family's grammar
+
+Invariants: ids that exist are never rendered again (`bridge` gives only what follows them); content
+can never spell a marker (`prorl.renderer.guard`); `parse` never raises, whatever was sampled.
+Whether a bridge equals the template's own next prompt is proved per kind of turn when the renderer
+is made (`prorl.renderer.proof`). It does not promise that `completion` gives the ids that a model
+sampled for the same message: only the sampled ids are the truth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prorl.errors import ConfigError, TaskError
+from prorl.renderer.family import Family
+from prorl.renderer.guard import MARK, OPEN, Guard
+from prorl.renderer.sandbox import TemplateFault
+from prorl.renderer.speech import Speech, split_thoughts
+from prorl.renderer.template import ChatTemplate, made_up_id, tool_values
+from prorl.renderer.verdict import Kind, Proof, Verdict
+from prorl.types import Json, Message, ToolCall, ToolSpec
+
+if TYPE_CHECKING:
+    from prorl.protocols import Tokenizer
+    from prorl.types import Int32
+
+_USER = Message(role="user", content="u")
+_PROMPT_END = 8
+"""Ids at a prompt's end that say whether a thought is open."""
+NO_TOOLS: tuple[ToolSpec, ...] = ()
+SEGMENT = "segment"
+"""`RendererSpec.on_rewrite` that starts a new segment."""
+
+
+class TemplateRenderer:
+    """Implements `prorl.protocols.Renderer`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        family: Family,
+        *,
+        tool_template: ChatTemplate | None = None,
+        stop_ids: Sequence[int] = (),
+        on_rewrite: str = "append",
+    ) -> None:
+        self.tokenizer, self.template, self.family = tokenizer, template, family
+        self.tool_template = tool_template or template
+        self.vocab_size = tokenizer.vocab_size
+        self.proof: Proof | None = None
+        self._on_rewrite = on_rewrite
+        ids = [tokenizer.specials[text] for text in family.stops if text in tokenizer.specials]
+        self.stop_token_ids = tuple(dict.fromkeys([*ids, *stop_ids]))
+        if not ids:
+            raise ConfigError(
+                f"the tokenizer has none of {' '.join(family.stops)}, which end a turn of family"
+                f" {family.name}",
+                "the tokenizer of the model whose template this is",
+                "name the directory of one model",
+            )
+        self._guard = Guard(tokenizer)
+        thoughts = family.thoughts or ()
+        self._speech = Speech(tokenizer, (*family.markers, *thoughts))
+        ends = (*family.stops, *family.closers)
+        self.ends = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, ends))})")
+        self._end_ids = {text: tokenizer.specials[text] for text in ends if text in tokenizer.specials}  # fmt: skip
+        self.opens_thoughts = self._is_open(self.prompt([_USER], ()))
+
+    # ---- messages to ids
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Int32:
+        """Ids of a first prompt, ending where the assistant starts to speak.
+
+        Raises TaskError where the template refuses such a conversation.
+        """
+        return self._guard.encode(self.prompt_text(messages, tools))
+
+    def encode(self, text: str) -> Int32:
+        """Ids of rendered text: added tokens are recognised but where they are fenced."""
+        return self._guard.encode(text)
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        """The prompt as text, with fences. Raises TaskError."""
+        if tools and self.proof is not None and self.proof.tools:
+            raise TaskError(
+                f"a task with tools for {self.template.where}: {self.proof.tools}",
+                "a model whose template shows calls and results",
+                "use another model, or an env without tools",
+            )
+        template = self.tool_template if tools else self.template
+        values = self._guard.fence(self.family.dialect.messages(messages))
+        try:
+            return template.render(
+                values, self._guard.fence(tool_values(tools)) or None, add_generation_prompt=True
+            )
+        except TemplateFault as fault:
+            raise TaskError(
+                f"{template.where} refuses the prompt: {fault}",
+                f"a conversation that family {self.family.name} can hold",
+            ) from fault
+
+    def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
+        """Ids to append after a completion: its end if it was cut off, the new messages, the
+        assistant's start. Raises TaskError where the template refuses such messages.
+        """
+        end, tail = self.tail(messages)
+        tail_ids = self._guard.encode(tail)
+        end_id = self._end_ids[end]
+        last = int(completion_ids[-1]) if len(completion_ids) else -1
+        if self.family.next_role_stops:
+            return tail_ids[1:] if last == end_id else tail_ids
+        if last == end_id or (self.family.any_end_closes and last in self._end_ids.values()):
+            return tail_ids
+        parts = [np.array([end_id], dtype=np.int32), tail_ids]
+        if last not in self.stop_token_ids and self._ends_in_thought(completion_ids):
+            assert self.family.thoughts is not None
+            parts.insert(0, self._guard.encode(self.family.thoughts[1]))
+        return np.concatenate(parts)
+
+    def tail(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The token that ends the turn before new messages, and the text behind it (where the next
+        role's token is the end: with it). Raises TaskError.
+        """
+        values = self.family.dialect.messages([_USER, self._dummy(messages), *messages])
+        fenced = [*values[:2], *self._guard.fence(values[2:])]
+        has_results = any(message.role == "tool" for message in messages)
+        template = self.tool_template if has_results else self.template
+        try:
+            text = template.render(fenced, self._no_tools(template), add_generation_prompt=True)
+        except TemplateFault as fault:
+            raise TaskError(
+                f"{template.where} refuses new messages: {fault}",
+                f"messages that family {self.family.name} can hold",
+            ) from fault
+        after = text.rpartition(MARK)[2]
+        end = self.ends.search(after)
+        if MARK not in text or end is None or end[0] not in self._end_ids:
+            raise TaskError(
+                f"{template.where} ends no turn before new messages",
+                f"one of {' '.join(self._end_ids)} behind what the assistant said",
+            )
+        return end[0], after[end.start() if self.family.next_role_stops else end.end() :]
+
+    def _dummy(self, messages: Sequence[Message]) -> Message:
+        """An assistant's turn that the new messages can follow, with the mark as its last words."""
+        results = [message for message in messages if message.role == "tool"]
+        calls = [
+            ToolCall(
+                self._guard.fence_text(result.name or "tool"),
+                {"s": MARK},
+                id=self._guard.fence_text(result.call_id or made_up_id(index)),
+            )
+            for index, result in enumerate(results)
+        ]
+        while 0 < len(calls) < self.family.fewest_calls:
+            calls.append(calls[0]._replace(id=made_up_id(len(calls))))
+        content = MARK if not calls or not self.family.shows_calls else ""
+        return Message(role="assistant", content=content, tool_calls=tuple(calls))
+
+    def _no_tools(self, template: ChatTemplate) -> list[Mapping[str, Json]] | None:
+        """What stands for tools where they do not matter: a template of its own for tools has some."""
+        return None if template is self.template else []
+
+    def starts_segment(self, messages: Sequence[Message]) -> bool:
+        """Whether these new messages begin a new segment, since the template would rewrite its past
+        and the run wants it so, or since nothing shows how they could be appended.
+        """
+        if self.proof is None or all(message.role == "tool" for message in messages):
+            return False
+        verdict = self.proof.worst(Kind.USER, Kind.USER_AFTER_CALL)
+        if verdict in (Verdict.DIFFERS, Verdict.REFUSES):
+            return True
+        return verdict is not Verdict.EXACT and self._on_rewrite == SEGMENT
+
+    def facts(self) -> dict[str, Json]:
+        """For the run's manifest: family, hash of the template, what was proved."""
+        proof = self.proof
+        found = proof.findings.items() if proof else ()
+        return {
+            "family": self.family.name,
+            "template_sha256": self.template.sha256,
+            "thinks": bool(proof and proof.thinks),
+            "tools": not (proof and proof.tools),
+            "proof": {kind.value: finding.verdict.value for kind, finding in found},
+        }
+
+    # ---- ids to messages
+
+    def parse(
+        self,
+        completion_ids: Int32,
+        prompt_ids: Int32 | None = None,
+        tools: Sequence[ToolSpec] = NO_TOOLS,
+    ) -> Message:
+        """The assistant message that was sampled: content, thoughts and calls apart, broken calls
+        with their error.
+        """
+        ids, is_ended = self._up_to_stop(completion_ids)
+        text = self._speech.text(ids)
+        is_open = self.opens_thoughts if prompt_ids is None else self._is_open(prompt_ids)
+        reasoning = ""
+        if self.family.thoughts is not None:
+            opener = self.family.markers[0] if is_ended and self.family.markers else ""
+            reasoning, text = split_thoughts(
+                text, self.family.thoughts, is_open=is_open, call_opener=opener
+            )
+        said = self.family.grammar(text, {tool.name: tool for tool in tools})
+        return Message(
+            role="assistant",
+            content=said.content,
+            tool_calls=said.calls,
+            reasoning=reasoning or said.reasoning,
+        )
+
+    def _up_to_stop(self, ids: Int32) -> tuple[Int32, bool]:
+        stops = np.flatnonzero(np.isin(ids, self.stop_token_ids))
+        return (ids[: stops[0]], True) if len(stops) else (ids, False)
+
+    def _is_open(self, prompt_ids: Int32) -> bool:
+        """Whether a prompt ends in the beginning of a thought."""
+        if self.family.thoughts is None:
+            return False
+        end = self._speech.text(prompt_ids[-_PROMPT_END:]).rstrip()
+        return end.endswith(self.family.thoughts[0].rstrip())
+
+    def _ends_in_thought(self, completion_ids: Int32) -> bool:
+        if self.family.thoughts is None:
+            return False
+        opener, closer = self.family.thoughts
+        text = self._speech.text(completion_ids)
+        opened, closed = text.rfind(opener), text.rfind(closer)
+        return opened > closed or (self.opens_thoughts and opened == closed == -1)
+
+    # ---- what a model would say
+
+    def completion(self, message: Message) -> Int32:
+        """What a model would sample to say this assistant message, end marker included: for oracles
+        and warm starts. Raises ConfigError where the template does not write such a message.
+        """
+        return self._guard.encode(self.completion_text(message))
+
+    def completion_text(self, message: Message) -> str:
+        """As text, with fences. Raises ConfigError."""
+        values = self._guard.fence(self.family.dialect.messages([_USER, message]))
+        template = self.tool_template if message.tool_calls else self.template
+        try:
+            tools = self._no_tools(template)
+            before = template.render(values[:1], tools, add_generation_prompt=True)
+            after = template.render(values, tools)
+        except TemplateFault as fault:
+            raise self._silent(str(fault)) from fault
+        said = self._said(before, after)
+        if said is None or (message.tool_calls and not self.family.shows_calls):
+            raise self._silent("it rewrites or leaves out what the assistant says")
+        if (end := self.last_end(said)) and not self.family.next_role_stops:
+            return said[:end]
+        family = self.family
+        closing = family.call_end if message.tool_calls else family.answer_end
+        return said + (closing or family.stops[0])
+
+    def last_end(self, said: str) -> int:
+        """Where a turn's own end stands behind in what the template writes for it; 0 for nowhere."""
+        ends = [match.end() for match in self.ends.finditer(said)]
+        return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
+
+    def _said(self, before: str, after: str) -> str | None:
+        """What the assistant says in `after`, whose prompt was `before`; a thought that the prompt
+        opens and the history lacks is closed first.
+        """
+        if after.startswith(before):
+            return after[len(before) :]
+        if self.family.thoughts is None:
+            return None
+        opener, closer = map(re.escape, self.family.thoughts)
+        start = re.sub(rf"\s*(?:{opener}\s*)?(?:{closer}\s*)?\Z", "", before)
+        if not after.startswith(start):
+            return None
+        is_open = before.rstrip().endswith(self.family.thoughts[0].rstrip())
+        said = after[len(start) :]
+        return self.family.thoughts[1] + said if is_open else said
+
+    def _silent(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self.template.where} cannot write this assistant message: {why}",
+            "a family whose history shows what was said",
+            "scripted policies need another model's directory",
+        )
+
+    def assistant_starts(self, ids: Int32) -> int:
+        """How often a turn ended in ids that this renderer made, and one: the assistant's starts."""
+        return 1 + int(np.isin(ids, tuple(self._end_ids.values())).sum())

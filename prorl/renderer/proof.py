@@ -1,0 +1,197 @@
+"""What is proved of a model when its renderer is made: per kind of turn, whether what `bridge`
+appends is what the template itself would write.
+
+For each case: the template's prompt of the next turn = its prompt of this turn + what the assistant
+said + the bridge, text for text. Twenty renders of a few lines, a few milliseconds.
+
+A model is refused where appending would be a guess: a user message that has no place behind an
+answer, a marker of the template that the tokenizer does not know, ids of a rendered text that differ
+from the tokenizer file's own. Tools are refused where the template does not show their results.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from prorl.errors import ConfigError, UserError
+from prorl.renderer.grammar import plain
+from prorl.renderer.guard import bare
+from prorl.renderer.model import TemplateRenderer
+from prorl.renderer.template import made_up_id, tool_values
+from prorl.renderer.verdict import Finding, Kind, Proof, Verdict
+from prorl.tokenizer import HFTokenizer
+from prorl.types import Message, ToolCall, ToolSpec
+
+TOOL = ToolSpec(
+    "look",
+    "Looks a word up.",
+    {
+        "type": "object",
+        "properties": {"word": {"type": "string", "description": "what to look up"}},
+        "required": ["word"],
+    },
+)
+_MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,60}｜>|\[/?[A-Z]+(?:_[A-Z]+)+\]")
+
+
+class Case(NamedTuple):
+    """One thing to prove: `new` follows the last message of `past`."""
+
+    kind: Kind
+    past: tuple[Message, ...]
+    new: tuple[Message, ...]
+
+
+_THOUGHT = "zthought"
+_SYSTEM = Message(role="system", content="zsystem")
+_QUESTION = Message(role="user", content="zquestion")
+_MORE = (Message(role="user", content="zmore"),)
+
+
+def cases(*, thinks: bool, system: bool = True) -> tuple[Case, ...]:
+    """What is proved, with a thought in each turn or with none."""
+    thoughts = _THOUGHT if thinks else ""
+    start = (_SYSTEM, _QUESTION) if system else (_QUESTION,)
+    answer = Message(role="assistant", content="zanswer", reasoning=thoughts)
+
+    def call(first: int, count: int = 1, text: str = "") -> Message:
+        numbers = range(first, first + count)
+        calls = tuple(ToolCall("look", {"word": f"w{n}"}, id=made_up_id(n)) for n in numbers)
+        return Message(role="assistant", content=text, tool_calls=calls, reasoning=thoughts)
+
+    def result(number: int) -> Message:
+        return Message(
+            role="tool", content=f"zresult{number}", name="look", call_id=made_up_id(number)
+        )
+
+    called = (*start, call(0), result(0))
+    return (
+        Case(Kind.USER, (*start, answer), _MORE),
+        Case(Kind.RESULT, (*start, call(0)), (result(0),)),
+        Case(Kind.RESULTS, (*start, call(0, 2)), (result(0), result(1))),
+        Case(Kind.TEXT_AND_CALL, (*start, call(0, text="zsays")), (result(0),)),
+        Case(Kind.SECOND_CALL, (*called, call(1)), (result(1),)),
+        Case(Kind.USER_AFTER_CALL, (*called, answer), _MORE),
+    )
+
+
+def prove(renderer: TemplateRenderer) -> Proof:
+    """Everything that is proved; raises nothing."""
+    thinks = _thinks(renderer)
+    proved = cases(thinks=thinks, system=_takes_system(renderer))
+    return Proof(
+        {case.kind: judge(renderer, case) for case in proved}, thinks, _round_trip(renderer, thinks)
+    )
+
+
+def _takes_system(renderer: TemplateRenderer) -> bool:
+    values = renderer.family.dialect.messages((_SYSTEM, _QUESTION))
+    return renderer.template.try_render(values, add_generation_prompt=True) is not None
+
+
+def _thinks(renderer: TemplateRenderer) -> bool:
+    """Whether a turn begins in a thought, or shows one in the last turn without the prompt having
+    closed it.
+    """
+    if renderer.opens_thoughts:
+        return True
+    answer = Message(role="assistant", content="zanswer", reasoning=_THOUGHT)
+    values = renderer.family.dialect.messages((_QUESTION, answer))
+    before = renderer.template.try_render(values[:1], add_generation_prompt=True)
+    after = renderer.template.try_render(values)
+    if before is None or after is None or not after.startswith(before):
+        return False
+    return _THOUGHT in after[len(before) :]
+
+
+def _round_trip(renderer: TemplateRenderer, thinks: bool) -> str:
+    """Whether a call that the template writes is read back as the same call."""
+    call = ToolCall("look", {"word": "w0"}, id=made_up_id(0))
+    message = Message(role="assistant", content="", tool_calls=(call,), reasoning="")
+    if renderer.family.grammar is plain:
+        return f"how family {renderer.family.name} writes calls is not known"
+    if not renderer.family.shows_calls:
+        return ""
+    try:
+        found = renderer.parse(renderer.completion(message), None, (TOOL,)).tool_calls
+    except UserError as error:
+        return error.given
+    if [(c.name, dict(c.arguments)) for c in found] != [("look", {"word": "w0"})]:
+        return f"a call of family {renderer.family.name} is not read back as it was written"
+    return ""
+
+
+def judge(renderer: TemplateRenderer, case: Case) -> Finding:
+    """The verdict of one case."""
+    try:
+        text = bare(renderer.prompt_text((*case.past, *case.new), (TOOL,)))
+        before = bare(renderer.prompt_text(case.past[:-1], (TOOL,)))
+        end, tail = renderer.tail(case.new)
+    except UserError as error:
+        return Finding(Verdict.REFUSES, error.given)
+    if not all(message.content in text for message in case.new):
+        return Finding(Verdict.REFUSES)
+    tail = bare(tail)
+    if not text.endswith(tail):
+        return Finding(Verdict.DIFFERS)
+    if case.past[-1].reasoning not in text:
+        return Finding(Verdict.DROPS_THOUGHTS)
+    is_exact = text == _appended(renderer, case, before, end, tail)
+    return Finding(Verdict.EXACT if is_exact else Verdict.REWRITES)
+
+
+def _appended(
+    renderer: TemplateRenderer, case: Case, before: str, end: str, tail: str
+) -> str | None:
+    """This turn's prompt, what the template writes for the turn, and the bridge."""
+    values = renderer.family.dialect.messages(case.past)
+    turn = renderer.tool_template.try_render(values, tool_values((TOOL,)))
+    if turn is None or not turn.startswith(before):
+        return None
+    said = turn[len(before) :]
+    if renderer.family.next_role_stops:
+        return before + said.rstrip("\n") + tail
+    last = renderer.last_end(said)
+    return before + (said[:last] if last else said + end) + tail
+
+
+def check(renderer: TemplateRenderer, where: str) -> Proof:
+    """Prove a renderer and its tokenizer. Raises ConfigError with what is missing."""
+    check_tokenizer(renderer, where)
+    proof = prove(renderer)
+    user = proof.findings[Kind.USER]
+    if proof.tools and user.verdict in (Verdict.REFUSES, Verdict.DIFFERS):
+        raise ConfigError(
+            f"{where}: nothing shows what follows an answer ({user.why or user.verdict}) or a call"
+            f" ({proof.tools})",
+            "a template whose next prompt ends in the new message's own text",
+            "take the model's own chat template, or register a renderer of your own",
+        )
+    return proof
+
+
+def check_tokenizer(renderer: TemplateRenderer, where: str) -> None:
+    """Raise ConfigError where the tokenizer is not the template's."""
+    text = ""
+    for case in cases(thinks=True):
+        values = renderer.family.dialect.messages((*case.past, *case.new))
+        text += renderer.tool_template.try_render(values, add_generation_prompt=True) or ""
+    foreign = sorted(set(_MARKER.findall(text)) - set(renderer.tokenizer.specials))
+    if foreign:
+        raise ConfigError(
+            f"{where}: the template writes {foreign[0]}, which the tokenizer does not know",
+            "tokenizer and chat template of one model",
+            "fetch tokenizer.json and the chat template from the model's repository",
+        )
+    tokenizer = renderer.tokenizer
+    if isinstance(tokenizer, HFTokenizer) and not np.array_equal(
+        renderer.encode(text), tokenizer.encode_whole(text)
+    ):
+        raise ConfigError(
+            f"{where}: its tokenizer encodes text beside added tokens in a way of its own",
+            "a tokenizer whose added tokens cut the text",
+            "register a renderer of your own (entry point group prorl.renderers)",
+        )
