@@ -133,28 +133,6 @@ class RolloutLimits:
     max_worker_losses: int = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RendererSpec:
-    """What a run's renderer is made from."""
-
-    model: str = "bytes"
-    """Directory of the model (tokenizer.json, chat template), or `bytes`."""
-    name: str = ""
-    """`template`, `chatml`, or an entry point of the group `prorl.renderers`; empty = as the
-    directory says.
-    """
-    family: str = ""
-    """Empty = found from the template."""
-    variables: Mapping[str, Json] = field(default_factory=dict)
-    """Of the template: `enable_thinking`, `reasoning_effort` ..."""
-    date: str = ""
-    """Day that a template may write into prompts, YYYY-MM-DD; empty = today."""
-    on_rewrite: str = "append"
-    """What a new user message does where the template would take earlier thoughts out of the past:
-    `append` keeps them, `segment` starts a new segment.
-    """
-
-
 class ToolSpec(NamedTuple):
     """A tool as the policy sees it: JSON schema of the arguments."""
 

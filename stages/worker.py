@@ -29,11 +29,12 @@ from prorl.envs import get_env
 from prorl.flight import ControlClient, Identity, Inlet
 from prorl.protocols import Network, Operator, SandboxHost
 from prorl.renderer import make_renderer
+from prorl.renderer_spec import RendererSpec
 from prorl.stages.eval import EvalOperator
 from prorl.stages.host import UPSTREAM, Stage
 from prorl.stages.init import InitOperator
 from prorl.stages.run import RunOperator
-from prorl.types import AttemptKey, PolicyVersion, RendererSpec
+from prorl.types import AttemptKey, PolicyVersion
 from prorl.types import Stage as StageName
 
 LEAVE_S = 4.0

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 from prorl import plugins
 from prorl.errors import ConfigError
 from prorl.renderer.chatml import ChatMLRenderer
+from prorl.renderer_spec import RendererSpec
 from prorl.tokenizer import HFTokenizer, load_tokenizer
-from prorl.types import Json, RendererSpec
+from prorl.types import Json
 
 if TYPE_CHECKING:
     from prorl.protocols import Renderer

@@ -13,8 +13,9 @@ from prorl.errors import ConfigError, TaskError
 from prorl.renderer import describe, make_renderer
 from prorl.renderer.model import TemplateRenderer
 from prorl.renderer.verdict import Kind, Verdict
+from prorl.renderer_spec import RendererSpec
 from prorl.tokenizer import SPECIALS
-from prorl.types import Json, Message, RendererSpec, ToolCall
+from prorl.types import Json, Message, ToolCall
 from tests.renderer.small import LOOK, TEMPLATE, write_model
 
 
