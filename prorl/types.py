@@ -176,9 +176,7 @@ class Message:
     """
 
     role: str
-    """`system`, `user`, `assistant`, `tool`, `grader`, or a name that the model's template knows
-    besides (`developer`).
-    """
+    """`system`, `user`, `assistant`, `tool`, `grader`, or one that the model's template knows."""
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     name: str = ""
