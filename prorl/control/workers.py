@@ -20,6 +20,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     role: str
     """`init`, `run`, `eval` or `store`."""
     worker: str
+    incarnation: str = ""
+    """Tells two lives of one name apart; the same on every stream of a life."""
     node: str = ""
     pid: Count = 0
     location: str = ""
@@ -89,6 +91,8 @@ class Welcome(Payload, frozen=True, kw_only=True):
     worker: str
     endpoints: Mapping[str, tuple[str, ...]]
     """Locations by role."""
+    superseded: bool = False
+    """A later life of that name is there: end yourself."""
     refused: tuple[AttemptKey, ...] = ()
     """Attempts that it said it holds, and must stop."""
 

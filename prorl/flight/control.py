@@ -23,8 +23,9 @@ import asyncio
 import logging
 import os
 import random
+import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from prorl.control import (
@@ -78,12 +79,15 @@ class Identity:
     location: str = ""
     """Where its own edge is served."""
     slots: int = 0
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Of this life: a name alone may be another life's."""
 
     def hello(self) -> dict[str, Json]:
         """What every stream of this worker says first."""
         return {
             "role": self.role,
             "worker": self.worker,
+            "incarnation": self.incarnation,
             "node": self.node,
             "pid": os.getpid(),
             "location": self.location,
@@ -243,8 +247,13 @@ class ControlClient:
             case Kind.REPLY:
                 self._answered(row)
             case Kind.WELCOME:
+                welcome = row.read(Welcome)
+                if welcome.superseded:
+                    raise FencedError(
+                        f"another life of {self._identity.worker} has taken our place"
+                    )
                 self._tell(row)
-                self._tell(ControlRow.of(Endpoints(locations=row.read(Welcome).endpoints)))
+                self._tell(ControlRow.of(Endpoints(locations=welcome.endpoints)))
                 self.welcomed.set()
             case Kind.ACK:
                 pass

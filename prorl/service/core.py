@@ -141,7 +141,7 @@ class Core:
         created = self.groups.publish(run, version)
         for worker in self.state.workers.values() if created else ():
             self.journal.send(
-                worker.name,
+                worker,
                 ControlRow.of(VersionPublished(version=version), run_id=run.run_id),
             )
         return created
@@ -202,9 +202,7 @@ class Core:
     def _reply(
         self, worker: WorkerRecord, row: ControlRow, answer: Payload, code: str = ""
     ) -> None:
-        self.journal.send(
-            worker.name, ControlRow.of(answer, re=row.seq, run_id=row.run_id, code=code)
-        )
+        self.journal.send(worker, ControlRow.of(answer, re=row.seq, run_id=row.run_id, code=code))
         self.journal.urgent = True
 
     def _request(self, worker: WorkerRecord, row: ControlRow) -> None:

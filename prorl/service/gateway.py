@@ -16,8 +16,8 @@ import logging
 import time
 
 from prorl.config import ServiceConfig
-from prorl.control import Ack, ControlRow, Kind, Paused, Problem, from_batch, to_batch
-from prorl.errors import StorageError, UserError
+from prorl.control import Ack, ControlRow, Kind, Paused, Problem, Welcome, from_batch, to_batch
+from prorl.errors import FencedError, StorageError, UserError
 from prorl.limits import Clock
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
@@ -58,8 +58,8 @@ class Gateway:
         self._log, self._network, self.wall = control_log, network, wall
         self.leases = Leases(self.core.state, self.core.rollouts, clock, wall, self.wake)
         self.publisher = Publisher(self.core, self.durable, self._tell_paused, config.backend_key)
-        self._channels: dict[str, Channel] = {}
-        self._live_store = ""
+        self._channels: dict[WorkerRecord, Channel] = {}
+        self._live_store: WorkerRecord | None = None
         """The store that has its snapshots and gets messages."""
         self._sessions = 0
         self._acks: dict[WorkerRecord, int] = {}
@@ -153,17 +153,16 @@ class Gateway:
                 self._introduce(worker)
         self.leases.add(batch.granted)
 
-    def _introduce(self, worker: str) -> None:
+    def _introduce(self, store: WorkerRecord) -> None:
         """Tell a store that has come what the log holds; from here on it gets messages."""
-        record = self.core.state.workers.get(worker)
-        if record is None or record.role != "store":
+        if not self.core.workers.current(store):
             return
         for run in self.core.state.runs.values():
             if wanted(run):
-                self._send(worker, run_snapshot(self._log, run, self.wall()))
-        self._live_store = worker
+                self._send(store, run_snapshot(self._log, run, self.wall()))
+        self._live_store = store
 
-    def _send(self, worker: str, rows: list[ControlRow]) -> None:
+    def _send(self, worker: WorkerRecord, rows: list[ControlRow]) -> None:
         channel = self._channels.get(worker)
         if channel is not None and rows:
             channel.send(to_batch(rows))
@@ -171,7 +170,7 @@ class Gateway:
     def _tell_paused(self, backend: str, paused: bool) -> None:
         for worker in self.core.state.of_role("run"):
             self._send(
-                worker.name,
+                worker,
                 [ControlRow.of(Paused(backend=backend, paused=paused))],
             )
 
@@ -182,23 +181,36 @@ class Gateway:
         try:
             while (batch := await channel.receive()) is not None:
                 for row in from_batch(batch):
-                    if row.kind is Kind.HELLO:
+                    if worker is None:
                         worker = self._hello(channel, row)
-                    elif worker is None:
-                        raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
+                        if worker is None:
+                            return
+                    elif not self.core.workers.current(worker):
+                        return  # it was replaced, or counts as dead: it can change nothing
                     else:
                         self._hear(worker, row)
                 self.wake()
         finally:
             if worker is not None:
-                self._gone(worker, channel)
+                self._gone(worker)
 
-    def _hello(self, channel: Channel, row: ControlRow) -> WorkerRecord:
+    def _hello(self, channel: Channel, row: ControlRow) -> WorkerRecord | None:
+        """The session that begins; None for an earlier life of a worker, which is told so."""
+        if row.kind is not Kind.HELLO:
+            raise UserError(f"a control stream began with {row.kind.value!r}", "hello")
         self._sessions += 1
-        worker = self.core.workers.hello(self._sessions, row)
-        self._channels[worker.name] = channel
+        try:
+            worker = self.core.workers.hello(self._sessions, row)
+        except FencedError as error:
+            log.warning("%s", error)
+            refusal = Welcome(worker="", endpoints={}, superseded=True)
+            channel.send(to_batch([ControlRow.of(refusal, re=row.seq)]))
+            return None
+        for earlier in [w for w in self._channels if w.name == worker.name]:
+            self._cut(earlier)
+        self._channels[worker] = channel
         if worker.role == "store":
-            self._live_store = ""
+            self._live_store = None
         log.info(
             "worker %s came", worker.name, extra={"role": worker.role, "worker_pid": worker.pid}
         )
@@ -214,13 +226,20 @@ class Gateway:
             if row.kind in _REQUESTS:
                 problem = Problem(message=str(error))
                 answer = ControlRow.of(problem, re=row.seq, run_id=row.run_id, code="invalid")
-                self._send(worker.name, [answer])
+                self._send(worker, [answer])
 
-    def _gone(self, worker: WorkerRecord, channel: Channel) -> None:
-        if self._channels.get(worker.name) is channel:
-            del self._channels[worker.name]
-            if self._live_store == worker.name:
-                self._live_store = ""
+    def _cut(self, worker: WorkerRecord) -> None:
+        """It counts as dead from now on, whatever its stream still brings."""
+        channel = self._channels[worker]
+        self._gone(worker)
+        closing = asyncio.ensure_future(channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _gone(self, worker: WorkerRecord) -> None:
+        if self._channels.pop(worker, None) is not None:
+            if self._live_store is worker:
+                self._live_store = None
             log.info("worker %s has gone", worker.name, extra={"held": len(worker.held)})
         self.core.workers.gone(worker)
         self.wake()
@@ -244,18 +263,13 @@ class Gateway:
         """
         acks, self._acks = self._acks, {}
         for worker, seq in acks.items():
-            if self.core.state.workers.get(worker.name) is worker:
-                self._send(worker.name, [ControlRow.of(Ack(), re=seq)])
+            if self.core.workers.current(worker):
+                self._send(worker, [ControlRow.of(Ack(), re=seq)])
 
     def _sweep(self) -> None:
         for worker in self.core.workers.silent():
             log.warning("worker %s is silent; it counts as dead", worker.name)
-            channel = self._channels.get(worker.name)
-            if channel is not None:
-                self._gone(worker, channel)
-                closing = asyncio.ensure_future(channel.close())
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
+            self._cut(worker)
         for record in self.leases.overdue():
             self.core.rollouts.failed(
                 record, record.life.attempt, "queue_deadline", "no worker took its lease in time"

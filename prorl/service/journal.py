@@ -24,14 +24,14 @@ class Batch:
     """One transaction and its effects."""
 
     writes: list[Write] = field(default_factory=list)
-    outbox: dict[str, list[ControlRow]] = field(default_factory=dict)
-    """Control rows by worker."""
+    outbox: dict[WorkerRecord, list[ControlRow]] = field(default_factory=dict)
+    """Control rows by session: what was meant for one never reaches another."""
     to_store: list[ControlRow] = field(default_factory=list)
     """For the store that is live when the transaction is durable; a later one reads them from the
     log.
     """
-    snapshots: list[str] = field(default_factory=list)
-    """Stores that have just come, by worker name: they get the runs."""
+    snapshots: list[WorkerRecord] = field(default_factory=list)
+    """Stores that have just come: they get the runs."""
     granted: list[tuple[RolloutRecord, int]] = field(default_factory=list)
     """Leases that may be sent, with their attempt."""
     acks: dict[WorkerRecord, int] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Journal:
         """It changed."""
         self._runs[record] = None
 
-    def send(self, worker: str, row: ControlRow) -> None:
+    def send(self, worker: WorkerRecord, row: ControlRow) -> None:
         """Say this to a worker once everything so far is durable."""
         self._batch.outbox.setdefault(worker, []).append(row)
 
@@ -90,7 +90,7 @@ class Journal:
         """Say this to the store."""
         self._batch.to_store.append(row)
 
-    def snapshot(self, worker: str) -> None:
+    def snapshot(self, worker: WorkerRecord) -> None:
         """Send the runs to a store that has just come."""
         self._batch.snapshots.append(worker)
 

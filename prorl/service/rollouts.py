@@ -86,7 +86,7 @@ class Rollouts:
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
         """Tell a worker to stop an attempt."""
-        self._journal.send(worker.name, ControlRow.of(Cancel(), **key._asdict()))
+        self._journal.send(worker, ControlRow.of(Cancel(), **key._asdict()))
         self._journal.urgent = True
 
     # ---- holders

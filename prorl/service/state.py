@@ -197,6 +197,7 @@ class WorkerRecord:
 
     name: str
     session: int
+    incarnation: str
     role: str
     node: str
     pid: int

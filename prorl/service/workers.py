@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prorl.control import ControlRow, Endpoints, VersionPublished, Welcome
-from prorl.errors import UserError
+from prorl.errors import FencedError, UserError
 from prorl.limits import Clock
 from prorl.service.commits import Commits
 from prorl.service.journal import Journal
@@ -22,6 +22,8 @@ from prorl.types import AttemptKey
 
 CLAIM_GRACE_S = 2.0
 """How long an attempt waits to be claimed after its lease stream or the gateway was lost."""
+
+REMEMBERED_LIVES = 1024
 
 SILENCE_S = 20.0
 """A worker that said something each half second and then nothing for this long is frozen."""
@@ -40,9 +42,17 @@ class Workers:
             commits,
             clock,
         )
+        self._lives: dict[str, str] = {}
+        """Last incarnation of each name."""
+        self._superseded: dict[str, None] = {}
+        """Earlier ones, oldest first."""
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
-        """A worker has come, or come back. Raises UserError for one that we cannot speak with."""
+        """A worker has come, or come back.
+
+        Raises UserError for one that we cannot speak with, FencedError for an earlier life of a
+        name that has a later one.
+        """
         said = row.read_hello("a worker's hello")
         name, role = said.worker, said.role
         if role not in ROLES or not name:
@@ -52,6 +62,7 @@ class Workers:
         worker = WorkerRecord(
             name=name,
             session=session,
+            incarnation=said.incarnation,
             role=role,
             node=said.node,
             pid=said.pid,
@@ -59,21 +70,22 @@ class Workers:
             slots=said.slots,
             seen_at=self._clock(),
         )
+        self._check_life(worker)
         earlier = self._state.workers.get(name)
         self._state.workers[name] = worker
         refused = self._claim(worker, said.held)
         if earlier is not None:
             self._replace(earlier, worker)
         welcome = Welcome(worker=name, endpoints=self._state.endpoints(), refused=tuple(refused))
-        self._journal.send(name, ControlRow.of(welcome, re=row.seq))
+        self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
         for run in self._state.runs.values():
             if run.state == "open" and run.version:
                 self._journal.send(
-                    name,
+                    worker,
                     ControlRow.of(VersionPublished(version=run.version), run_id=run.run_id),
                 )
         if role == "store":
-            self._journal.snapshot(name)
+            self._journal.snapshot(worker)
         self._tell_endpoints(but=name)
         return worker
 
@@ -89,13 +101,28 @@ class Workers:
                 self._rollouts.started(worker, record, key.attempt, worker.role)
         return refused
 
+    def _check_life(self, worker: WorkerRecord) -> None:
+        """A frozen process may wake up and dial again after a later life of its name has come."""
+        if worker.incarnation in self._superseded:
+            raise FencedError(f"another life of worker {worker.name!r} has taken its place")
+        last = self._lives.get(worker.name, worker.incarnation)
+        if last != worker.incarnation:
+            self._superseded[last] = None
+            while len(self._superseded) > REMEMBERED_LIVES:
+                del self._superseded[next(iter(self._superseded))]
+        self._lives[worker.name] = worker.incarnation
+
+    def current(self, worker: WorkerRecord) -> bool:
+        """Whether this session is its worker's present one: no other can change anything."""
+        return self._state.workers.get(worker.name) is worker
+
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
         for record in list(earlier.held):
             self._rollouts.leave(record, earlier)
 
     def gone(self, worker: WorkerRecord) -> None:
         """Its control stream has ended: everything that only it held is lost."""
-        if self._state.workers.get(worker.name) is not worker:
+        if not self.current(worker):
             return
         del self._state.workers[worker.name]
         for record in list(worker.held):
@@ -111,5 +138,5 @@ class Workers:
         row = ControlRow.of(Endpoints(locations=self._state.endpoints()))
         for worker in self._state.workers.values():
             if worker.name != but:
-                self._journal.send(worker.name, row)
+                self._journal.send(worker, row)
         self._journal.urgent = True

@@ -87,6 +87,7 @@ class Worker:
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
         identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8)
+        self.incarnation = identity.incarnation
         self.control = ControlClient(
             network,
             config.gateway_flight,

@@ -1,0 +1,122 @@
+"""Sessions, not names, are identities: who was replaced, or counts as dead, changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from prorl.control import (
+    Commit,
+    CommittedRollout,
+    ControlRow,
+    Handout,
+    Hello,
+    Kind,
+    Started,
+    from_batch,
+    to_batch,
+)
+from prorl.control.payload import Payload
+from prorl.errors import FencedError
+from prorl.protocols import Channel
+from prorl.schema import CONTROL, SCHEMA_VERSION
+from prorl.types import AttemptKey, RolloutState
+from tests.service.world import World, group, world
+
+KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
+
+
+async def dial(w: World, role: str, incarnation: str) -> Channel:
+    """A session of `ROLE-0` that says only what a test has it say."""
+    channel = await w.network.dial(w.config.gateway_flight, "control", {}, CONTROL, CONTROL)
+    hello = Hello(
+        role=role,
+        worker=f"{role}-0",
+        location="there",
+        incarnation=incarnation,
+        schema_version=SCHEMA_VERSION,
+    )
+    say(channel, hello, seq=1)
+    return channel
+
+
+def say(channel: Channel, payload: Payload, *, seq: int, key: AttemptKey | None = None) -> None:
+    """One row."""
+    of = key._asdict() if key else {"run_id": "r"}
+    channel.send(to_batch([ControlRow.of(payload, seq=seq, stage="run", **of)]))
+
+
+async def heard(channel: Channel) -> list[ControlRow]:
+    """Everything until the stream ends."""
+    rows: list[ControlRow] = []
+    async with asyncio.timeout(30):
+        while (batch := await channel.receive()) is not None:
+            rows += from_batch(batch)
+    return rows
+
+
+@KINDS
+async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
+    tmp_path: Path, kind: str
+) -> None:
+    async with world(tmp_path, kind) as w, w.worker("init") as init:
+        await w.run()
+        await w.submit(group())
+        (key,) = await init.take()
+        frozen = await dial(w, "store", "first")
+        async with asyncio.timeout(30):
+            while w.core.state.store is None:
+                await asyncio.sleep(0.01)
+        w.core.journal.send(w.core.state.store, ControlRow(kind=Kind.REPLY, re=77))
+        async with w.worker("store") as store:
+            row = CommittedRollout(rollout_id=0, attempt=key.attempt, reward=1.0)
+            say(frozen, Commit(part="late", rollouts=(row,)), seq=2)
+            await heard(frozen)
+            await store.ask(Handout(consumer="primary"), "r")
+            assert (await w.view())["commits"] == 0
+            assert 77 not in [row.re for row in store.heard]
+        await frozen.close()
+
+
+async def test_who_counts_as_dead_holds_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init:
+        await w.run()
+        await w.submit(group())
+        (key,) = await init.take()
+        frozen = await dial(w, "run", "first")
+        async with asyncio.timeout(30):
+            while not w.core.state.of_role("run"):
+                await asyncio.sleep(0.01)
+        w.core.workers.gone(w.core.state.of_role("run")[0])
+        say(frozen, Started(), seq=2, key=key)
+        await heard(frozen)
+        record = w.core.run("r").rollouts[0]
+        assert record.life.state is RolloutState.LEASED
+        assert {worker.role for worker in record.holders} == {"init"}
+        await frozen.close()
+
+
+@KINDS
+async def test_an_earlier_life_that_wakes_up_ends_itself(tmp_path: Path, kind: str) -> None:
+    async with world(tmp_path, kind) as w, w.worker("run") as frozen, w.worker("run") as later:
+        with pytest.raises(FencedError, match="another life of run-0 has taken our place"):
+            async with asyncio.timeout(30):
+                await frozen.control.wait()
+        (present,) = w.core.state.of_role("run")
+        assert present.incarnation == later.incarnation
+
+
+async def test_a_lease_on_another_lifes_stream_is_not_the_present_ones(tmp_path: Path) -> None:
+    """INIT was replaced, its earlier life's lease stream is still open: nobody holds the lease."""
+    async with world(tmp_path) as w, w.worker("init", "init-0") as later:
+        await w.run()
+        await w.submit(group())
+        (key,) = await later.take()
+        record = w.core.run("r").rollouts[0]
+        record.holders.clear()
+        w.served.gateway.leases._sent([key], {"worker": "init-0", "incarnation": "earlier"})
+        assert not record.holders
+        w.served.gateway.leases._sent([key], {"worker": "init-0", "incarnation": later.incarnation})
+        assert {worker.incarnation for worker in record.holders} == {later.incarnation}
