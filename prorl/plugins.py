@@ -42,8 +42,6 @@ from prorl.errors import RolloutError, UserError, boundary
 from prorl.failures import FailureCode
 
 TOOLS = "prorl.tools"
-SERVED_TOOLS = frozenset({"bash", "python", "files", "ipython", "jupyter"})
-"""Names of the tools that every tool server has of its own; any other is a user's."""
 NO_PARTS: Mapping[str, str] = {}
 
 

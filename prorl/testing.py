@@ -36,6 +36,7 @@ from prorl.protocols import Backend, Env, Prepares, Sandbox
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
 from prorl.tools.server.files import Files
+from prorl.tools.server.place import Folder
 from prorl.types import (
     AttemptKey,
     Completion,
@@ -234,7 +235,7 @@ class LocalSandbox:
         self.ref = SandboxRef("test", folder.name, "")
         self.folder = folder
         self.calls: list[tuple[str, Mapping[str, Json]]] = []
-        self._files = Files(str(folder), _OUTPUT_BYTES)
+        self._files = Files(Folder(str(folder), _OUTPUT_BYTES))
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
         """bash and python as fresh processes, files as the tool server does it."""

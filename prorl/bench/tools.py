@@ -24,9 +24,10 @@ from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
+from prorl.tools.catalogue import CATALOGUE
 from prorl.types import SandboxRef, SandboxSpec
 
-SPEC = SandboxSpec(tools=("bash", "python", "files", "ipython", "jupyter"), memory_bytes=4 << 30)
+SPEC = SandboxSpec(tools=tuple(CATALOGUE), memory_bytes=4 << 30)
 BASH_BAR_MS, FORK_BAR_MS, DIRECT_BAR_MS, JUPYTER_BAR_MS, EDIT_BAR_MS = 0.5, 0.5, 1.0, 4.0, 1.0
 IDLE = 31
 FORK_ROUNDS = 5

@@ -84,7 +84,7 @@ class BaseEnv:
         return (*self.own_tools.values(), *self._inside(task))
 
     def _inside(self, task: Task) -> tuple[ToolSpec, ...]:
-        return (*self.offers, *task_tools(task))
+        return (*self.offers, *(spec for spec in task_tools(task) if spec not in self.offers))
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """For RUN if some tool runs in one, for EVAL if the rubric does."""

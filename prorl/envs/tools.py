@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from prorl.errors import TaskError
 from prorl.protocols import Sandbox
+from prorl.tools.catalogue import CATALOGUE
 from prorl.types import Json, Task, ToolCall, ToolResult, ToolSpec
 
 BAD_CALL = 2
@@ -28,38 +29,14 @@ def make_spec(
     )
 
 
-BASH = make_spec(
-    "bash",
-    "Run a command in a persistent bash shell in your workspace. Gives its output and exit status.",
-    ["command"],
-    command={"type": "string", "description": "What to run."},
-)
-PYTHON = make_spec(
-    "python",
-    "Run Python code in a persistent interpreter. Gives what it prints and the value of its last"
-    " expression.",
-    ["code"],
-    code={"type": "string", "description": "What to run."},
-)
-FILES = make_spec(
-    "files",
-    "View and edit files in your workspace.",
-    ["command", "path"],
-    command={"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
-    path={"type": "string"},
-    file_text={"type": "string", "description": "create: the whole content."},
-    old_str={
-        "type": "string",
-        "description": "str_replace: what to replace; must occur exactly once.",
-    },
-    new_str={"type": "string", "description": "str_replace, insert: what to write."},
-    insert_line={"type": "integer", "description": "insert: after this line; 0 is the start."},
-    view_range={
-        "type": "array",
-        "items": {"type": "integer"},
-        "description": "view: first and last line.",
-    },
-)
+def served(name: str) -> ToolSpec:
+    """The spec of a tool that every sandbox can serve, by its row in `prorl/tools/catalogue.py`."""
+    row = CATALOGUE[name]
+    return ToolSpec(name, row.description, row.parameters)
+
+
+BASH, PYTHON, FILES = served("bash"), served("python"), served("files")
+IPYTHON, JUPYTER = served("ipython"), served("jupyter")
 
 ARGUMENT_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,

@@ -1,5 +1,5 @@
-"""Users' tools as the policy sees them: specs read from the classes that packages register
-(`prorl/tools` is the whole story).
+"""Tools that a task names, as the policy sees them: ours by their row, users' by specs read from the
+classes that packages register (`prorl/tools` is the whole story).
 
 Importing a tool's module is all that happens on the host; it is made and called inside sandboxes
 only. A tool that is unknown, cannot be imported or has no usable schema is a TaskError where a task
@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from prorl import plugins
-from prorl.envs.tools import ARGUMENT_TYPES
+from prorl.envs.tools import ARGUMENT_TYPES, served
 from prorl.errors import TaskError
-from prorl.plugins import SERVED_TOOLS, TOOLS
+from prorl.plugins import TOOLS
+from prorl.tools.catalogue import CATALOGUE
 from prorl.types import Json, Task, ToolSpec
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -35,20 +36,23 @@ def task_tools(task: Task) -> tuple[ToolSpec, ...]:
     ):
         raise TaskError(
             f"task {task.task_id!r}: data.tools is {names!r}",
-            "a list of different names of registered tools",
+            "a list of different names of tools",
         )
-    return tuple(user_spec(name) for name in names)
+    return tuple(served(name) if name in CATALOGUE else user_spec(name) for name in names)
 
 
 @cache
 def user_spec(name: str) -> ToolSpec:
     """The spec of a registered tool. Raises TaskError."""
-    if name in SERVED_TOOLS or not NAME.fullmatch(name):
+    if name in CATALOGUE or not NAME.fullmatch(name):
         raise TaskError(
             f"tool {name!r}",
             "a name of letters, digits, `_` and `-` that is none of ours",
             "register it under another name",
         )
+    users = plugins.registered(TOOLS)
+    if name not in users:
+        raise plugins.unknown(TOOLS, name, [*CATALOGUE, *users], TaskError)
     tool = plugins.load(TOOLS, name, TaskError)
     if not isinstance(tool, type) or not any("__call__" in vars(base) for base in tool.__mro__):
         raise TaskError(f"tool {name!r} is {_short(tool)}", "a class with a method __call__")

@@ -2,8 +2,8 @@
 
 `prorl.tools.server` is the tool server; its client is `prorl.sandbox.client`.
 
-Every sandbox can serve `bash`, `python`, `files`, `ipython` and `jupyter`. Your own tool is a class
-in a package of yours:
+Every sandbox can serve the tools of `catalogue.py`: `bash`, `python`, `files`, `ipython` and
+`jupyter`. Your own tool is a class in a package of yours:
 
     class Weather:
         description = "Weather in one city." parameters = {"type": "object", "properties": {"city":
@@ -15,7 +15,8 @@ in a package of yours:
     [project.entry-points."prorl.tools"]
     weather = "mypkg.tools:Weather"
 
-A task of the envs `math`, `code` and `swe` gets it with `"tools": ["weather"]` in its data; an env
+A task of the envs `math`, `code` and `swe` gets it, or one of ours that the env does not offer, with
+`"tools": ["weather", "ipython"]` in its data; an env
 of your own names it in `SandboxSpec.tools` and gives its spec (`prorl.envs.user_tools.user_spec`)
 to the policy.
 

@@ -19,6 +19,8 @@ def build() -> bytes:
     what CONFIG_JSON holds).
     """
     members = {"__main__.py": ENTRY, "prorl/__init__.py": b"", "prorl/tools/__init__.py": b""}
+    catalogue = resources.files("prorl.tools") / "catalogue.py"
+    members["prorl/tools/catalogue.py"] = catalogue.read_bytes()
     members.update(_sources("prorl.tools.server", "prorl/tools/server"))
     members.update(_sources("ptyprocess", "ptyprocess"))
     members.update(

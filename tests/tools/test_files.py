@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from prorl.tools.server.files import MAX_FILE_BYTES, Files
+from prorl.tools.server.place import Folder
 
 
 def run(files: Files, command: str, **arguments: Any) -> tuple[int, str]:
@@ -19,7 +20,7 @@ def run(files: Files, command: str, **arguments: Any) -> tuple[int, str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    return Files(str(tmp_path), 64 << 10)
+    return Files(Folder(str(tmp_path), 64 << 10))
 
 
 def test_create_view_replace_insert_undo(files: Files, tmp_path: Path) -> None:

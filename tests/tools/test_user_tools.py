@@ -17,13 +17,11 @@ import prorl.sandbox
 from prorl.envs import user_tools
 from prorl.envs.math import MathEnv
 from prorl.errors import SandboxError, TaskError
-from prorl.plugins import SERVED_TOOLS
 from prorl.renderer import ChatMLRenderer
 from prorl.sandbox.client import ConnectedSandbox
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.tokenizer import ByteTokenizer
 from prorl.tools import user_bundle
-from prorl.tools.server.main import OURS
 from prorl.types import FailureCode, Json, SandboxSpec, Stage, Task
 from tests.sandbox.conftest import end, folder, start_daemon, why_not
 from tests.user_package import installed
@@ -175,7 +173,6 @@ def test_the_schema_is_rendered_to_the_policy_and_the_sandbox_is_asked_for_the_t
     [
         ("wether", r"unknown tool 'wether'.*did you mean 'weather'\?"),
         ("sick", r"tool 'sick' cannot be imported from acme.nothing:X: ModuleNotFoundError"),
-        ("bash", r"tool 'bash'; expected a name .* none of ours"),
         ("no-text", r"tool 'no-text': its description is None"),
         ("no-call", r"tool 'no-call' is <class .*; expected a class with a method __call__"),
         ("no-schema", r"tool 'no-schema': its parameters: 'city' is no object schema"),
@@ -321,10 +318,3 @@ async def _ask_twice(host: UnixSandboxHost) -> None:
     with pytest.raises(SandboxError, match="no display") as caught:
         await host.start("run/9/1", "run", SandboxSpec(tools=("here",)))
     assert caught.value.code is FailureCode.BAD_TASK
-
-
-def test_names_of_our_own_tools_are_known_below_the_tool_server() -> None:
-    """`plugins.SERVED_TOOLS` and what a server makes are written in two places, since the server
-    runs without the rest of prorl.
-    """
-    assert set(SERVED_TOOLS) == OURS

@@ -8,7 +8,6 @@ is in `lives` from the first of these to the last.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import secrets
 import signal
@@ -37,10 +36,9 @@ from prorl.sandbox.node.uids import Uids
 from prorl.sandbox.node.user_tools import UserTools
 from prorl.sandbox.node.watchdog import Watchdog
 from prorl.sandbox.trees import remove_tree
+from prorl.tools import bundle
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
-BUNDLE = "prorl.tools.bundle"
-"""Loaded by name, like the tool server itself."""
 START_S = 30.0
 STOP_S = 3.0
 BACKLOG = 16
@@ -98,7 +96,7 @@ class Maker:
         self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
         if self._kind.zipapp:
             self._support.mkdir(mode=0o755, exist_ok=True)
-            importlib.import_module(BUNDLE).write(self._support / "server.pyz")
+            bundle.write(self._support / "server.pyz")
             self._kind.install(str(self._support))
         self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
         self._watchdog = Watchdog(

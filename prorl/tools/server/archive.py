@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import time
 
-from prorl.tools.server.execute import Place, execute_from
+from prorl.tools.server.execute import execute_from
 from prorl.tools.server.light import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tarfile
 
-    from prorl.tools.server.children import MakeRoom
-    from prorl.tools.server.events import Events
+    from prorl.tools.server.place import Place
 
 TAR_S = 100.0
 ABSENT = (126, 127)
@@ -27,10 +26,8 @@ ABSENT = (126, 127)
 class Archive:
     """At most one archive at a time, in memory."""
 
-    def __init__(
-        self, events: Events, room: MakeRoom, env: dict[str, str], workspace: str, output_bytes: int
-    ) -> None:
-        self._place, self._workspace = Place(events, room, env, workspace, output_bytes), workspace
+    def __init__(self, place: Place) -> None:
+        self._place, self._workspace = place, place.cwd
         self._fd = -1
 
     def pack(self, max_bytes: int) -> int:

@@ -22,8 +22,7 @@ import os
 import time
 
 from prorl.tools.server import typed
-from prorl.tools.server.children import EXIT_TIMEOUT, MakeRoom, descendants, session, spawn
-from prorl.tools.server.events import Events
+from prorl.tools.server.children import EXIT_TIMEOUT, descendants, session, spawn
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.marker import Marker
 from prorl.tools.server.output import Capped
@@ -31,6 +30,8 @@ from prorl.tools.server.terminal import Terminal
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from prorl.tools.server.place import Place
 
 INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
 START_S = 10.0
@@ -53,17 +54,10 @@ class Bash:
     `run` is the whole interface; a shell that died is replaced before the next command.
     """
 
-    def __init__(
-        self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom
-    ) -> None:
-        self._events, self._env, self._home, self._cap, self._room = (
-            events,
-            env,
-            cwd,
-            output_bytes,
-            room,
-        )
-        self._cwd = cwd
+    def __init__(self, place: Place) -> None:
+        self._events, self._room, self._env = place.events, place.room, place.env
+        self._cap = place.output_bytes
+        self._home = self._cwd = place.cwd
         self._pid = 0
         """0 = there is no shell."""
         self._listens = False

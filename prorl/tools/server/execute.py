@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 
-from prorl.tools.server.children import EXIT_TIMEOUT, MakeRoom, signal_group, spawn
+from prorl.tools.server.children import EXIT_TIMEOUT, signal_group, spawn
 from prorl.tools.server.events import Events
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.output import Capped
@@ -15,26 +15,13 @@ from prorl.tools.server.output import Capped
 if TYPE_CHECKING:
     from typing import Any
 
+    from prorl.tools.server.place import Place
+
 LINGER_S = 0.2
 """How long output is awaited after the program has ended while something it left behind holds the
 pipe.
 """
 KILL_S = 1.0
-
-
-class Place:
-    """Where programs run."""
-
-    def __init__(
-        self, events: Events, room: MakeRoom, env: dict[str, str], cwd: str, output_bytes: int
-    ) -> None:
-        self.events, self.room, self.env, self.cwd, self.output_bytes = (
-            events,
-            room,
-            env,
-            cwd,
-            output_bytes,
-        )
 
 
 def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from prorl.tools.server.output import Capped
+from prorl.tools.server.place import Folder
 
 MAX_FILE_BYTES = 8 << 20
 MAX_UNDO = 20
@@ -30,8 +31,8 @@ class Mistake(Exception):
 class Files:
     """One editor; remembers the versions that it replaced."""
 
-    def __init__(self, cwd: str, output_bytes: int) -> None:
-        self._cwd, self._cap = cwd, output_bytes
+    def __init__(self, folder: Folder) -> None:
+        self._cwd, self._cap = folder.cwd, folder.output_bytes
         self._undo: list[tuple[str, str]] = []
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:

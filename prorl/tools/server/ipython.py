@@ -15,11 +15,9 @@ import os
 import socket
 from typing import NoReturn
 
-from prorl.tools.server.children import MakeRoom, prepare
-from prorl.tools.server.events import Events
+from prorl.tools.server.children import prepare
+from prorl.tools.server.place import Place
 from prorl.tools.server.python import Python
-
-CHILDREN = {"ipython": "ipython_direct.py", "jupyter": "ipython_jupyter.py"}
 
 
 def _source(name: str) -> bytes:
@@ -28,28 +26,17 @@ def _source(name: str) -> bytes:
     return found
 
 
-SOURCES = {kind: _source(name) for kind, name in CHILDREN.items()}
-"""Read at import, that is by the zygote: a forked server has a root in which our files do not
-exist.
-"""
-
-
 class IPython(Python):
-    """An interpreter whose child is IPython (`ipython`) or a Jupyter kernel's client (`jupyter`)."""
+    """An interpreter whose child is an IPython shell."""
 
-    def __init__(
-        self,
-        kind: str,
-        python: str,
-        packages: list[str],
-        events: Events,
-        env: dict[str, str],
-        cwd: str,
-        output_bytes: int,
-        room: MakeRoom,
-    ) -> None:
-        super().__init__(events, env, cwd, output_bytes, room)
-        self._argv = [python, "-B", "-c", SOURCES[kind].decode(), *packages]
+    source = _source("ipython_direct.py")
+    """Read at import, that is by the zygote: a forked server has a root in which our files do not
+    exist.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._argv = [place.python, "-B", "-c", self.source.decode(), *place.packages]
 
     def _become(self, control: socket.socket, output: int) -> NoReturn:
         os.setsid()
@@ -64,3 +51,9 @@ class IPython(Python):
         os.execve(
             self._argv[0], self._argv, dict(self._env, IPYTHONDIR="/tmp/.ipython", MPLBACKEND="agg")
         )
+
+
+class Jupyter(IPython):
+    """An interpreter whose child is a Jupyter kernel's client."""
+
+    source = _source("ipython_jupyter.py")

@@ -21,12 +21,14 @@ import struct
 import sys
 import time
 
+from prorl.tools.catalogue import CATALOGUE
 from prorl.tools.server import BadTool
 from prorl.tools.server.bash import Bash, BashDied
 from prorl.tools.server.children import MakeRoom, restrict, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
 from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
 from prorl.tools.server.light import TYPE_CHECKING, accept, loads, signal, socket
+from prorl.tools.server.place import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +40,6 @@ OUTPUT_BYTES = 64 << 10
 MAX_CLIENTS = 16
 READ_BYTES = 1 << 16
 """More at once would be a mapping of its own for each read, whatever has come."""
-OURS = {"bash", "python", "files", "ipython", "jupyter"}
 DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
 
@@ -51,46 +52,39 @@ class Server:
         self._listener.setblocking(False)
         self._events = Events()
         self._clients: dict[int, tuple[socket.socket, FrameBuffer]] = {}
-        self._workspace: str = config["workspace"]
-        self._env: dict[str, str] = dict(config["env"])
         self._refuse_uid: int = config.get("refuse_uid", -1)
-        self._output_bytes: int = config.get("output_bytes", OUTPUT_BYTES)
-        self._archive: Any = None
-        self._room = MakeRoom(self._events, config.get("alone", False))
-        self._bash = Bash(self._events, self._env, self._workspace, self._output_bytes, self._room)
-        self._config = config
-        self._names = sorted(config.get("tools", DEFAULT))
-        self._tools: dict[str, Tool] = {"bash": self._bash.run}
-        self._tools.update(
-            {name: self._make_user_tool(name) for name in self._names if name not in OURS}
+        self._place = Place(
+            self._events,
+            MakeRoom(self._events, config.get("alone", False)),
+            dict(config["env"]),
+            config["workspace"],
+            config.get("output_bytes", OUTPUT_BYTES),
+            config.get("python", ""),
+            config.get("packages", ()),
         )
+        self._archive: Any = None
+        self._names = sorted(config.get("tools", DEFAULT))
+        self._bash = Bash(self._place)
+        self._tools: dict[str, Tool] = {"bash": self._bash.run}
+        for name in self._names:
+            if name not in CATALOGUE:
+                self._tools[name] = self._make_user_tool(name, config)
 
     def _make(self, name: str) -> Tool:
         """A tool is imported and made with its first call: most sandboxes use one or two."""
-        place = (self._events, self._env, self._workspace, self._output_bytes, self._room)
-        if name == "files":
-            from prorl.tools.server.files import Files
+        run: Tool = CATALOGUE[name].load()(self._place).run
+        return run
 
-            return Files(self._workspace, self._output_bytes).run
-        if name == "python":
-            from prorl.tools.server.python import Python
-
-            return Python(*place).run
-        from prorl.tools.server.ipython import IPython
-
-        return IPython(name, self._config["python"], self._config["packages"], *place).run
-
-    def _make_user_tool(self, name: str) -> Tool:
+    def _make_user_tool(self, name: str, config: dict[str, Any]) -> Tool:
         """Made at once, so that one that cannot be made fails the start of the sandbox.
 
         Raises BadTool.
         """
-        if "user_tools" not in self._config:
+        if "user_tools" not in config:
             raise BadTool(f"no tool {name!r} in this sandbox")
         from prorl.tools.server.user_tool import UserTool
 
-        place = (self._events, self._env, self._workspace, self._output_bytes, self._room)
-        tool = UserTool(name, self._config["user_tools"], self._config["packages"], *place)
+        tool = UserTool(self._place, name, config["user_tools"])
         tool.start()
         return tool.run
 
@@ -173,17 +167,17 @@ class Server:
         if op in ("pack", "pack_read", "unpack"):
             return self._snapshot(op, header, body)
         if op == "hello":
-            return {"ok": True, "workspace": self._workspace, "tools": self._names}, b""
+            return {"ok": True, "workspace": self._place.cwd, "tools": self._names}, b""
         raise ValueError(f"unknown op {op!r}")
 
     def _file(self, op: str, header: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         from prorl.tools.server import beneath
 
         if op == "put":
-            beneath.put(self._workspace, header["path"], body, header["mode"], header["offset"])
+            beneath.put(self._place.cwd, header["path"], body, header["mode"], header["offset"])
             return {"ok": True}, b""
         limit = min(int(header["max_bytes"]), FRAME_LIMIT // 2)
-        size, content = beneath.get(self._workspace, header["path"], header["offset"], limit)
+        size, content = beneath.get(self._place.cwd, header["path"], header["offset"], limit)
         return {"ok": True, "size": size}, content
 
     def _snapshot(
@@ -192,9 +186,7 @@ class Server:
         if self._archive is None:
             from prorl.tools.server.archive import Archive
 
-            self._archive = Archive(
-                self._events, self._room, self._env, self._workspace, self._output_bytes
-            )
+            self._archive = Archive(self._place)
         if op == "pack":
             return {"ok": True, "size": self._archive.pack(header["max_bytes"])}, b""
         if op == "pack_read":
@@ -225,10 +217,9 @@ class Server:
             or not all(isinstance(word, str) for word in argv)
         ):
             raise ValueError("`argv` must be a list of strings")
-        from prorl.tools.server.execute import Place, execute
+        from prorl.tools.server.execute import execute
 
-        place = Place(self._events, self._room, self._env, self._workspace, self._output_bytes)
-        return lambda until: execute(place, argv, stdin, until)
+        return lambda until: execute(self._place, argv, stdin, until)
 
     def _timed(
         self,
@@ -284,17 +275,10 @@ def preload() -> None:
     """Import all that is imported when it is needed: for a process that forks servers, whose roots
     hold none of our files.
     """
-    from prorl.tools.server import (  # noqa: F401
-        archive,
-        beneath,
-        execute,
-        files,
-        ipython,
-        python,
-        terminal,
-        user_tool,
-    )
+    from prorl.tools.server import archive, beneath, execute, terminal, user_tool  # noqa: F401
 
+    for row in CATALOGUE.values():
+        row.load()
     terminal.load()
 
 

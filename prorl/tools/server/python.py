@@ -23,9 +23,9 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from prorl.tools.server.children import EXIT_TIMEOUT, Forked, MakeRoom, prepare, signal_group
-from prorl.tools.server.events import Events
+from prorl.tools.server.children import EXIT_TIMEOUT, Forked, prepare, signal_group
 from prorl.tools.server.output import Capped
+from prorl.tools.server.place import Place
 
 INTERRUPT_S, KILL_S = 1.0, 1.0
 
@@ -35,16 +35,9 @@ class Python:
 
     noun = "interpreter"
 
-    def __init__(
-        self, events: Events, env: dict[str, str], cwd: str, output_bytes: int, room: MakeRoom
-    ) -> None:
-        self._events, self._env, self._cwd, self._cap, self._room = (
-            events,
-            env,
-            cwd,
-            output_bytes,
-            room,
-        )
+    def __init__(self, place: Place) -> None:
+        self._events, self._room, self._env = place.events, place.room, place.env
+        self._cwd, self._cap = place.cwd, place.output_bytes
         self._pid = 0
 
     def start(self) -> None:

@@ -18,12 +18,12 @@ import socket
 import sys
 import time
 import zipimport
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from prorl.tools.server import BadTool
-from prorl.tools.server.children import MakeRoom
-from prorl.tools.server.events import Events
 from prorl.tools.server.output import Capped
+from prorl.tools.server.place import Place
 from prorl.tools.server.python import Cell, Python, become_child, say, serve_cells
 
 INDEX = "prorl-tools.json"
@@ -47,19 +47,9 @@ class UserTool(Python):
 
     noun = "tool"
 
-    def __init__(
-        self,
-        name: str,
-        zip_fd: int,
-        packages: list[str],
-        events: Events,
-        env: dict[str, str],
-        cwd: str,
-        output_bytes: int,
-        room: MakeRoom,
-    ) -> None:
-        super().__init__(events, env, cwd, output_bytes, room)
-        self._name, self._zip_fd, self._packages = name, zip_fd, packages
+    def __init__(self, place: Place, name: str, zip_fd: int) -> None:
+        super().__init__(place)
+        self._name, self._zip_fd, self._packages = name, zip_fd, place.packages
 
     def start(self) -> None:
         """Make the object if it is not there.
@@ -98,7 +88,7 @@ class UserTool(Python):
         )
 
 
-def _serve(control: socket.socket, name: str, zip_fd: int, packages: list[str]) -> NoReturn:
+def _serve(control: socket.socket, name: str, zip_fd: int, packages: Sequence[str]) -> NoReturn:
     """In the child: make the object, say whether it was made, then answer calls until the server is
     gone.
     """

@@ -1,0 +1,41 @@
+"""What a tool has of the sandbox that it works in: one record for all tools of a server."""
+
+from __future__ import annotations
+
+from prorl.tools.server.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prorl.tools.server.children import MakeRoom
+    from prorl.tools.server.events import Events
+
+
+class Folder:
+    """For tools that start nothing."""
+
+    def __init__(self, cwd: str, output_bytes: int) -> None:
+        self.cwd = cwd
+        self.output_bytes = output_bytes
+        """Kept of what one call gives."""
+
+
+class Place(Folder):
+    """For tools that start programs."""
+
+    def __init__(
+        self,
+        events: Events,
+        room: MakeRoom,
+        env: dict[str, str],
+        cwd: str,
+        output_bytes: int,
+        python: str = "",
+        packages: Sequence[str] = (),
+    ) -> None:
+        super().__init__(cwd, output_bytes)
+        self.events, self.room, self.env = events, room, env
+        self.python = python
+        """The interpreter, for tools that are programs of its."""
+        self.packages = packages
+        """Folders of the host's packages that are shown inside."""
