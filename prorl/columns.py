@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 
 import orjson
 import pyarrow as pa
 
-from prorl.errors import SchemaError
 from prorl.rows import Added, EdgeColumns, Row
 from prorl.schema import LEASED, RAN, READY, REWARD_PART, SCORED, TURN
 from prorl.sequences import sequence_values
+from prorl.task_json import task_from_json, task_to_json
 from prorl.types import (
     AttemptKey,
     Failure,
@@ -125,25 +125,6 @@ class ScoredColumns(Added):
     def failure(self) -> Failure:
         """Why there is no score."""
         return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
-
-
-_TASK_FIELDS = tuple(field.name for field in fields(Task))
-
-
-def task_to_json(task: Task) -> str:
-    """Canonical JSON of a task: equal tasks give equal text."""
-    values = {name: getattr(task, name) for name in _TASK_FIELDS}
-    return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
-
-
-def task_from_json(text: str) -> Task:
-    """Inverse of `task_to_json`. Raises SchemaError."""
-    try:
-        return Task(**orjson.loads(text))
-    except (TypeError, orjson.JSONDecodeError) as error:
-        raise SchemaError(
-            f"task JSON {text[:80]!r}: {error}", "task_id, env, prompt, data, data_source"
-        ) from None
 
 
 def leased_batch(leases: Iterable[Lease]) -> pa.RecordBatch:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import orjson
 
-from prorl.columns import task_to_json
 from prorl.config import GroupBody, RunConfig
 from prorl.errors import ConflictError, TaskError
 from prorl.limits import Clock
@@ -26,6 +25,7 @@ from prorl.service.lifecycle import RolloutLife
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_key
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.task_json import task_to_json
 from prorl.types import GroupState, RolloutState, Task
 
 CheckTask = Callable[[Task], None]

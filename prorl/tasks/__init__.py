@@ -19,7 +19,7 @@ not ask an env whether it can use the task: that is `Env.check`.
 | answers | prompt, question or problem; answer, expected_answer ... | math |
 """
 
-from prorl.tasks.codec import task_from_json, task_to_json
+from prorl.task_json import task_from_json, task_to_json
 from prorl.tasks.files import TaskSet, load_tasks, read_tasks
 
 __all__ = ["TaskSet", "load_tasks", "read_tasks", "task_from_json", "task_to_json"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prorl.tasks.codec import task_from_row
+from prorl.task_json import task_from_row
 from prorl.tasks.formats import Format, Row
 from prorl.types import Task
 

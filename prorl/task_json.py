@@ -1,11 +1,11 @@
-"""`Task` <-> JSON text.
+"""`Task` <-> JSON text: in task files, on edges, in the control log and in run directories.
 
-The only place where the two meet; keys are sorted, so that equal tasks have equal digests.
+Keys are sorted, so that equal tasks have equal digests.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 
 import orjson
 
@@ -13,7 +13,7 @@ from prorl.errors import TaskError
 from prorl.types import Json, Task
 
 _FIELDS = {field.name: str if field.name != "data" else dict for field in fields(Task)}
-_REQUIRED = ("task_id", "env", "prompt")
+_REQUIRED = frozenset({"task_id", "env", "prompt"})
 
 
 def task_to_json(task: Task) -> str:
@@ -23,9 +23,8 @@ def task_to_json(task: Task) -> str:
     '{"data":{"answer":"42"},"data_source":"","env":"math","prompt":"6*7?","task_id":"a/1"}'
     """
     try:
-        return orjson.dumps(
-            asdict(task) | {"data": dict(task.data)}, option=orjson.OPT_SORT_KEYS
-        ).decode()
+        values = {name: getattr(task, name) for name in _FIELDS} | {"data": dict(task.data)}
+        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode()
     except TypeError as cause:
         raise TaskError(
             f"task {task.task_id!r}: its data is not JSON ({cause})", "JSON values only"
@@ -45,17 +44,8 @@ def task_from_row(row: Json) -> Task:
     """A task from a parsed JSON object with the fields of `Task`. Raises TaskError."""
     if not isinstance(row, dict):
         raise TaskError(f"a task is {type(row).__name__}", "a JSON object")
-    if missing := [name for name in _REQUIRED if name not in row]:
-        raise TaskError(
-            f"a task lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}",
-            "task_id, env and prompt",
-        )
-    if unknown := sorted(set(row) - set(_FIELDS)):
-        raise TaskError(
-            f"a task has unknown keys {', '.join(unknown)}",
-            ", ".join(_FIELDS),
-            "move what is the env's own into `data`",
-        )
+    if not _REQUIRED <= row.keys() <= _FIELDS.keys():
+        raise _other_keys(row)
     for name, value in row.items():
         if not isinstance(value, _FIELDS[name]):
             raise TaskError(
@@ -64,3 +54,17 @@ def task_from_row(row: Json) -> Task:
     if not row["task_id"]:
         raise TaskError("task_id is empty", "a name that is unique in its source")
     return Task(**row)
+
+
+def _other_keys(row: dict[str, Json]) -> TaskError:
+    if missing := [name for name in _FIELDS if name in _REQUIRED and name not in row]:
+        return TaskError(
+            f"a task lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}",
+            "task_id, env and prompt",
+        )
+    unknown = sorted(set(row) - set(_FIELDS))
+    return TaskError(
+        f"a task has unknown keys {', '.join(unknown)}",
+        ", ".join(_FIELDS),
+        "move what is the env's own into `data`",
+    )
