@@ -18,7 +18,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,7 +29,7 @@ import orjson
 
 from prorl.config import ServiceConfig, load_file, parse
 from prorl.errors import ProrlError
-from prorl.flight import tune
+from prorl.flight import FlightNetwork, trace, tune
 from prorl.linux import heartbeat
 from prorl.linux.calls import die_with_parent
 from prorl.linux.forked import EXIT_CRASHED
@@ -42,10 +44,13 @@ microseconds, the default is 5 ms.
 Serve = Callable[[ServiceConfig], Coroutine[Any, Any, None]]
 
 
-class JsonLines(logging.Formatter):
-    """One JSON object a line:
+_PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
+"""What every record has; the rest was given as `extra`."""
 
-    `at`, `level`, `logger`, `event`, and what a structlog logger was given besides.
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: `at`, `level`, `logger`, `event`, what was given as `extra`, and a
+    `traceback` where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -53,8 +58,9 @@ class JsonLines(logging.Formatter):
             "at": record.created,
             "level": record.levelname.lower(),
             "logger": record.name,
+            "event": record.getMessage(),
         }
-        line |= record.msg if isinstance(record.msg, dict) else {"event": record.getMessage()}
+        line |= {k: v for k, v in record.__dict__.items() if k not in _PLAIN and k not in line}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()
@@ -75,7 +81,7 @@ def command_line(prog: str, description: str) -> argparse.ArgumentParser:
 def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
     """Serve until `serve` returns or fails.
 
-    `streams`: this process moves trajectories, not only control rows.
+    `streams`: this process moves trajectories, not only control rows; its threads hand over sooner.
     """
     die_with_parent(signal.SIGKILL)
     handler = logging.StreamHandler(sys.stderr)
@@ -93,6 +99,33 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
             logging.error("%s", error)
         status = 1
     _leave(status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the service that serves."""
+
+    ready: Mapping[str, Json]
+    """What others must know to reach it."""
+    work: Awaitable[None]
+    """Ends when it has nothing more to do; raises what broke it."""
+
+
+Serving = Callable[[ServiceConfig, FlightNetwork], AbstractAsyncContextManager[Part]]
+"""Entered, the part can be reached; left, it has ended in order."""
+
+
+async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> None:
+    """Serve one part of the service until its work ends, or SIGTERM or SIGINT."""
+    if config.trace:
+        trace.start(config.root / "trace", name)
+    stop, credentials = stopping(), credentials_of(config)
+    async with (
+        FlightNetwork(token=config.token, credentials=credentials) as network,
+        serving(config, network) as part,
+    ):
+        say_ready(**part.ready)
+        await until_first(part.work, stop.wait())
 
 
 async def _lively(work: Coroutine[Any, Any, None]) -> None:
@@ -125,7 +158,7 @@ def say_ready(**values: Json) -> None:
     print("ready " + orjson.dumps(values).decode(), flush=True)
 
 
-async def until_first(*works: asyncio.Future[Any] | Coroutine[Any, Any, Any]) -> None:
+async def until_first(*works: Awaitable[Any]) -> None:
     """Wait until one of these ends; raises what it raised.
 
     The others go on: whoever owns them ends them.

@@ -7,28 +7,28 @@ hand, report it, exit within 5 s. The rest is `prorl/process.py`.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from prorl.config import ServiceConfig
-from prorl.flight import FlightNetwork, trace
-from prorl.process import command_line, live, say_ready, stopping, until_first
+from prorl.flight import FlightNetwork
+from prorl.process import Part, command_line, live, serve_part
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.stages.worker import Worker
 from prorl.types import Stage
 
 
-async def serve(stage: Stage, name: str, config: ServiceConfig) -> None:
-    """Work until SIGTERM, SIGINT or a drain."""
-    stop = stopping()
-    if config.trace:
-        trace.start(config.root / "trace", name)
+@asynccontextmanager
+async def worker(
+    stage: Stage, name: str, config: ServiceConfig, network: FlightNetwork
+) -> AsyncIterator[Part]:
+    """One stage worker, listening; its work ends when it was drained."""
     async with (
-        FlightNetwork(token=config.token) as network,
         UnixSandboxHost(str(config.sandbox_socket), config.node_id) as host,
-        Worker(config, stage, name, network, host) as worker,
+        Worker(config, stage, name, network, host) as made,
     ):
-        say_ready(worker=name, location=worker.location)
-        await until_first(worker.wait(), stop.wait())
+        yield Part(ready={"worker": name, "location": made.location}, work=made.wait())
 
 
 def main() -> None:
@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--stage", type=Stage, required=True, choices=list(Stage))
     parser.add_argument("--worker", required=True, help="its name, e.g. run-0")
     asked = parser.parse_args()
-    live(asked.config, partial(serve, asked.stage, asked.worker), streams=True)
+    serving = partial(worker, asked.stage, asked.worker)
+    live(asked.config, partial(serve_part, asked.worker, serving), streams=True)
 
 
 if __name__ == "__main__":

@@ -7,52 +7,23 @@ the control log. The rest is `prorl/process.py`.
 
 from __future__ import annotations
 
-import structlog
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 
 from prorl.config import ServiceConfig
-from prorl.flight import FlightNetwork, trace
-from prorl.process import command_line, credentials_of, live, say_ready, stopping, until_first
+from prorl.flight import FlightNetwork
+from prorl.process import Part, command_line, live, serve_part
 from prorl.storage.service import WORKER, serving
 
 
-async def serve(config: ServiceConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    if config.trace:
-        trace.start(config.root / "trace", WORKER)
-    stop = stopping()
-    async with (
-        FlightNetwork(token=config.token, credentials=credentials_of(config)) as network,
-        serving(config, network, network) as (store, work),
-    ):
-        say_ready(location=store.location)
-        await until_first(work, stop.wait())
-
-
-def log_by_standard_library() -> None:
-    """structlog's events reach `JsonLines` as they are, on the levels that the standard library
-    knows.
-    """
-    structlog.configure(
-        processors=[
-            structlog.processors.format_exc_info,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-    )
-
-
-def main() -> None:
-    """Entry point."""
-    log_by_standard_library()
-    live(
-        command_line("python -m prorl.storage", "The store of a prorl service.")
-        .parse_args()
-        .config,
-        serve,
-        streams=True,
-    )
+@asynccontextmanager
+async def store(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
+    """The store, listening."""
+    async with serving(config, network, network) as (made, work):
+        yield Part(ready={"location": made.location}, work=work)
 
 
 if __name__ == "__main__":
-    main()
+    asked = command_line("python -m prorl.storage", "The store of a prorl service.").parse_args()
+    live(asked.config, partial(serve_part, WORKER, store), streams=True)

@@ -12,6 +12,7 @@ the orders.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,6 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
-import structlog
 
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
@@ -43,7 +43,7 @@ JOIN_BYTES = 256 << 10
 a message are joined.
 """
 
-log = structlog.get_logger("prorl.storage")
+log = logging.getLogger("prorl.storage")
 
 
 MAX_FOUND = 8
@@ -252,7 +252,7 @@ async def _nothing(run_id: str) -> ServedRun | None:
 
 def _report(done: Future[None]) -> None:
     if (error := done.exception()) is not None:
-        log.error("an index could not be kept", error=repr(error))
+        log.error("an index could not be kept: %r", error)
 
 
 def _status(order: Order, consumer: str) -> dict[str, Json]:

@@ -14,10 +14,9 @@ directory, like a run that the log no longer tells of.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-
-import structlog
 
 from prorl.config import NAME, ServiceConfig
 from prorl.control import (
@@ -44,7 +43,7 @@ from prorl.storage.liverun import LiveRun
 from prorl.storage.replay import open_replay
 from prorl.types import AttemptKey
 
-log = structlog.get_logger("prorl.storage")
+log = logging.getLogger("prorl.storage")
 
 WORKER = "store-0"
 SLOTS = 512
@@ -110,7 +109,9 @@ class Store:
         run = self._runs.get(row.run_id)
         if run is None:
             # Retired; what is new will be in the snapshot that our next hello brings.
-            log.warning("news of a run that is closed", run=row.run_id, kind=row.kind.value)
+            log.warning(
+                "news of a run that is closed", extra={"run": row.run_id, "kind": row.kind.value}
+            )
         elif row.kind is Kind.ROWS:
             run.writer.add_rows(row.read(Rows))
         elif row.kind is Kind.TERMINAL:
@@ -190,7 +191,7 @@ class Store:
                 )
                 if answer.refused:
                     reason = answer.refused[0].reason
-                    log.info("a row of no open run", key=taken.key, reason=reason)
+                    log.info("a row of no open run", extra={"key": taken.key, "reason": reason})
                     self._inlet.ack([taken.key])
                     return
         self._add(taken)

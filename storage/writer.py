@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import math
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
-import structlog
 
 from prorl.control import (
     Failed,
@@ -59,7 +59,7 @@ from prorl.storage.parts import empties, encode, encode_partial, part_file
 from prorl.storage.publish import Publish, publish
 from prorl.types import AttemptKey, FailureCode, Stage
 
-log = structlog.get_logger("prorl.storage")
+log = logging.getLogger("prorl.storage")
 
 LINGER_S = 0.02
 """How long the first row after a pause waits for company."""
@@ -147,7 +147,7 @@ class RunWriter:
         self.directory.create(empties(self.run_id).items(), self._publish)
         removed = self.directory.sweep(parts)
         if removed:
-            log.info("removed what no commit names", run=self.run_id, files=removed)
+            log.info("removed what no commit names", extra={"run": self.run_id, "files": removed})
 
     async def publish_missing(self, snapshot: RunSnapshot) -> None:
         """Publish commits that the log knows as not published, but for the one in hand."""
@@ -267,13 +267,7 @@ class RunWriter:
         judged = list(zip(waiting_rows, verdicts, strict=True))
         for waiting, verdict in judged:
             if verdict.problem:
-                log.error(
-                    "invalid row",
-                    run=self.run_id,
-                    rollout=waiting.key.rollout_id,
-                    attempt=waiting.key.attempt,
-                    problem=verdict.problem,
-                )
+                log.error("invalid row of %s: %s", waiting.key, verdict.problem)
                 self._control.emit(
                     Failed(message=verdict.problem),
                     waiting.key,
@@ -331,9 +325,9 @@ class RunWriter:
                 if error.errno not in FULL_DISK:
                     raise
                 log.error(
-                    "the disk is full; nothing is acked until there is room",
-                    run=self.run_id,
-                    error=str(error),
+                    "run %s: the disk is full, nothing is acked until there is room: %s",
+                    self.run_id,
+                    error,
                 )
                 await asyncio.sleep(FULL_DISK_WAIT_S)
 

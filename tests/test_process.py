@@ -18,7 +18,6 @@ from prorl.types import Json
 HEAD = """
     import asyncio, logging, sys
     from pathlib import Path
-    import structlog
     from prorl.errors import ConfigError, UnavailableError
     from prorl.process import live, say_ready, stopping, until_first
 
@@ -108,12 +107,10 @@ def test_a_config_that_is_wrong_is_one_line_and_1(tmp_path: Path) -> None:
     assert "unknown key `nodeid`; expected a known key; did you mean `node_id`?" in log[0]["event"]
 
 
-def test_the_standard_librarys_and_structlogs_lines_are_alike(tmp_path: Path) -> None:
+def test_what_a_line_was_given_besides_is_in_it(tmp_path: Path) -> None:
     body = """
-        from prorl.storage.__main__ import log_by_standard_library
-        log_by_standard_library()
         logging.getLogger("a").warning("%s files", 3)
-        structlog.get_logger("b").info("removed", files=[Path("x")])
+        logging.getLogger("b").info("removed", extra={"files": [Path("x")]})
     """
     code, _, log = _end(_start(tmp_path, body))
     assert code == 0

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import structlog
+from stamina.instrumentation import LoggingOnRetryHook, set_on_retry_hooks
 
 from prorl.client import connect
 from prorl.config import load_file, parse
@@ -47,8 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     path = given.config
     if given.die_with_parent:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # stdout is for whoever reads our lines; retries are told by structlog, which would take it too.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    # stdout is for whoever reads our lines; where structlog is installed, stamina would tell of
+    # retries there.
+    set_on_retry_hooks([LoggingOnRetryHook])
     asked: list[int] = []
 
     def stop(number: int, _: object) -> None:

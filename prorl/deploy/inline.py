@@ -18,11 +18,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.flight import FlightNetwork, LocalNetwork
+from prorl.process import JsonLines
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.service.serve import serving as serving_gateway
 from prorl.stages.worker import Worker
@@ -169,19 +168,15 @@ def _log_to(path: Path) -> Iterator[None]:
     """Send what the parts log to a file for the length of the block; the terminal is for progress."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     handler = logging.FileHandler(path)
+    handler.setFormatter(JsonLines())
     ours, web = logging.getLogger("prorl"), logging.getLogger("uvicorn")
     for logger in (ours, web):
         logger.addHandler(handler)
         logger.propagate = False
         logger.setLevel(logging.INFO)
-    structlog.configure(
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        processors=[structlog.processors.JSONRenderer()],
-    )
     try:
         yield
     finally:
-        structlog.reset_defaults()
         for logger in (ours, web):
             logger.removeHandler(handler)
             logger.propagate = True

@@ -6,29 +6,24 @@ stop serving, write what is in the journal, exit. The rest is `prorl/process.py`
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
 from prorl.config import ServiceConfig
-from prorl.flight import FlightNetwork, trace
-from prorl.process import command_line, credentials_of, live, say_ready, stopping, until_first
+from prorl.flight import FlightNetwork
+from prorl.process import Part, command_line, credentials_of, live, serve_part
 from prorl.service.serve import serving
 
 
-async def serve(config: ServiceConfig) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    if config.trace:
-        trace.start(config.root / "trace", "gateway")
-    stop, credentials = stopping(), credentials_of(config)
-    async with (
-        FlightNetwork(token=config.token, credentials=credentials) as network,
-        serving(config, network, credentials=credentials) as served,
-    ):
-        say_ready(http=served.http, http_port=served.http_port, flight=served.flight)
-        await until_first(served.failed(), stop.wait())
+@asynccontextmanager
+async def gateway(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
+    """The gateway, listening."""
+    async with serving(config, network, credentials=credentials_of(config)) as served:
+        ready = {"http": served.http, "http_port": served.http_port, "flight": served.flight}
+        yield Part(ready=ready, work=served.failed())
 
 
 if __name__ == "__main__":
-    live(
-        command_line("python -m prorl.service", "The gateway of a prorl service.")
-        .parse_args()
-        .config,
-        serve,
-    )
+    asked = command_line("python -m prorl.service", "The gateway of a prorl service.").parse_args()
+    live(asked.config, partial(serve_part, "gateway", gateway))
