@@ -28,7 +28,7 @@ from prorl.service.lifecycle import Event, EventKind, GroupEvent, group_step
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_group
 from prorl.service.rollouts import Rollouts
-from prorl.service.sampler import reached
+from prorl.service.sampler import full, reached
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.types import FailureCode, GroupState, RolloutState
 
@@ -64,7 +64,7 @@ class Groups:
         kept, group.reason = decision.kept, decision.reason
         if kept and not any(r.life.state is RolloutState.COMPLETED for r in group.rollouts):
             kept, group.reason = False, "incomplete"
-        if kept and reached(run.demand):
+        if kept and full(run.demand):
             kept, group.reason = False, "redundant"
         group.num_valid, group.mean_reward = decision.num_valid, decision.mean_reward
         group.min_version = decision.min_version
@@ -93,6 +93,8 @@ class Groups:
             elif group.delivery_seq >= 0:
                 delivered.append(Delivered(group.group_id, group.delivery_seq))
         self._journal.urgent = True
+        if reached(run.demand):
+            self.cancel_redundant(run)
         return HandedOut(delivered=tuple(delivered), stale=tuple(stale))
 
     def _hand(self, group: GroupRecord, min_version: int) -> None:

@@ -3,7 +3,8 @@
 Pure: numbers in, numbers out.
 
 Submitted groups are a pool that is started in order. A dropped or stale group is replenished by the
-next of the pool, because only kept groups count towards the target. Backpressure acts here and
+next of the pool, because only kept groups count towards the target; where a kept group can still go
+stale, the rest of the pool stays until the target was handed out. Backpressure acts here and
 nowhere else: a started group always finishes.
 """
 
@@ -30,11 +31,27 @@ class Demand:
     """Whether the run's filter may drop a group."""
     streaming: bool = False
     """Whether unacknowledged groups hold the run back."""
+    delivered: int = 0
+    """Handed out."""
+    perishable: bool = False
+    """Whether a kept group may still go stale before it is handed out."""
+
+
+def full(demand: Demand) -> bool:
+    """Whether one more kept group would be more than the run wants now."""
+    return bool(demand.target) and demand.kept >= demand.target
 
 
 def reached(demand: Demand) -> bool:
-    """Whether the run has all the groups it wants: the rest is redundant."""
-    return bool(demand.target) and demand.kept >= demand.target
+    """Whether the run has all the groups it wants, for good: the rest is redundant.
+
+    >>> from dataclasses import replace
+    >>> few = Demand(open_groups=0, unacked=0, kept=4, max_open=8, max_unacked=8, target=4)
+    >>> reached(few), reached(replace(few, perishable=True, delivered=3))
+    (True, False)
+    """
+    have = demand.delivered if demand.perishable else demand.kept
+    return bool(demand.target) and have >= demand.target
 
 
 def may_open(demand: Demand) -> int:

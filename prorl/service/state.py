@@ -176,6 +176,8 @@ class RunRecord:
             target=config.target_groups,
             filtered=config.filter != "none",
             streaming=config.delivery == "stream",
+            delivered=self.next_delivery,
+            perishable=config.delivery == "stream" and config.max_staleness >= 0,
         )
 
     def forget(self, group: GroupRecord) -> None:

@@ -311,6 +311,25 @@ async def test_target_groups_makes_the_rest_redundant(tmp_path: Path) -> None:
         )
 
 
+async def test_groups_that_go_stale_after_the_target_are_replenished(tmp_path: Path) -> None:
+    """The consumer gets what it asked for; only then is the rest of the pool redundant."""
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run(target_groups=1, filter="dapo", delivery="stream", max_staleness=0)
+        await w.submit(*(group(str(i)) for i in range(3)), last=True)
+        keys = sorted(await init.take(3))
+        await store.commit("r", "p", keys[:1])
+        await store.decide("r", 0)
+        assert (await w.view())["counts"]["cancelled"] == 0
+        w.core.publish(w.core.run("r"), 1)
+        answer = await store.ask(handout("primary", [[0, 0, 1]]), "r")
+        assert (answer.delivered, answer.stale) == ((), (0,))
+        await store.commit("r", "q", keys[1:2])
+        assert [d.kept for d in await store.decide("r", 1)] == [True]
+        answer = await store.ask(handout("primary", [[1, 1, 1]]), "r")
+        assert answer.delivered == ((1, 0),)
+        await w.until(lambda v: v["counts"]["cancelled"] == 1)
+
+
 async def test_an_open_group_bound_holds(tmp_path: Path) -> None:
     async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
         await w.run(max_open_groups=2)
