@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from prorl.errors import ConfigError
+from prorl.filters import FILTERS
 from prorl.types import Json, RolloutLimits, SamplingParams
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
@@ -261,7 +262,7 @@ class RunConfig(_Model):
 
     run_id: str = Field(description="name of the run and of its directory")
     filter: str = Field(
-        default="none", description="`none`, `dapo`, or SQL (prorl/storage: the DAPO filter)"
+        default="none", description=f"{', '.join(f'`{name}`' for name in FILTERS)}, or SQL"
     )
     delivery: Literal["store", "stream"] = "store"
     agent: str = "native"

@@ -25,27 +25,9 @@ import pyarrow as pa
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
+from prorl.filters import FILTERS, find_filter
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import GroupDecision, GroupMember, RolloutState
-
-NONE_SQL = """
-select group_id, true as kept, 'unfiltered' as reason
-from rollouts
-group by group_id
-"""
-
-DAPO_SQL = """
-select group_id,
-       min(reward) <> max(reward) as kept,
-       if(kept, 'informative', 'all_equal') as reason
-from rollouts
-group by group_id
-"""
-"""DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal has no advantage
-and teaches nothing.
-"""
-
-BUILT_IN = {"none": NONE_SQL, "dapo": DAPO_SQL}
 
 TIMEOUT_S = 5.0
 
@@ -80,11 +62,6 @@ def is_valid(member: GroupMember) -> bool:
     )
 
 
-def filter_sql(name: str) -> str:
-    """SQL of a built-in filter, or the text itself."""
-    return BUILT_IN.get(name, name)
-
-
 class GroupFilter:
     """A run's filter, compiled.
 
@@ -92,9 +69,9 @@ class GroupFilter:
     """
 
     def __init__(self, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Compile. Raises ConfigError when `name` is neither built in nor SQL that binds."""
-        self._sql, self._timeout_s = filter_sql(name), timeout_s
-        self._min_valid = 1 if name == "none" else 2
+        """Compile. Raises ConfigError when `name` is neither a filter's nor SQL that binds."""
+        chosen = find_filter(name)
+        self._sql, self._min_valid, self._timeout_s = chosen.sql, chosen.min_valid, timeout_s
         self._database = LockedDuckDB(error=ConfigError, what="filter")
         try:
             self._database.register("rollouts", MEMBERS.empty_table())
@@ -185,11 +162,10 @@ def compile_filter(name: str) -> GroupFilter | RefusingFilter:
 
 
 def check_filter(name: str) -> None:
-    """Raise ConfigError unless `name` is a filter:
-
-    `none`, `dapo`, or SQL that binds and gives the right columns.
+    """Raise ConfigError unless `name` is in `prorl/filters.py`, or SQL that binds and gives the
+    right columns.
     """
-    if name not in BUILT_IN:
+    if name not in FILTERS:
         GroupFilter(name).close()
 
 

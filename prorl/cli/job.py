@@ -33,6 +33,7 @@ from prorl.config import RunConfig, ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.envs import get_env
 from prorl.errors import ConfigError, ConflictError
+from prorl.filters import FILTERS
 from prorl.tasks import TaskSet, read_tasks
 from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
@@ -216,15 +217,15 @@ def tidy(directory: Path) -> None:
 
 
 def filter_text(value: str) -> str:
-    """`none`, `dapo`, SQL itself, or the content of a file of SQL. Raises ConfigError."""
-    if value in ("none", "dapo") or " " in value.strip():
+    """A filter's name, SQL itself, or the content of a file of SQL. Raises ConfigError."""
+    if value in FILTERS or " " in value.strip():
         return value
     try:
         return Path(value).read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise ConfigError(
-            f"filter {value!r}: {reason}", "none, dapo, or a readable file of SQL"
+            f"filter {value!r}: {reason}", f"{', '.join(FILTERS)}, or a readable file of SQL"
         ) from None
 
 

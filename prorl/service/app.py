@@ -21,6 +21,7 @@ from prorl.agents import get_agent
 from prorl.config import NAME, GroupsBody, RunConfig, explain
 from prorl.envs import get_env
 from prorl.errors import ConfigError, NotFoundError, ProrlError, TaskError, UserError
+from prorl.filters import FILTERS
 from prorl.protocols import Env
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
@@ -101,7 +102,7 @@ def _run(gateway: Gateway, run_id: str) -> RunRecord:
 
 
 async def _create(gateway: Gateway, config: RunConfig) -> Response:
-    if config.filter not in ("none", "dapo"):
+    if config.filter not in FILTERS:
         await asyncio.to_thread(check_filter, config.filter)
     if config.run_id not in gateway.core.state.runs:
         if not gateway.config.load_code:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from prorl.config import RunConfig
 from prorl.control import Stats, TrajectorySummary
+from prorl.filters import find_filter
 from prorl.service.balancer import Balancer
 from prorl.service.lifecycle import RolloutLife
 from prorl.service.sampler import Demand
@@ -174,7 +175,7 @@ class RunRecord:
             max_open=config.max_open_groups,
             max_unacked=config.max_unacked_groups,
             target=config.target_groups,
-            filtered=config.filter != "none",
+            filtered=find_filter(config.filter).drops,
             streaming=config.delivery == "stream",
             delivered=self.next_delivery,
             perishable=config.delivery == "stream" and config.max_staleness >= 0,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
+from prorl.filters import FILTERS
 from prorl.storage import sql as sql_module
 from prorl.storage.filter import GroupFilter, check_filter, compile_filter
 from prorl.types import FailureClass, GroupDecision, GroupMember, RolloutState
@@ -59,6 +60,11 @@ def decide(name: str, *groups: GroupComplete) -> list[tuple[bool, str]]:
         chosen.close()
     assert [d.group_id for d in decisions] == [g.group_id for g in groups]
     return [(d.kept, d.reason) for d in decisions]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_named_filter_compiles(name: str) -> None:
+    GroupFilter(name).close()
 
 
 def test_dapo_drops_what_teaches_nothing() -> None:
