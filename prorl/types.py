@@ -388,6 +388,8 @@ class GroupMember:
     failure_class: FailureClass
     reward: float | None
     """None unless COMPLETED."""
+    num_sampled: int = 0
+    """Tokens that the policy sampled: without one there is nothing to train on."""
 
 
 class GroupDecision(NamedTuple):

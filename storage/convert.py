@@ -125,9 +125,13 @@ def _nulls(batch: pa.RecordBatch) -> str:
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
     """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem,
-    in the order of the batch.
+    in the order of the batch. A trajectory without a sampled token has no sequences: nothing of it
+    can train, and its reward must not enter its siblings' advantages.
     """
     sequences, parents = _sequences(batch)
+    sampled = np.bincount(parents, weights=_lengths(sequences.column("logprobs")))
+    if len(parents) and not (trains := sampled[parents] > 0).all():
+        sequences, parents = sequences.filter(pa.array(trains)), parents[trains]
     return {
         "sequences": sequences,
         "rollouts": _rollouts(batch, sequences, parents),
@@ -180,9 +184,7 @@ def _rollouts(
             batch.column("failure_message"),
             batch.column("eval_failure_message"),
         ),
-        "num_sequences": pa.array(
-            np.diff(batch.column("sequences").offsets.to_numpy()).astype(np.int32)
-        ),
+        "num_sequences": pa.array(np.bincount(parents, minlength=rows).astype(np.int32)),
         "num_turns": pa.array(np.diff(turns.offsets.to_numpy()).astype(np.int32)),
         "num_tokens": _sums(_lengths(sequences.column("token_ids")), parents, rows),
         "num_sampled": _sums(sampled, parents, rows),

@@ -54,9 +54,12 @@ def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
 
 
 def is_valid(member: GroupMember) -> bool:
-    """Whether a member's reward counts: completed, and not by our own fault."""
+    """Whether a member's reward counts: completed, not by our own fault, and with a sampled token
+    that it could train.
+    """
     return (
         member.state is RolloutState.COMPLETED
+        and member.num_sampled > 0
         and member.failure_class.trains
         and member.reward is not None
     )

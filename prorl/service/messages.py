@@ -17,7 +17,7 @@ from prorl.control import (
     Terminal,
 )
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord
-from prorl.types import FAILURE_CLASS, FailureCode, GroupMember, RolloutState
+from prorl.types import GroupMember, RolloutState
 
 MAX_ROWS_BYTES = 1 << 20
 """Of task text in one control row."""
@@ -56,19 +56,17 @@ def terminal_row(record: RolloutRecord, wall: float) -> ControlRow:
     )
 
 
-def member(
-    rollout_id: int, sample_index: int, attempt: int, state: str, code: str, reward: float | None
-) -> GroupMember:
+def member(record: RolloutRecord) -> GroupMember:
     """State of a group's member as the store decides by."""
-    done = state == RolloutState.COMPLETED
-    failure = FAILURE_CLASS[FailureCode(code)]
+    life = record.life
     return GroupMember(
-        rollout_id=rollout_id,
-        sample_index=sample_index,
-        attempt=attempt,
-        state=RolloutState(state),
-        failure_class=failure,
-        reward=reward if done else None,
+        rollout_id=record.rollout_id,
+        sample_index=record.sample_index,
+        attempt=life.attempt,
+        state=life.state,
+        failure_class=life.failure_class,
+        reward=record.reward if life.state is RolloutState.COMPLETED else None,
+        num_sampled=record.summary.num_sampled,
     )
 
 
@@ -77,12 +75,7 @@ def group_complete(group: GroupRecord) -> GroupComplete:
     return GroupComplete(
         group_id=group.group_id,
         task_id=group.task_id,
-        members=tuple(
-            member(
-                r.rollout_id, r.sample_index, r.life.attempt, r.life.state, r.life.code, r.reward
-            )
-            for r in group.rollouts
-        ),
+        members=tuple(member(rollout) for rollout in group.rollouts),
     )
 
 

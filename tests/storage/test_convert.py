@@ -4,6 +4,7 @@ valid.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -65,7 +66,12 @@ def test_sequences_come_out_as_they_went_in_from_any_slice(
             [rows["sequences"].column(f.name) for f in SEQUENCE], fields=list(SEQUENCE)
         )
     )
-    expected = [s for sequences in trajectories[start:] for s in sequences]
+    expected = [
+        s
+        for sequences in trajectories[start:]
+        if any(len(one.logprobs_C) for one in sequences)
+        for s in sequences
+    ]
     assert len(found) == len(expected)
     for ours_, theirs in zip(found, expected, strict=True):
         for name in Sequence.__slots__:
@@ -91,6 +97,20 @@ def test_rollouts_count_what_the_trajectory_holds() -> None:
     assert [r["num_tool_calls"] for r in found] == [2, 2, 2]
     assert [r["valid"] for r in found] == [True, True, False]
     assert rows["sequences"].column("sequence_id").to_pylist() == [0, 1024, 1025]
+
+
+def test_a_trajectory_without_a_sampled_token_has_nothing_to_train() -> None:
+    """A model server that never answered: whatever the grader said, it enters no batch."""
+    context = replace(
+        sequence(1),
+        logprobs_C=np.zeros(0, np.float32),
+        span_kind_S=np.zeros(4, np.uint8),
+        span_version_S=np.full(4, -1, np.int32),
+    )
+    rows = tables(pa.concat_batches([scored(0), scored(1, sequences=(context,))]))
+    assert rows["sequences"].column("rollout_id").to_pylist() == [0]
+    found = rows["rollouts"].to_pylist()
+    assert [(r["num_sequences"], r["valid"]) for r in found] == [(1, True), (0, False)]
 
 
 def test_grader_log_follows_the_messages() -> None:

@@ -26,6 +26,7 @@ def member(
     sample_index: int,
     reward: float | None,
     failure_class: FailureClass = FailureClass.NONE,
+    num_sampled: int = 5,
 ) -> GroupMember:
     """A member of a group; one of class infra has failed."""
     lost = failure_class is FailureClass.INFRA
@@ -36,6 +37,7 @@ def member(
         state=RolloutState.FAILED if lost else RolloutState.COMPLETED,
         failure_class=failure_class,
         reward=reward,
+        num_sampled=num_sampled,
     )
 
 
@@ -85,6 +87,13 @@ def test_dapo_masks_members_lost_to_infrastructure() -> None:
         (False, "incomplete"),
         (False, "incomplete"),
     ]
+
+
+def test_a_member_without_a_sampled_token_enters_no_filter() -> None:
+    silent = member(7, 2, 1.0, num_sampled=0)
+    equal = group(0, 0, 0)
+    equal = GroupComplete(group_id=0, task_id=equal.task_id, members=(*equal.members, silent))
+    assert decide("dapo", equal) == [(False, "all_equal")]
 
 
 def test_a_failure_of_the_policy_counts() -> None:
