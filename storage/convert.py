@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.control import GroupEventRow, TaskRow, Terminal
+from prorl.control import GroupEventRow, TaskRow, Terminal, TrajectorySummary
 from prorl.errors import RolloutError, boundary
 from prorl.schema import (
     GROUPS,
@@ -271,30 +271,24 @@ def _grader_messages(batch: pa.RecordBatch) -> pa.StructArray:
 
 def terminal_rows(terminals: Iterable[Terminal]) -> pa.Table:
     """`rollouts` rows of rollouts that ended without a trajectory."""
-    now = datetime.now(UTC)
-    blank: dict[str, Json] = {
-        "valid": False,
-        "stop_reason": "",
-        "reward": None,
-        "reward_parts": [],
-        "artefact": b"",
-        "artefact_digest": "",
-        "num_sequences": 0,
-        "num_turns": 0,
-        "num_tokens": 0,
-        "num_sampled": 0,
-        "num_tool_calls": 0,
-        "min_version": -1,
-        "max_version": -1,
-        "init_s": 0.0,
-        "run_s": 0.0,
-        "llm_s": 0.0,
-        "tool_s": 0.0,
-        "eval_s": 0.0,
-        "committed_at": now,
-    }
+    blank = {field.name: _nothing(field) for field in ROLLOUTS}
+    blank |= {"committed_at": datetime.now(UTC)}
+    blank |= msgspec.structs.asdict(TrajectorySummary())
     rows = [{**blank, **msgspec.structs.asdict(terminal)} for terminal in terminals]
     return pa.Table.from_pylist(rows, schema=ROLLOUTS)
+
+
+def _nothing(field: pa.Field) -> Json:
+    """What a column holds where there is no trajectory."""
+    if field.nullable:
+        return None
+    if pa.types.is_list(field.type):
+        return []
+    if pa.types.is_binary(field.type):
+        return b""
+    if pa.types.is_boolean(field.type):
+        return False
+    return "" if pa.types.is_string(field.type) else 0
 
 
 def event_rows(events: Iterable[GroupEventRow]) -> pa.Table:

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import orjson
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from prorl.config import RunConfig, parse
+from prorl.control import TrajectorySummary
 from prorl.errors import ConflictError, SchemaError
 from prorl.service import log_schema as sql
 from prorl.service.accept import digest, run_digest
@@ -33,11 +35,7 @@ _ROLLOUT_FACTS = (
     "failure_code",
     "failure_message",
     "reward",
-    "min_version",
-    "max_version",
-    "num_turns",
-    "num_tokens",
-    "num_sampled",
+    *sql.SUMMARY_COLUMNS,
 )
 _LOST = "not stored when the directory was adopted"
 
@@ -195,10 +193,10 @@ def _rollouts(run_id: str, groups: Iterable[_Group]) -> Iterator[tuple[Any, ...]
             row = group.members.get(index)
             if row is None:
                 lost = RolloutState.CANCELLED.value, 0, 0, 0, FailureCode.CANCELLED.value
-                yield (*identity, *lost, "", _LOST, "", None, "", -1, -1, 0, 0, 0)
+                yield (*identity, *lost, "", _LOST, "", None, "", *astuple(TrajectorySummary()))
                 continue
             fate = (row["status"], row["attempt"], 0, 0, row["failure_code"], "")
-            numbers = (row[k] for k in _ROLLOUT_FACTS[-5:])
+            numbers = (row[k] for k in sql.SUMMARY_COLUMNS)
             ended = row["failure_message"], "", row["reward"], row["part"]
             yield (*identity, *fate, *ended, *numbers)
 
