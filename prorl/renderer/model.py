@@ -73,7 +73,9 @@ class TemplateRenderer:
         self._speech = Speech(tokenizer, (*family.markers, *thoughts))
         ends = (*family.stops, *family.closers)
         self.ends = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, ends))})")
-        self._end_ids = {text: tokenizer.specials[text] for text in ends if text in tokenizer.specials}  # fmt: skip
+        self._end_ids = {
+            text: tokenizer.specials[text] for text in ends if text in tokenizer.specials
+        }
         self.opens_thoughts = self._is_open(self.prompt([_USER], ()))
 
     # ---- messages to ids

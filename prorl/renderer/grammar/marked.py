@@ -23,7 +23,7 @@ from prorl.renderer.grammar.common import (
 from prorl.renderer.guard import bare
 from prorl.types import ToolCall
 
-_V3_BODY = re.compile(r"\s*(?:function)?\s*(.*?)\s*```(?:json)?\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
+_V3_BODY = re.compile(r"\s*([^\n`]+?)\s*```(?:json)?\s*(.*?)\s*(?:```\s*)?\Z", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 
 
@@ -33,7 +33,7 @@ def deepseek(text: str, tools: Tools) -> Said:
     calls = []
     for piece in section.partition("<｜tool▁calls▁end｜>")[0].split("<｜tool▁call▁begin｜>")[1:]:
         head, sep, body = piece.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
-        fenced = _V3_BODY.match(body) if "```" in body else None
+        fenced = _V3_BODY.match(body) if head.strip() == "function" else None
         if not sep:
             calls.append(broken("a call has a name and arguments, not", bare(piece)))
         elif fenced:
