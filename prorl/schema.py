@@ -269,8 +269,12 @@ STREAM = versioned([required("delivery_seq", pa.int64()), *SEQUENCES], "stream")
 `sequences` in delivery order; whole groups, each batch made of whole groups.
 """
 
+RUN_ID = pa.field("run_id", pa.utf8())
+"""Of every table but `sequences`, for queries over many runs; null in files from before it was."""
+
 ROLLOUTS = versioned(
     [
+        RUN_ID,
         required("rollout_id", pa.int64()),
         required("group_id", pa.int64()),
         required("sample_index", pa.int32()),
@@ -310,11 +314,12 @@ ROLLOUTS = versioned(
 )
 
 TURNS = versioned(
-    [required("rollout_id", pa.int64()), required("attempt", pa.int32()), *TURN], "turns"
+    [RUN_ID, required("rollout_id", pa.int64()), required("attempt", pa.int32()), *TURN], "turns"
 )
 
 MESSAGES = versioned(
     [
+        RUN_ID,
         required("rollout_id", pa.int64()),
         required("attempt", pa.int32()),
         required("index", pa.int32()),
@@ -325,6 +330,7 @@ MESSAGES = versioned(
 
 GROUPS = versioned(
     [
+        RUN_ID,
         required("event_seq", pa.int64()),
         required("group_id", pa.int64()),
         required("event", pa.utf8()),
@@ -346,6 +352,7 @@ GROUPS = versioned(
 
 TASKS = versioned(
     [
+        RUN_ID,
         required("group_id", pa.int64()),
         required("task_id", pa.utf8()),
         required("data_source", pa.utf8()),

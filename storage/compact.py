@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
 from prorl.storage.layout import COMMITS, Commit, CommitName, PartFile, RunDir
-from prorl.storage.parts import encode, part_file, raw_bytes, read_part
+from prorl.storage.parts import conform, encode, part_file, raw_bytes, read_part
 from prorl.storage.publish import TEMP_MARK, Publish, publish
 from prorl.storage.sql import LockedDuckDB
 
@@ -168,7 +168,7 @@ class _Work:
         merged = list(files[:start])
         together: list[tuple[PartFile, pa.Table]] = []
         for file in files[start:]:
-            rows = read_part(self._run, file)
+            rows = conform(read_part(self._run, file), table, self._run_id)
             if together and sum(t.nbytes for _, t in together) + rows.nbytes > self._pack_bytes:
                 merged.append(self._pack(table, together))
                 together = []

@@ -222,10 +222,14 @@ def _versions(
     ).astype(np.int32)
 
 
+_KEYS = ("run_id", "rollout_id", "attempt")
+"""What `turns` and `messages` begin with."""
+
+
 def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
     parents = pa.array(_parents(batch.column("turns")))
     structs = batch.column("turns").flatten()
-    keys = [batch.column(name).take(parents) for name in ("rollout_id", "attempt")]
+    keys = [batch.column(name).take(parents) for name in _KEYS]
     return pa.RecordBatch.from_arrays([*keys, *structs.flatten()], schema=TURNS)
 
 
@@ -243,7 +247,7 @@ def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
     order = np.argsort(owners, kind="stable")
     sorted_owners = owners[order]
     index = np.arange(len(owners)) - np.searchsorted(sorted_owners, sorted_owners)
-    keys = [batch.column(name).take(pa.array(sorted_owners)) for name in ("rollout_id", "attempt")]
+    keys = [batch.column(name).take(pa.array(sorted_owners)) for name in _KEYS]
     values = [
         pa.concat_arrays(pair).take(pa.array(order))
         for pair in zip(said.flatten(), graded.flatten(), strict=True)

@@ -45,7 +45,8 @@ _TEXT = {
 
 
 def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
-    """Parquet bytes of one table of a part."""
+    """Parquet bytes of one table of a part; the column `run_id` is filled in."""
+    rows = conform(rows, table, run_id)
     check_schema(rows.schema, TABLES[table], f"{table} of {part}")
     sequences = table == "sequences"
     sink = pa.BufferOutputStream()
@@ -63,6 +64,24 @@ def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
             if stop > start:
                 writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
     return sink.getvalue()
+
+
+def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
+    """Rows of an older file with all columns of today: `run_id` is the run's, others are null."""
+    schema = TABLES[table]
+    own = pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)
+    columns = [
+        own
+        if field.name == "run_id"
+        else rows.column(field.name)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+        if field.nullable or field.name in rows.column_names
+    ]
+    if len(columns) < len(schema):
+        return rows
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _by_size(rows: pa.Table) -> list[tuple[int, int]]:

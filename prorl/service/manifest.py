@@ -15,6 +15,7 @@ import orjson
 from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import SCHEMA_VERSION, check_version
+from prorl.service.provenance import provenance
 from prorl.service.state import RunRecord
 from prorl.storage.layout import RunDir
 from prorl.types import Json
@@ -102,8 +103,7 @@ def _content(
         "schema_version": SCHEMA_VERSION,
         "code_version": code_version(),
         "created_at": created_at,
-        "model": service.model,
-        "tokenizer": service.tokenizer,
+        **provenance(service, run),
         "config": config,
     }
 

@@ -29,6 +29,8 @@ async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> 
         assert reason() == "it is open"
         await w.submit(*(group(f"t{i}", n=2) for i in range(3)), last=True)
         await w.until(lambda view: view["state"] == "finished")
+        while reason() == "it is open":
+            await asyncio.sleep(0.01)
         assert reason() == "3 groups wait for its trainer"
         with client(made.location) as trainer:
 

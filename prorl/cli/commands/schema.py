@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from pydantic import create_model
 
+from prorl.cli.meanings import meaning
 from prorl.cli.output import say, say_json
 from prorl.cli.settings import Job
 from prorl.config import RunConfig, ServiceConfig
@@ -40,7 +41,7 @@ def schema(
     if config:
         say_json(config_schema())
     elif json:
-        say_json({name: columns(table) for name, table in _all().items()})
+        say_json({name: columns(table, name) for name, table in _all().items()})
     else:
         say(page())
     return 0
@@ -54,10 +55,16 @@ def config_schema() -> dict[str, Json]:
     return whole.model_json_schema()
 
 
-def columns(table: pa.Schema) -> list[dict[str, Json]]:
+def columns(table: pa.Schema, name: str) -> list[dict[str, Json]]:
     """Columns of one schema in order."""
     return [
-        {"name": field.name, "type": str(field.type), "nullable": field.nullable} for field in table
+        {
+            "name": field.name,
+            "type": str(field.type),
+            "nullable": field.nullable,
+            "meaning": meaning(name, field.name),
+        }
+        for field in table
     ]
 
 
@@ -82,13 +89,15 @@ def page() -> str:
     ]
     shown: set[tuple[str, str]] = set()
     for name, table in _all().items():
-        rows = columns(table)
+        rows = columns(table, name)
         if name.startswith("edge/"):
             rows = [row for row in rows if (row["name"], row["type"]) not in shown]
             shown |= {(row["name"], row["type"]) for row in rows}
-        lines += [f"## {name}", "", "| column | type | null |", "|---|---|---|"]
+        lines += [f"## {name}", "", "| column | type | null | meaning |"]
+        lines += ["|---|---|---|---|"]
         lines += [
             f"| {row['name']} | `{row['type']}` | {'yes' if row['nullable'] else ''} |"
+            f" {row['meaning']} |"
             for row in rows
         ]
         lines.append("")

@@ -1,0 +1,55 @@
+"""A run directory says what made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from prorl.service import provenance as module
+from prorl.service.manifest import write_manifest
+from prorl.service.provenance import code_sha256, fingerprint, provenance
+from tests.service.world import run_config, settings
+
+CHECKPOINT = {"config.json": "{}", "tokenizer.json": "{}", "tokenizer_config.json": "{}"}
+
+
+def checkpoint(folder: Path, **more: str) -> Path:
+    folder.mkdir()
+    for name, text in {**CHECKPOINT, **more}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_the_manifest_names_policy_tokenizer_sandbox_and_code(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", weights="w1")
+    url = "http://127.0.0.1:4711"
+    service = settings(
+        tmp_path,
+        backends=(url, "scripted:oracle"),
+        models={url: f"embedded:{model}"},
+        tokenizer=str(model),
+        sandbox={"kind": "pyns"},
+    )
+    path = write_manifest(service, run_config(), 1_000.0)
+    found = orjson.loads(path.read_bytes())
+    assert found["backends"] == {
+        url: {"policy": f"embedded:{model}", "sha256": fingerprint(model)},
+        "scripted:oracle": {"policy": "scripted:oracle", "sha256": ""},
+    }
+    assert found["tokenizer_sha256"] == fingerprint(model, module._TOKENIZER) != ""
+    assert found["renderer_sha256"] not in ("", found["tokenizer_sha256"])
+    assert found["sandbox"]["kind"] == "pyns"
+    assert found["code_sha256"] == code_sha256()
+
+
+def test_other_weights_are_another_policy(tmp_path: Path) -> None:
+    first = fingerprint(checkpoint(tmp_path / "a", weights="w1"))
+    assert fingerprint(checkpoint(tmp_path / "b", weights="w1")) == first
+    assert fingerprint(checkpoint(tmp_path / "c", weights="w2")) != first
+    assert fingerprint(tmp_path / "nowhere") == ""
+
+
+def test_a_run_with_backends_of_its_own_names_those(tmp_path: Path) -> None:
+    run = run_config(backends=("scripted:flaky",))
+    assert list(provenance(settings(tmp_path), run)["backends"]) == ["scripted:flaky"]
