@@ -24,10 +24,10 @@ from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
 from prorl.trainer.checkpoint import Progress, newest, read_progress, save
 from prorl.trainer.config import TrainerConfig
-from prorl.trainer.control import shuffled
 from prorl.trainer.feed import Feed
 from prorl.trainer.learner import Learner
 from prorl.trainer.metrics import Hook, StepTimer, write_row
+from prorl.trainer.shuffled import shuffled
 
 
 def train(

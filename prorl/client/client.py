@@ -32,8 +32,7 @@ import stamina
 from prorl.client.advantages import Advantages, add_advantages
 from prorl.client.fetch import Fetched, FlightSource
 from prorl.client.http import Http
-from prorl.client.packed import PackedBatch
-from prorl.client.regroup import regroup
+from prorl.client.packed import PackedBatch, regroup
 from prorl.errors import ConfigError, UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.tls import Credentials, Join

@@ -15,7 +15,7 @@ a change of the file it is mapped from (the store never changes one).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -306,3 +306,26 @@ def _take_read_only_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.from_numpy(empty)
+
+
+def regroup(batches: Iterable[PackedBatch], num_groups: int) -> Iterator[PackedBatch]:
+    """Yield batches of exactly `num_groups` groups; only the last may have fewer.
+
+    The same groups in the same order give the same batches, however they came: a trainer that is
+    fed from a replay repeats the steps of the live run. Groups that lie in one batch are not
+    copied. Nothing is fetched ahead of the batch that is asked for.
+    """
+    parts: list[PackedBatch] = []
+    missing = num_groups
+    for batch in batches:
+        start = 0
+        while start < batch.num_groups:
+            part = batch.groups(start, start + missing)
+            parts.append(part)
+            start += part.num_groups
+            missing -= part.num_groups
+            if missing == 0:
+                yield PackedBatch.concat(parts)
+                parts, missing = [], num_groups
+    if parts:
+        yield PackedBatch.concat(parts)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from prorl.bench.synthetic import Shape, delivered, group
 from prorl.client import PackedBatch
-from prorl.client.regroup import regroup
+from prorl.client.packed import regroup
 from prorl.errors import SchemaError
 from prorl.schema import SEQUENCES
 

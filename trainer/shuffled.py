@@ -1,4 +1,4 @@
-"""A control for training runs: rewards that say nothing.
+"""The control experiment of a training run: advantages that say nothing.
 
 A policy that still improves improves for another reason.
 """

@@ -6,7 +6,7 @@ import numpy as np
 
 from prorl.bench.synthetic import Shape
 from prorl.client.advantages import mean_std
-from prorl.trainer.control import shuffled
+from prorl.trainer.shuffled import shuffled
 from tests.trainer.tiny import batch_of
 
 
