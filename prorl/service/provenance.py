@@ -56,8 +56,8 @@ def provenance(service: ServiceConfig, run: RunConfig) -> dict[str, Json]:
 
 def _backend(service: ServiceConfig, name: str) -> dict[str, Json]:
     policy = service.models.get(name, name)
-    folder = Path(checkpoint(policy)) if ":" in policy else Path(policy)
-    return {"policy": policy, "sha256": fingerprint(folder)}
+    folder = checkpoint(policy) if ":" in policy else policy
+    return {"policy": policy, "sha256": fingerprint(Path(folder)) if folder else ""}
 
 
 def fingerprint(folder: Path, names: Iterable[str] = ()) -> str:
