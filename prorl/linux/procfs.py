@@ -95,6 +95,30 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, or by a tracer."""
+    found = stat(pid)
+    return found is not None and found.state in "Tt"
+
+
+def to_init(pid: int) -> list[int]:
+    """A process, and those below it down to the first process of the innermost pid namespace: what
+    nothing inside that namespace can signal.
+    """
+    for child in children(pid):
+        found = to_init(child)
+        if len(found) > 1 or _is_init(child):
+            return [pid, *found]
+    return [pid]
+
+
+def _is_init(pid: int) -> bool:
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return len(line.split()) > 2 and line.split()[-1] == b"1"
+    return False
+
+
 def _read(path: str) -> bytes:
     """All of a file of /proc; empty when its process is gone, or it is not ours to read."""
     try:

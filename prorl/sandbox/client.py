@@ -3,19 +3,20 @@
 What comes back is hostile: sizes, types and times are checked, nothing is trusted.
 
 One call at a time; more wait in line. A call is written once and never again: when its answer does
-not come, the connection is closed, which makes the tool server end the command. Who is to blame for
-a lost sandbox is asked of sandboxd (`Fate`).
+not come, the connection is closed, which makes the tool server end the command. Who is to blame is
+asked of sandboxd, which knows more than what was seen here (`blame.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from prorl.errors import SandboxError
+from prorl.sandbox.blame import Cause, Fate
 from prorl.sandbox.wire import FRAME_LIMIT, Frame, WireError, encode, open_stream, receive
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
 
@@ -30,14 +31,15 @@ CONNECT_S = 10.0
 CHUNK_BYTES = 1 << 20
 
 
-class Fate(NamedTuple):
-    """Why a sandbox is no more, as sandboxd knows it."""
-
-    code: FailureCode
-    message: str
+LATE_S = 1.0
+"""A deadline that this process notices later than that has passed while it was stopped itself."""
 
 
-FateOf = Callable[[SandboxRef], Awaitable[Fate]]
+class FateOf(Protocol):
+    """Asks sandboxd."""
+
+    def __call__(self, ref: SandboxRef, seen: Cause) -> Awaitable[Fate]:
+        """Why a sandbox came to nothing, of which `seen` is what the client noticed."""
 
 
 @asynccontextmanager
@@ -52,7 +54,7 @@ async def connected(
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await open_stream(ref.socket_path)
     except (OSError, TimeoutError) as cause:
-        fate = await fate_of(ref)
+        fate = await fate_of(ref, Cause.HUNG_UP)
         raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause
     sandbox = ConnectedSandbox(ref, reader, writer, fate_of, grace_s)
     try:
@@ -177,31 +179,30 @@ class ConnectedSandbox:
             self._next_id += 1
             header["id"] = self._next_id
             data = self._encode(header, body)
-            try:
-                async with asyncio.timeout(timeout_s):
+            frame = await self._exchange(data, timeout_s)
+            if frame is None:
+                await self._lost(Cause.HUNG_UP)
+            return await self._check(frame, header)
+
+    async def _exchange(self, data: bytes, timeout_s: float) -> Frame | None:
+        try:
+            async with asyncio.timeout(None) as guard:
+                timer = _Timer(guard, timeout_s, self._grace_s)
+                try:
                     self._writer.write(data)
                     await self._writer.drain()
-                    frame = await receive(self._reader)
-            except TimeoutError:
-                await self._lost(
-                    Fate(
-                        FailureCode.SANDBOX_BROKEN,
-                        f"no answer {self._grace_s:g} s after the deadline",
-                    )
-                )
-            except WireError as cause:
-                await self._lost(
-                    Fate(FailureCode.SANDBOX_BROKEN, f"the tool server broke its protocol: {cause}")
-                )
-            except ConnectionError:
-                frame = None
-            except asyncio.CancelledError:
-                self._abort()
-                raise
-            if frame is None:
-                self._abort()
-                await self._lost(await self._fate_of(self.ref))
-            return await self._check(frame, header)
+                    return await receive(self._reader)
+                finally:
+                    timer.cancel()
+        except TimeoutError:
+            await self._lost(Cause.SILENT, f"{self._grace_s:g} s after the deadline")
+        except WireError as cause:
+            await self._lost(Cause.BROKE_PROTOCOL, str(cause))
+        except ConnectionError:
+            return None
+        except asyncio.CancelledError:
+            self._abort()
+            raise
 
     def _encode(self, header: dict[str, Any], body: bytes) -> bytes:
         try:
@@ -218,9 +219,7 @@ class ConnectedSandbox:
     async def _check(self, frame: Frame, header: dict[str, Any]) -> Frame:
         answer = frame.header
         if answer.get("id") != header["id"] or not isinstance(answer.get("ok"), bool):
-            await self._lost(
-                Fate(FailureCode.SANDBOX_BROKEN, "the tool server answered another call")
-            )
+            await self._lost(Cause.BROKE_PROTOCOL, "it answered another call")
         if answer["ok"]:
             return frame
         message = str(answer.get("error", ""))[:2000]
@@ -240,9 +239,35 @@ class ConnectedSandbox:
         self._closed = True
         self._writer.transport.abort()
 
-    async def _lost(self, fate: Fate) -> NoReturn:
+    async def _lost(self, seen: Cause, detail: str = "") -> NoReturn:
         self._abort()
-        raise SandboxError(fate.code, fate.message)
+        code, message = await self._fate_of(self.ref, seen)
+        raise SandboxError(code, f"{message}: {detail}" if detail else message)
+
+
+class _Timer:
+    """Ends a call whose answer is due, unless it was we who did not run: then the answer may be
+    here unread, and has `grace_s` more.
+    """
+
+    def __init__(self, guard: asyncio.Timeout, timeout_s: float, grace_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._guard, self._grace_s = guard, grace_s
+        self._arm(timeout_s)
+
+    def _arm(self, delay_s: float) -> None:
+        self._due = self._loop.time() + delay_s
+        self._handle = self._loop.call_at(self._due, self._expire)
+
+    def _expire(self) -> None:
+        if self._loop.time() - self._due > LATE_S:
+            self._arm(self._grace_s)
+        else:
+            self._guard.reschedule(self._due)
+
+    def cancel(self) -> None:
+        """The answer is here, or no longer wanted."""
+        self._handle.cancel()
 
 
 def _result(frame: Frame) -> ToolResult:

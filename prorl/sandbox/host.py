@@ -21,7 +21,8 @@ from typing import Any
 
 from prorl.errors import SandboxError
 from prorl.protocols import Sandbox
-from prorl.sandbox.client import ConnectedSandbox, Fate, connected
+from prorl.sandbox.blame import Cause, Fate, fate_of
+from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.prepared import prepared
 from prorl.sandbox.wire import WireError, encode, receive
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
@@ -88,12 +89,13 @@ class UnixSandboxHost:
         status: dict[str, Any] = (await self._ask({"op": "status"}, REQUEST_S))["status"]
         return status
 
-    async def fate(self, ref: SandboxRef) -> Fate:
+    async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
         """Why a sandbox does not answer; when sandboxd is gone too, that is why."""
+        ask = {"op": "fate", "sandbox_id": ref.sandbox_id, "seen": seen.name}
         try:
-            answer = await self._ask({"op": "fate", "sandbox_id": ref.sandbox_id}, REQUEST_S)
+            answer = await self._ask(ask, REQUEST_S)
         except SandboxError as error:
-            return Fate(FailureCode.SANDBOX_LOST, f"sandboxd is gone: {error.message}")
+            return fate_of(Cause.NODE_LOST, error.message)
         return Fate(FailureCode(answer["code"]), answer["message"])
 
     def connect(self, ref: SandboxRef) -> AbstractAsyncContextManager[ConnectedSandbox]:

@@ -161,17 +161,23 @@ def test_root_takes_the_top_group_of_the_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "out"),
+    ("file", "text", "most", "out"),
     [
-        ("memory.events", "low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\noom_group_kill 0\n", True),
-        ("memory.events", "low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\n", False),
-        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", True),
-        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", False),
-        ("pids.max", "oom_kill 1", False),
+        ("memory.events", "max 7\noom 2\noom_kill 1\noom_group_kill 0\n", "", True),
+        ("memory.events", "max 7\noom 0\noom_kill 0\n", "", False),
+        # the machine ran out, not the group
+        ("memory.events", "max 0\noom 0\noom_kill 1\n", "", False),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "4096\n", True),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "4095\n", False),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n", "4096\n", False),
+        ("pids.max", "oom_kill 1", "", False),
     ],
 )
 def test_the_kernels_word_for_out_of_memory(
-    tmp_path: Path, file: str, text: str, out: bool
+    tmp_path: Path, file: str, text: str, most: str, out: bool
 ) -> None:
     (tmp_path / file).write_text(text)
+    if most:
+        (tmp_path / "memory.max_usage_in_bytes").write_text(most)
+        (tmp_path / "memory.limit_in_bytes").write_text("4096\n")
     assert Cgroups.out_of_memory((str(tmp_path),)) is out

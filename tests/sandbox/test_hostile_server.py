@@ -14,14 +14,15 @@ import pytest
 
 from prorl.errors import SandboxError
 from prorl.sandbox import wire
-from prorl.sandbox.client import ConnectedSandbox, Fate, connected
+from prorl.sandbox.blame import Cause, Fate, fate_of
+from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.types import FailureCode, SandboxRef
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def _fate(_: SandboxRef) -> Fate:
-    return Fate(FailureCode.SANDBOX_BROKEN, "the tool server ended")
+async def _fate(ref: SandboxRef, seen: Cause) -> Fate:
+    return fate_of(seen)
 
 
 def frame(header: bytes, body: bytes = b"") -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections.abc import Sequence
 from typing import NoReturn
 
 from prorl.sandbox.launch.spec import Launch
@@ -16,17 +17,37 @@ limit counts everything of its user.
 """
 
 
-def join_cgroups(launch: Launch) -> None:
-    """Everything that this process, which has one thread, starts from now on is counted and limited
-    together.
+RELEASE = tuple(int(part) for part in os.uname().release.partition("-")[0].split(".")[:2])
+OPENER_DECIDES = RELEASE >= (5, 16)
+"""Whether the kernel lets into a control group what its opener may let in; before, what its writer
+may.
+"""
+
+
+def open_cgroups(launch: Launch) -> list[int]:
+    """What `join_cgroups` writes to, opened while this process may.
 
     Version 1 has a file for threads too, and a thread may move itself at once; moving a process
     waits 10 ms for an RCU grace period.
     """
+    found = []
     for folder in launch.cgroups:
         threads = f"{folder}/tasks"
-        with open(threads if os.path.exists(threads) else f"{folder}/cgroup.procs", "w") as file:
-            file.write("0")
+        path = threads if os.path.exists(threads) else f"{folder}/cgroup.procs"
+        found.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    return found
+
+
+def join_cgroups(groups: Sequence[int]) -> None:
+    """Everything that this process, which has one thread, starts from now on is counted and limited
+    together.
+
+    For what the launcher starts, not for the launcher: one that the kernel kills for the agent's
+    memory would look like one that was killed from outside.
+    """
+    for group in groups:
+        os.write(group, b"0")
+        os.close(group)
 
 
 def limits_of(launch: Launch, *, shares_uid: bool = False) -> dict[str, int]:

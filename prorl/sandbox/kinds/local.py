@@ -22,7 +22,7 @@ from prorl.linux import calls, procfs
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import Kind
 from prorl.sandbox.kinds import hidden
-from prorl.sandbox.kinds.common import exit_like, join_cgroups, set_limits
+from prorl.sandbox.kinds.common import exit_like, join_cgroups, open_cgroups, set_limits
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -37,7 +37,7 @@ WATCHED = {signal.SIGTERM, signal.SIGCHLD}
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the guardian of one sandbox."""
-    join_cgroups(launch)
+    groups = open_cgroups(launch)
     # TERM, not KILL: when the zygote dies the guardian must still have time to end what is inside.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     parent = os.getppid()
@@ -51,14 +51,17 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
         hidden.show_interpreter()
     pid = os.fork()
     if pid == 0:
-        _inside(launch, listener_fd, status_fd, serve)
-    os.close(listener_fd)
-    os.close(status_fd)
+        _inside(launch, groups, listener_fd, status_fd, serve)
+    for fd in (listener_fd, status_fd, *groups):
+        os.close(fd)
     _guard(pid, launch.uid)
 
 
-def _inside(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
+def _inside(
+    launch: Launch, groups: list[int], listener_fd: int, status_fd: int, serve: Serve
+) -> NoReturn:
     with Forked(status_fd):
+        join_cgroups(groups)
         guardian = os.getppid()
         os.setsid()
         calls.drop_to(launch.uid)

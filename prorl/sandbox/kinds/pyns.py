@@ -27,7 +27,7 @@ from typing import NoReturn
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
-from prorl.sandbox.kinds.common import guard, join_cgroups, set_limits
+from prorl.sandbox.kinds.common import OPENER_DECIDES, guard, join_cgroups, open_cgroups, set_limits
 from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
@@ -47,13 +47,15 @@ NAMESPACES = (
     | calls.CLONE_NEWNET
     | calls.CLONE_NEWIPC
     | calls.CLONE_NEWUTS
-    | calls.CLONE_NEWCGROUP
 )
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the launcher of one sandbox."""
-    join_cgroups(launch)
+    groups = open_cgroups(launch)
+    if not OPENER_DECIDES:
+        join_cgroups(groups)
+        groups = []
     # root can open what the ordinary uid cannot reach
     sources = open_sources(launch) if launch.uid >= 0 else []
     parent = os.getppid()
@@ -70,8 +72,8 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     pid = os.fork()
     if pid == 0:
         os.close(alive_write)
-        _pid_one(launch, sources, listener_fd, status_fd, serve, alive_read)
-    for fd in (alive_read, listener_fd, status_fd, *(source.fd for source in sources)):
+        _pid_one(launch, groups, sources, listener_fd, status_fd, serve, alive_read)
+    for fd in (alive_read, listener_fd, status_fd, *groups, *(one.fd for one in sources)):
         os.close(fd)
     guard(pid)
 
@@ -91,6 +93,7 @@ def _map_ids(inside: int, uid: int, gid: int) -> None:
 
 def _pid_one(
     launch: Launch,
+    groups: list[int],
     sources: list[Source],
     listener_fd: int,
     status_fd: int,
@@ -99,6 +102,10 @@ def _pid_one(
 ) -> NoReturn:
     with Forked(status_fd):
         calls.die_with_parent(signal.SIGKILL)
+        join_cgroups(groups)
+        calls.unshare(
+            calls.CLONE_NEWCGROUP
+        )  # after it has joined, so that it sees itself as the top
         socket.sethostname("sandbox")
         calls.loopback_up()
         build_root(launch, sources)

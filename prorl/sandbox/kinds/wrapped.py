@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kinds import image_view
-from prorl.sandbox.kinds.common import exit_like, guard, join_cgroups, set_limits
+from prorl.sandbox.kinds.common import exit_like, guard, join_cgroups, open_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -77,7 +77,7 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
     Returns the pid of this sandbox's pid 1 in the parent, 0 in pid 1 itself (an ordinary user by
     then).
     """
-    join_cgroups(launch)
+    groups = open_cgroups(launch)
     parent = os.getppid()
     uid, gid = os.getuid(), os.getgid()
     root = launch.uid >= 0
@@ -98,9 +98,11 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
-        os.close(alive_read)
+        for fd in (alive_read, *groups):
+            os.close(fd)
         return pid
     os.close(alive_write)
+    join_cgroups(groups)
     calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
     calls.drop_to(launch.uid)
     calls.die_with_parent(signal.SIGKILL)

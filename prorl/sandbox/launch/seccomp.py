@@ -4,8 +4,10 @@ denied, everything else passes.
 It is a second wall behind the namespaces: what it denies has been the way through the first one
 before (CVE lists of bpf, io_uring, userfaultfd, keyctl; TIOCSTI). Sockets are those of `FAMILIES`:
 a network namespace does not hold AF_VSOCK, which reaches from a virtual machine into its host.
-`clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read. Format:
-linux/filter.h, linux/seccomp.h.
+`clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read.
+`prlimit64` sets limits of the caller only: with its own uid's rights a program could give the tool
+server a second of CPU time, and its end would look like a kill from outside. Format: linux/filter.h,
+linux/seccomp.h.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ CLONE = (56, 220)
 CLONE3 = (435, 435)
 IOCTL = (16, 29)
 SOCKET = (41, 198)
+PRLIMIT = (302, 261)
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK."""
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -68,7 +71,9 @@ TIOCSTI, TIOCLINUX = 0x5412, 0x541C
 X32_BIT = 0x40000000
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NR, ARCH, ARG0, ARG1 = 0, 4, 16, 24
+NR, ARCH, ARG0, ARG1, ARG2 = 0, 4, 16, 24, 32
+HIGH = 4
+"""From the low half of an argument to its high half."""
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
 
@@ -108,10 +113,19 @@ def program(machine: str) -> list[Step]:
         Step(ANY_BIT, NAMESPACE_FLAGS, 0, 1),
         refuse,
         Step(RETURN, ALLOW),
-        Step(EQUAL, IOCTL[column], 0, 4),
+        Step(EQUAL, IOCTL[column], 0, 5),
         Step(LOAD, ARG1),
         Step(EQUAL, TIOCSTI, 1, 0),
         Step(EQUAL, TIOCLINUX, 0, 1),
+        refuse,
+        Step(RETURN, ALLOW),
+        Step(EQUAL, PRLIMIT[column], 0, 7),
+        Step(LOAD, ARG0),
+        Step(EQUAL, 0, 5, 0),  # of itself
+        Step(LOAD, ARG2),
+        Step(EQUAL, 0, 0, 2),
+        Step(LOAD, ARG2 + HIGH),
+        Step(EQUAL, 0, 1, 0),  # no new limit: it only asks
         refuse,
         Step(RETURN, ALLOW),
     ]

@@ -100,12 +100,17 @@ class Cgroups:
 
     @staticmethod
     def out_of_memory(folders: tuple[str, ...]) -> bool:
-        """Whether the kernel has killed something in these groups for want of memory."""
-        for folder in folders:
-            for name in ("memory.events", "memory.oom_control"):
-                words = _words(Path(folder, name))
-                if "oom_kill" in words and words[words.index("oom_kill") + 1] != "0":
-                    return True
+        """Whether the kernel has killed something in these groups because they reached their limit.
+
+        It counts those that it killed when the whole machine ran out, too, which is not their doing.
+        """
+        for folder in map(Path, folders):
+            reached = _count(folder / "memory.events", "oom") or _was_full(folder)
+            if reached and any(
+                _count(folder / name, "oom_kill")
+                for name in ("memory.events", "memory.oom_control")
+            ):
+                return True
         return False
 
     def close(self) -> None:
@@ -261,6 +266,17 @@ def _rmdir(folder: Path) -> bool:
 
 def _plus(controllers: tuple[str, ...]) -> str:
     return " ".join(f"+{controller}" for controller in controllers)
+
+
+def _count(file: Path, name: str) -> int:
+    words = _words(file)
+    return int(words[words.index(name) + 1]) if name in words else 0
+
+
+def _was_full(folder: Path) -> bool:
+    """Whether a group of version 1 has been at its limit; its `failcnt` no longer counts."""
+    most, limit = (_words(folder / f"memory.{name}_in_bytes") for name in ("max_usage", "limit"))
+    return bool(most and limit) and int(most[0]) >= int(limit[0])
 
 
 def _words(file: Path) -> list[str]:

@@ -10,7 +10,7 @@ Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with ques
 be open at once):
 
     {"op": "start" | "reserve", "owner", "purpose", "spec"}   {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
-    {"op": "fate", "sandbox_id"}   {"op": "status"}   {"op": "hello"}
+    {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "hello"}
     {"op": "claim", "key", "claim"}   {"op": "settle", "claim", "outcome"}      prepared workspaces (`snapshots.py`)
 
 A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does
@@ -33,6 +33,7 @@ from typing import Any
 from prorl.errors import ConfigError, ProrlError, RolloutError, SandboxError, boundary
 from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
+from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import Pool
@@ -125,7 +126,8 @@ class Daemon:
             case "stop_owner":
                 await pool.stop_owner(str(ask["owner"]))
             case "fate":
-                code, message = await pool.fate(SandboxRef(sandbox_id=str(ask["sandbox_id"])))
+                ref = SandboxRef(sandbox_id=str(ask["sandbox_id"]))
+                code, message = await pool.fate(ref, Cause[str(ask["seen"])])
                 return {"code": code.value, "message": message}
             case "claim":
                 path, what = await self._snapshots.claim(str(ask["claim"]), str(ask["key"]))

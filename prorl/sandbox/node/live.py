@@ -1,18 +1,13 @@
-"""One living sandbox as sandboxd knows it, and what its end means."""
+"""One living sandbox as sandboxd knows it."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 
-from prorl.linux.forked import EXIT_CRASHED
-from prorl.sandbox.client import Fate
-from prorl.sandbox.kind import Kind
+from prorl.sandbox.blame import Fate
 from prorl.sandbox.launch.zygote_client import Exit
 from prorl.sandbox.node.janitor import Note
-from prorl.types import FailureCode, SandboxRef, SandboxSpec
-
-EXIT_KILLED = 128 + 9
+from prorl.types import SandboxRef, SandboxSpec
 
 
 class Live:
@@ -33,20 +28,3 @@ class Live:
         self.ended = asyncio.Event()
         """Nothing is left on the host."""
         self.wall: asyncio.TimerHandle | None = None
-
-
-def fate_of_exit(exit_: Exit, kind: Kind, out_of_memory: bool) -> Fate:
-    """Who is to blame for a sandbox that ended by itself."""
-    if os.WIFSIGNALED(exit_.status):
-        return Fate(
-            FailureCode.SANDBOX_LOST,
-            f"its launcher was killed by signal {os.WTERMSIG(exit_.status)}",
-        )
-    code = os.WEXITSTATUS(exit_.status)
-    if out_of_memory:
-        return Fate(FailureCode.SANDBOX_BROKEN, "the sandbox ran out of its memory")
-    if code == EXIT_CRASHED:
-        return Fate(FailureCode.TOOL_PROTOCOL, "the tool server crashed")
-    if code == EXIT_KILLED and not kind.server_can_be_killed:
-        return Fate(FailureCode.SANDBOX_LOST, "the tool server was killed from outside")
-    return Fate(FailureCode.SANDBOX_BROKEN, f"the tool server ended with exit code {code}")

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import SandboxError
-from prorl.linux.procfs import start_ticks
+from prorl.linux.procfs import is_stopped, start_ticks, to_init
 from prorl.sandbox import kinds
-from prorl.sandbox.client import Fate
+from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.launch.spec import Launch
@@ -29,7 +29,7 @@ from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
 from prorl.sandbox.node import cgroups, janitor
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
-from prorl.sandbox.node.live import Live, fate_of_exit
+from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
@@ -109,7 +109,7 @@ class Maker:
         self._start_zygote()
 
     def _over(self, live: Live, what: str) -> None:
-        self._in_background(self.end(live, FailureCode.SANDBOX_BROKEN, what))
+        self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, what)))
 
     def _start_zygote(self) -> None:
         self._zygote = ZygoteClient(
@@ -203,7 +203,7 @@ class Maker:
             os.close(status_fd)
         if text != "ok":
             code = FailureCode.BAD_TASK if text.startswith(BAD_TOOL) else FailureCode.SANDBOX_START
-            await self.end(live, code, text)
+            await self.end(live, Fate(code, text))
             raise SandboxError(code, f"{self._name}: {text or 'the launcher died'}")
         live.ready = True
         return live
@@ -303,10 +303,10 @@ class Maker:
 
     # ---- ending
 
-    async def end(self, live: Live, code: FailureCode, message: str) -> None:
+    async def end(self, live: Live, fate: Fate) -> None:
         """TERM to the launcher, KILL if that does not do, then nothing is left. Idempotent."""
         if live.ending is None:
-            live.ending = Fate(code, message)
+            live.ending = fate
             self._zygote.kill(live.ref.sandbox_id, signal.SIGTERM)
             try:
                 async with asyncio.timeout(STOP_S):
@@ -315,9 +315,16 @@ class Maker:
                 self._zygote.kill(live.ref.sandbox_id, signal.SIGKILL)
         await live.ended.wait()
 
+    def frozen(self, live: Live) -> Cause | None:
+        """Whether a process of a living sandbox stands still that nothing inside can stop."""
+        if self._kind.server_can_be_killed or not live.pid:
+            return None
+        return Cause.SERVER_FROZEN if any(map(is_stopped, to_init(live.pid))) else None
+
     def _abandon(self, live: Live) -> None:
         """The start was cancelled in the middle: end it in the background."""
-        self._in_background(self.end(live, FailureCode.SANDBOX_START, "the start was given up"))
+        given_up = Fate(FailureCode.SANDBOX_START, "the start was given up")
+        self._in_background(self.end(live, given_up))
 
     def _on_started(self, sandbox_id: str, pid: int) -> None:
         live = self.lives.get(sandbox_id)
@@ -346,9 +353,7 @@ class Maker:
             self._start_zygote()
 
     async def _clean(self, live: Live, exit_: Exit, orphaned: bool) -> None:
-        fate = live.ending or fate_of_exit(
-            exit_, self._kind, Cgroups.out_of_memory(live.note.cgroups)
-        )
+        fate = live.ending or self._fate_of_exit(live, exit_, orphaned)
         live.fate.set_result(fate)
         if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest
             await janitor.end_launcher(live.note)
@@ -366,6 +371,16 @@ class Maker:
         self._on_end(live, fate)
         live.ended.set()
 
+    def _fate_of_exit(self, live: Live, exit_: Exit, orphaned: bool) -> Fate:
+        if orphaned:
+            return fate_of(Cause.LAUNCHER_KILLED, "its zygote has ended")
+        return fate_of_exit(
+            exit_.status,
+            server_exposed=self._kind.server_can_be_killed,
+            launcher_exposed=self._kind.server_can_be_killed and live.note.uid < 0,
+            out_of_memory=Cgroups.out_of_memory(live.note.cgroups),
+        )
+
     def _in_background(self, work: Any) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)
         self._cleaners.add(task)
@@ -378,7 +393,7 @@ class Maker:
         await asyncio.gather(self._watching, return_exceptions=True)
         lives = list(self.lives.values())
         await asyncio.gather(
-            *(self.end(live, FailureCode.SANDBOX_LOST, "sandboxd stopped") for live in lives)
+            *(self.end(live, fate_of(Cause.STOPPED, "with sandboxd")) for live in lives)
         )
         await self._images.close()
         if self._cleaners:

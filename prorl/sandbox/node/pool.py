@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from prorl.errors import ProrlError, SandboxError
-from prorl.sandbox.client import Fate
+from prorl.sandbox.blame import Cause, Fate, fate_of
 from prorl.sandbox.node.live import Live
 from prorl.sandbox.node.maker import Maker
 from prorl.sandbox.node.settings import Settings
-from prorl.types import FailureCode, SandboxRef, SandboxSpec
+from prorl.types import SandboxRef, SandboxSpec
 
 MAX_FATES = 4096
 MAX_WARM_SPECS = 4
@@ -79,7 +79,7 @@ class Pool:
         """End it; returns when nothing of it is left. Idempotent."""
         live = self._maker.lives.get(sandbox_id)
         if live is not None:
-            await self._maker.end(live, FailureCode.SANDBOX_LOST, "the sandbox was stopped")
+            await self._maker.end(live, fate_of(Cause.STOPPED))
 
     async def stop_owner(self, owner: str) -> None:
         """End everything of an owner, reservations included."""
@@ -90,8 +90,8 @@ class Pool:
         mine = [live.ref.sandbox_id for live in self._maker.lives.values() if live.owner == owner]
         await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
 
-    async def fate(self, ref: SandboxRef) -> Fate:
-        """Why a sandbox does not answer.
+    async def fate(self, ref: SandboxRef, seen: Cause = Cause.HUNG_UP) -> Fate:
+        """Why a sandbox does not answer; `seen` is what its client saw, if it lives on.
 
         Its end may reach us later than its client, so a living one is given a moment.
         """
@@ -101,10 +101,8 @@ class Pool:
                 async with asyncio.timeout(FATE_S):
                     return await asyncio.shield(live.fate)
             except TimeoutError:
-                return Fate(FailureCode.SANDBOX_BROKEN, "the tool server hung up")
-        return self._fates.get(
-            ref.sandbox_id, Fate(FailureCode.SANDBOX_LOST, "the sandbox is not known here")
-        )
+                return fate_of(self._maker.frozen(live) or seen)
+        return self._fates.get(ref.sandbox_id, fate_of(Cause.UNKNOWN))
 
     def status(self) -> dict[str, Any]:
         """Counts and names, for people and tests."""
@@ -199,8 +197,8 @@ class Pool:
                 self._spawn(self.stop_owner(other))
 
     def _out_of_time(self, live: Live) -> None:
-        message = f"the sandbox used up its wall time of {live.spec.wall_s:g} s"
-        self._spawn(self._maker.end(live, FailureCode.SANDBOX_BROKEN, message))
+        over = fate_of(Cause.OVER_LIMIT, f"its wall time of {live.spec.wall_s:g} s")
+        self._spawn(self._maker.end(live, over))
 
     def _on_end(self, live: Live, fate: Fate) -> None:
         if live.wall is not None:

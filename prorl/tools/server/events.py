@@ -14,6 +14,8 @@ import time
 from prorl.tools.server.light import signal
 
 GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
+LONGEST_POLL_MS = 1e6
+"""poll(2) takes 31 bits; who waits looks at the clock again."""
 PEER_GONE = GONE | getattr(select, "POLLRDHUP", 0x2000)
 
 
@@ -87,7 +89,9 @@ class Events:
         watch_client = self.client >= 0 and not peers
         if watch_client:
             poller.register(self.client, PEER_GONE & ~GONE)
-        timeout_ms = None if until is None else max(0.0, (until - time.monotonic()) * 1000.0)
+        timeout_ms = None
+        if until is not None:
+            timeout_ms = min(max(0.0, (until - time.monotonic()) * 1000.0), LONGEST_POLL_MS)
         ready = dict(poller.poll(timeout_ms))
         if ready.pop(self._wake_read, 0):
             self._drain()

@@ -53,7 +53,7 @@ class FrameBuffer:
         middle = LENGTHS.size + header_bytes
         try:
             header = loads(self._data[LENGTHS.size : middle].decode())
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:
             raise BadFrame(f"header is not JSON: {cause}") from cause
         if not isinstance(header, dict):
             raise BadFrame("header is not an object")

@@ -42,6 +42,8 @@ READ_BYTES = 1 << 16
 """More at once would be a mapping of its own for each read, whatever has come."""
 DEFAULT = ("bash", "python", "files")
 PEER = struct.Struct("3i")
+EXIT_CRASHED = os.EX_SOFTWARE
+"""As `prorl.linux.forked` has it; this is a program of its own."""
 
 
 class Server:
@@ -258,7 +260,23 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
     os.write(status_fd, b"ok\n")
     os.close(status_fd)
     set_dumpable(0)  # before the first call, thus before any code of the agent's
-    server.run()
+    with Crash():
+        server.run()
+
+
+class Crash:
+    """Holds the loop: a bug of ours ends the process with its own exit code, and nothing of it is
+    written where a client reads.
+    """
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            os.write(2, f"tool server: {error!r:.300}\n".encode("utf-8", "replace"))
+        finally:
+            os._exit(EXIT_CRASHED)
 
 
 def keep_descriptors() -> None:
