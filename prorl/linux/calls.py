@@ -165,6 +165,16 @@ def attach_tree(fd: int, target: str) -> None:
     _check(result, f"move_mount to {target}")
 
 
+def remove_sysv(kind: str, number: int) -> None:
+    """Remove a System V object (`shm`, `msg` or `sem`) by its id."""
+    ipc_rmid = 0
+    if kind == "sem":
+        result = _libc.semctl(number, 0, ipc_rmid)
+    else:
+        result = (_libc.shmctl if kind == "shm" else _libc.msgctl)(number, ipc_rmid, None)
+    _check(result, f"{kind}ctl {number} IPC_RMID")
+
+
 def sync_file_system(path: str) -> None:
     """syncfs(2): everything of the file system that holds `path` is on disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

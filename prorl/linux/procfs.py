@@ -27,6 +27,31 @@ class Stat(NamedTuple):
     rss_bytes: int
 
 
+class SysVObject(NamedTuple):
+    """A System V shared memory segment, message queue or set of semaphores."""
+
+    kind: str
+    """shm, msg or sem."""
+    id: int
+    uid: int
+    creator: int
+    """The uid that made it, whoever owns it now."""
+
+
+def sysv_objects() -> list[SysVObject]:
+    """Those of this process's IPC namespace, from sysvipc(7)."""
+    found = []
+    for kind, column in (("shm", "shmid"), ("msg", "msqid"), ("sem", "semid")):
+        head, *lines = _read(f"/proc/sysvipc/{kind}").decode().splitlines() or [""]
+        columns = head.split()
+        for line in lines:
+            value = dict(zip(columns, line.split(), strict=False))
+            found.append(
+                SysVObject(kind, int(value[column]), int(value["uid"]), int(value["cuid"]))
+            )
+    return found
+
+
 def pids() -> list[int]:
     """Every process that can be seen, zombies included."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -74,6 +99,15 @@ def pss_bytes(pid: int) -> int:
     return found.rss_bytes if found else 0
 
 
+def num_ptys(pid: int) -> int:
+    """Terminals whose master side the process has open."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return 0
+    return sum(_link(f"/proc/{pid}/fd/{name}").endswith("/ptmx") for name in names)
+
+
 def children(pid: int) -> list[int]:
     """Of all its threads, zombies included."""
     try:
@@ -117,6 +151,13 @@ def _is_init(pid: int) -> bool:
         if line.startswith(b"NSpid:"):
             return len(line.split()) > 2 and line.split()[-1] == b"1"
     return False
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
 
 
 def _read(path: str) -> bytes:

@@ -55,6 +55,10 @@ class Kind:
     sized: bool = True
     """Whether its workspace is of a size that the kernel holds; else the watchdog looks after it.
     """
+    caps_ptys: bool = True
+    """Whether the kernel bounds its ptys (`MAX_PTYS`); else the watchdog does."""
+    shares_host: bool = False
+    """Whether its processes write to the host's /tmp and make System V objects on the host."""
     server_can_be_killed: bool
     """Whether what runs inside can kill the tool server: then its death is the policy's doing."""
     enforces: tuple[str, ...]
@@ -64,6 +68,9 @@ class Kind:
     that `install` has filled.
     """
 
+
+MAX_PTYS = 256
+"""Of one sandbox: the kernel has a few thousand for the whole machine."""
 
 HELD_BY_NAMESPACES = (
     "files, processes, network, IPC and host name of the host are out of reach",

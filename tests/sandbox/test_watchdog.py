@@ -21,7 +21,7 @@ from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.watchdog import disk_bytes
 from prorl.types import FailureCode, SandboxSpec
 from tests.faults.leftovers import marked
-from tests.sandbox.conftest import kind  # noqa: F401 - a fixture
+from tests.sandbox.conftest import kind, why_not  # noqa: F401 - a fixture
 
 SPEC = SandboxSpec(tools=("bash",), memory_bytes=256 << 20, workspace_bytes=32 << 20)
 EATERS = (
@@ -85,6 +85,32 @@ async def test_memory_that_is_shared_counts_once(kind: str, folder: Path) -> Non
             assert sum(found.rss_bytes for found in resident if found) > SPEC.memory_bytes
             await sandboxes._maker._watchdog.look()
             assert (await sandbox.exec(["echo", "fine"], 20.0)).output == "fine\n"
+
+
+HOARD = """
+import os, time
+for _ in range(2):
+    if os.fork() == 0:
+        kept = [os.openpty() for _ in range(150)]
+        time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["local", pytest.param("apptainer", marks=pytest.mark.apptainer)])
+async def test_terminals_of_a_kind_that_does_not_bound_them(name: str, folder: Path) -> None:
+    if why_not(name):
+        pytest.skip(why_not(name))
+    async with pool(name, folder) as sandboxes:
+        refs = [await sandboxes.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]
+        async with (
+            connected(refs[0], sandboxes.fate) as hog,
+            connected(refs[1], sandboxes.fate) as other,
+        ):
+            with pytest.raises(SandboxError, match="more than 256 terminals") as caught:
+                await hog.exec(["python3", "-c", HOARD], 30.0)
+            assert caught.value.code is FailureCode.SANDBOX_BROKEN, "the policy did it"
+            assert (await other.exec(["echo", "fine"], 20.0)).output == "fine\n"
 
 
 @pytest.mark.parametrize(

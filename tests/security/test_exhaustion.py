@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.sandbox import kinds
 from prorl.types import FailureCode
 from tests.faults.leftovers import marked
 from tests.security.box import SPEC, Box, need_own_uid, need_walls
@@ -149,6 +150,43 @@ async def test_spinning_processes_leave_a_neighbour_its_share(box: Box) -> None:
     async with box.daemon.host.connect(other) as neighbour:
         done = await neighbour.call("bash", {"command": "echo fine"}, 20.0)
         assert (done.output, done.timed_out) == ("fine\n", False)
+
+
+HOARD_PTYS = """
+import os, time
+read, write = os.pipe()
+for _ in range(3):
+    if os.fork() == 0:
+        count = 0
+        try:
+            while count < 400:
+                os.openpty()
+                count += 1
+        except OSError:
+            pass
+        os.write(write, b"%d\\n" % count)
+        time.sleep(60)
+lines = os.fdopen(read)
+print(sum(int(lines.readline()) for _ in range(3)))
+"""
+
+
+async def test_number_of_terminals(box: Box) -> None:
+    if not kinds.load(box.kind).caps_ptys:
+        pytest.skip(f"{box.kind}: the watchdog ends a sandbox that hoards them, see test_watchdog")
+    assert 100 < int((await box.py(HOARD_PTYS))[1]) <= 256
+    done = await box.sandbox.call("bash", {"command": "tty"}, 10.0)
+    assert done.output.startswith("/dev/pts/"), "its shell has one"
+
+
+async def test_limits_of_its_namespaces_are_not_its_own_to_set(box: Box) -> None:
+    need_walls(box)
+    code = (
+        "import os\nfor where, _, names in os.walk('/proc/sys'):\n  for name in names:\n    path ="
+        " f'{where}/{name}'\n    try:\n      text = open(path).read()\n      with"
+        " open(path, 'w') as file: file.write(text)\n      print(path)\n    except OSError: pass"
+    )
+    assert (await box.py(code))[1] == ""
 
 
 async def test_shared_memory_without_an_owner_goes_with_the_sandbox(box: Box) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import SandboxError
+from prorl.linux import procfs
 from prorl.types import FailureCode
 from tests.faults.leftovers import marked
-from tests.security.box import SPEC, Box, need_walls
+from tests.security.box import SPEC, Box, need_own_uid, need_walls
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,6 +28,26 @@ async def test_daemons_end_with_the_sandbox(box: Box) -> None:
     assert len(marked(mark)) >= 2
     await box.daemon.host.stop(box.ref)
     assert not marked(mark)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="without root all of local has one uid, and says so")
+async def test_files_and_system_v_objects_are_not_left_to_the_next_of_its_uid(box: Box) -> None:
+    need_own_uid(box)
+    mark = f"prorl-left-{os.getpid()}-{box.kind}"
+    code = (
+        "import ctypes, os\nl = ctypes.CDLL(None)\n"
+        "print(l.shmget(0, 4096, 0o1600) >= 0, l.msgget(0, 0o1600) >= 0, l.semget(0, 1, 0o1600) >= 0)"
+    )
+    folders = "/tmp /var/tmp /dev/shm"
+    made = f"for f in {folders}; do mkdir -p $f/{mark}/d; echo x > $f/{mark}/d/x; done; id -u"
+    code_of, output = await box.sh(made)
+    assert (await box.py(code))[1] == "True True True\n"
+    uid = int(output)
+    await box.daemon.host.stop(box.ref)
+    assert not [folder for folder in folders.split() if os.path.lexists(f"{folder}/{mark}")]
+    left = [found for found in procfs.sysv_objects() if uid in (found.uid, found.creator)]
+    assert code_of == 0
+    assert not left
 
 
 async def test_a_fork_storm_does_not_outrun_stop(box: Box) -> None:

@@ -297,6 +297,7 @@ KIND = Kind(
     images=True,
     sif=True,
     overlays=True,
+    caps_ptys=False,
     server_can_be_killed=False,
     enforces=HELD_BY_NAMESPACES,
     cannot=("CPU share", "bugs of the kernel"),

@@ -54,7 +54,7 @@ def _mounts(launch: Launch) -> list[Mount]:
     Each sandbox mounts over the same folders.
     """
     uid = launch.uid if launch.uid >= 0 else os.getuid()
-    for name in ("workspace", "tmp", "vartmp", "shm"):
+    for name in ("workspace", "tmp", "vartmp", "shm", "pts"):
         os.makedirs(_place(launch, name), exist_ok=True)
     return [
         Mount.sized(_place(launch, "workspace"), launch.workspace_bytes, uid),
@@ -65,6 +65,7 @@ def _mounts(launch: Launch) -> list[Mount]:
             else []
         ),
         Mount.sized(_place(launch, "shm"), SHM_BYTES, uid, "1777", "4k"),
+        Mount.ptys(_place(launch, "pts")),
     ]
 
 
@@ -94,8 +95,15 @@ def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> 
     argv += [
         "--proc",
         "/proc",
+        # what belongs to its namespaces, such as pid_max, would be its own to change
+        "--ro-bind",
+        "/proc/sys",
+        "/proc/sys",
         "--dev",
         "/dev",
+        "--dev-bind",
+        _place(launch, "pts"),
+        "/dev/pts",
         "--bind",
         _place(launch, "shm"),
         "/dev/shm",
@@ -219,7 +227,7 @@ KIND = Kind(
     zipapp=True,
     images=True,
     server_can_be_killed=False,
-    enforces=HELD_BY_NAMESPACES,
+    enforces=(*HELD_BY_NAMESPACES, "number of terminals"),
     cannot=("CPU share", "bugs of the kernel"),
     bare="bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev /bin/true",
 )

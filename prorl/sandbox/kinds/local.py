@@ -157,6 +157,8 @@ KIND = Kind(
     zipapp=False,
     images=False,
     sized=False,
+    caps_ptys=False,
+    shares_host=True,
     server_can_be_killed=True,
     enforces=(
         "processes, size of a file, open files, memory of one process",

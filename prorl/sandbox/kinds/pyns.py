@@ -28,7 +28,7 @@ from prorl.linux import calls
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kind import HELD_BY_NAMESPACES, Kind
 from prorl.sandbox.kinds.common import OPENER_DECIDES, guard, join_cgroups, open_cgroups, set_limits
-from prorl.sandbox.kinds.rootfs import Source, build_root, open_sources, steps
+from prorl.sandbox.kinds.rootfs import SAFE, Source, build_root, open_sources, steps
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
@@ -138,6 +138,10 @@ def _lock() -> None:
         # a kernel without this limit: nested namespaces stay possible, without capabilities over
         # ours
         pass
+    # The agent's uid is the one that owns these namespaces, and so their limits (pid_max, shmmax).
+    calls.mount("/proc/sys", "/proc/sys", None, calls.MS_BIND)
+    read_only = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY
+    calls.mount(None, "/proc/sys", None, read_only | SAFE | calls.MS_NOEXEC)
     calls.unshare(calls.CLONE_NEWUSER)
     _map_ids(SANDBOX_UID, 0, 0)
     calls.drop_capabilities()
@@ -170,7 +174,7 @@ KIND = Kind(
     zipapp=False,
     images=False,
     server_can_be_killed=False,
-    enforces=HELD_BY_NAMESPACES,
+    enforces=(*HELD_BY_NAMESPACES, "number of terminals"),
     cannot=("CPU share", "bugs of the kernel"),
     bare=(
         "unshare --user --map-root-user --mount --pid --fork --net --ipc --uts --mount-proc"

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from prorl.linux import calls
+from prorl.sandbox.kind import MAX_PTYS
 from prorl.sandbox.launch.spec import BIN, WORKSPACE, Launch, interpreter, interpreter_roots
 
 ROOT = "/tmp"
@@ -37,6 +38,8 @@ GROUP = "user:x:1000:\nnogroup:x:65534:\n"
 HOSTS = "127.0.0.1 localhost sandbox\n"
 NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 SHM_BYTES = 64 << 20
+DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
+"""Options of a devpts of a sandbox's own."""
 SAFE = calls.MS_NOSUID | calls.MS_NODEV
 
 
@@ -208,8 +211,8 @@ def _devices() -> list[Step]:
         ]
     found += [Step(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
     found += [Step(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
-    flags, options = calls.MS_NOSUID | calls.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"
-    found.append(Step(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, options)))
+    flags = calls.MS_NOSUID | calls.MS_NOEXEC
+    found.append(Step(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)))
     found.append(
         Step(
             calls.mount,

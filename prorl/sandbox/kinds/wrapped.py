@@ -27,6 +27,7 @@ from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.kinds import image_view
 from prorl.sandbox.kinds.common import exit_like, guard, join_cgroups, open_cgroups, set_limits
 from prorl.sandbox.kinds.hidden import show_interpreter
+from prorl.sandbox.kinds.rootfs import DEVPTS
 from prorl.sandbox.launch.spec import (
     BASE_PATH,
     BIN,
@@ -50,12 +51,18 @@ class Foreign(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """Something to mount in the sandbox's own mount namespace: a file over another, or a tmpfs."""
+    """Something to mount in the sandbox's own mount namespace: a file over another, a tmpfs, ptys."""
 
     target: str
     source: str = "tmpfs"
     kind: str | None = None
     data: str | None = None
+    flags: int = calls.MS_NOSUID | calls.MS_NODEV
+
+    @staticmethod
+    def ptys(target: str) -> Mount:
+        """A devpts of its own, for a bounded number of ptys."""
+        return Mount(target, "devpts", "devpts", DEVPTS, calls.MS_NOSUID | calls.MS_NOEXEC)
 
     @staticmethod
     def sized(
@@ -89,7 +96,7 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
     if root:
         show_interpreter(image)
     for mount in mounts:
-        flags = calls.MS_NOSUID | calls.MS_NODEV if mount.kind else calls.MS_BIND
+        flags = mount.flags if mount.kind else calls.MS_BIND
         calls.mount(mount.source, mount.target, mount.kind, flags, mount.data)
     calls.die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:

@@ -26,7 +26,7 @@ from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.launch.spec import Launch
 from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
-from prorl.sandbox.node import cgroups, janitor
+from prorl.sandbox.node import cgroups, janitor, remains
 from prorl.sandbox.node.cgroups import Cgroups
 from prorl.sandbox.node.janitor import Note
 from prorl.sandbox.node.live import Live
@@ -87,6 +87,8 @@ class Maker:
         """
         self._sockets = await claim(self._root)
         self._uids = Uids()
+        if self._kind.shares_host:  # what sandboxes of a dead daemon left to their uids' next ones
+            await asyncio.to_thread(remains.remove, self._uids.block)
         for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         await janitor.sweep(self._root, self._uids)
@@ -104,6 +106,7 @@ class Maker:
             self._over,
             memory="memory" not in self._cgroups.enforced,
             folder=None if self._kind.sized else self._root / "work",
+            ptys=not self._kind.caps_ptys,
         )
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
@@ -359,6 +362,8 @@ class Maker:
             await janitor.end_launcher(live.note)
             await janitor.end_uid(live.note)
         janitor.remove_remains(live.note, self._root / "trash")
+        if self._kind.shares_host:
+            await asyncio.to_thread(remains.remove, {live.note.uid})
         await cgroups.remove(live.note.cgroups)
         if live.note.folder:
             self._in_background(janitor.remove_later(self._root / "trash" / live.ref.sandbox_id))

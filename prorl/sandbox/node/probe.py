@@ -26,6 +26,7 @@ ADDED = {
     ("cgroups", "pids"): "processes, by the kernel",
     ("cgroups", "cpu"): CPU_IF_ASKED,
     ("watchdog", "memory"): "memory of all processes together, by a watchdog",
+    ("watchdog", "ptys"): "number of terminals, by a watchdog",
     ("watchdog", "workspace"): "size of the workspace, by a watchdog",
 }
 """What a control group or, in its absence, the watchdog adds to the limits of a kind."""

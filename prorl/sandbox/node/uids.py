@@ -50,6 +50,12 @@ class Uids:
             return
         raise UnavailableError(f"all {BLOCKS} blocks of sandbox uids are in use on this machine")
 
+    @property
+    def block(self) -> range:
+        """Every uid that it may give; none without root."""
+        first = FIRST_UID + self._block * BLOCK
+        return range(first, first + BLOCK) if self._lock is not None else range(0)
+
     def take(self) -> int:
         """The uid that was free for longest, or -1 without root. Raises UnavailableError."""
         if self._lock is None:

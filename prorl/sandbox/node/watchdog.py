@@ -1,6 +1,6 @@
 """Ends sandboxes that use more than their spec allows where the kernel does not hold them to it:
-memory of all processes together without a control group, the workspace on disk of a kind that does
-not size it.
+memory of all processes together without a control group, the workspace on disk and the terminals of
+a kind that does not bound them.
 
 A sampler, not a wall: between two looks a sandbox can exceed its limit by what it gets in that
 time, and the end takes the whole sandbox, not one process. It looks once per `PERIOD_S`, less often
@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from prorl.linux import procfs
+from prorl.sandbox.kind import MAX_PTYS
 from prorl.sandbox.node.live import Live
 
 PERIOD_S, MAX_PERIOD_S = 1.0, 4.0
@@ -30,6 +31,7 @@ SHARE = 0.01
 SLICE = 64
 """Processes looked at before the loop may go on with something else."""
 ENTRY_BYTES = 2048
+PTYS = Path("/proc/sys/kernel/pty/nr")
 RESCAN_S = 30.0
 """The workspaces are walked through when the disk lost a quarter of the smallest limit, or after
 this time.
@@ -48,18 +50,24 @@ class Watchdog:
         *,
         memory: bool,
         folder: Path | None,
+        ptys: bool = False,
     ) -> None:
         self._lives, self._over = lives, over
         self._memory = memory
         self._folder = folder
         """On whose disk the workspaces are, when these are to be watched."""
+        self._ptys = ptys
         self._free_bytes, self._walked_at = 0, -RESCAN_S
         self.cpu_s = 0.0
 
     @property
     def watches(self) -> tuple[str, ...]:
         """What it looks at; empty when there is no need of it."""
-        return ("memory",) * self._memory + ("workspace",) * (self._folder is not None)
+        return (
+            ("memory",) * self._memory
+            + ("workspace",) * (self._folder is not None)
+            + ("ptys",) * self._ptys
+        )
 
     async def run(self) -> None:
         """Look, for ever."""
@@ -74,6 +82,16 @@ class Watchdog:
             await self._look_at_memory()
         if self._folder is not None and self._lives:
             await self._look_at_disk(self._folder)
+        if self._ptys and self._lives:
+            self._look_at_ptys()
+
+    def _look_at_ptys(self) -> None:
+        begin = time.thread_time()
+        if int(PTYS.read_text()) > MAX_PTYS:  # of the whole machine: else nobody can have too many
+            for live in self._watched():
+                if sum(map(procfs.num_ptys, procfs.descendants(live.pid))) > MAX_PTYS:
+                    self._over(live, f"it held more than {MAX_PTYS} terminals")
+        self.cpu_s += time.thread_time() - begin
 
     def _watched(self) -> list[Live]:
         return [
