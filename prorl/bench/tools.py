@@ -31,6 +31,8 @@ SPEC = SandboxSpec(tools=tuple(CATALOGUE), memory_bytes=4 << 30)
 BASH_BAR_MS, FORK_BAR_MS, DIRECT_BAR_MS, JUPYTER_BAR_MS, EDIT_BAR_MS = 0.5, 0.5, 1.0, 4.0, 1.0
 IDLE = 31
 FORK_ROUNDS = 5
+TMUX = "the program tmux and the extra `bench`"
+REX = "pip install swe-rex; in no extra of ours, since it brings bashlex, which is GPL"
 FORK = "/bin/true in a loop of a bash of its own, outside any sandbox"
 
 
@@ -218,19 +220,18 @@ def _burn() -> None:
 
 async def _rivals(quick: bool, ours_ms: float) -> list[Row]:
     found = [
-        ("tmux_busy_poll_p50_ms", tool_rivals.tmux_busy_poll(30 if quick else 200), 5.0),
-        ("tmux_as_agents_p50_ms", tool_rivals.tmux_as_agents(5 if quick else 30), 100.0),
-        ("poll_10ms_pty_p50_ms", tool_rivals.poll_10ms_pty(50 if quick else 200), 40.0),
-        ("swe_rex_local_p50_ms", await tool_rivals.swe_rex_local(5 if quick else 30), 100.0),
+        ("tmux_busy_poll_p50_ms", tool_rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
+        ("tmux_as_agents_p50_ms", tool_rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
+        ("poll_10ms_pty_p50_ms", tool_rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
+        ("swe_rex_local_p50_ms", await tool_rivals.swe_rex_local(5 if quick else 30), 100.0, REX),
     ]
-    return [_rival(what, values, bar, ours_ms) for what, values, bar in found]
+    return [rival(what, values, bar, ours_ms, absent) for what, values, bar, absent in found]
 
 
-def _rival(what: str, values: list[float] | None, bar: float, ours_ms: float) -> Row:
+def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Row:
+    """A rival's row; one without figures says why it has none."""
     if values is None:
-        return Row(
-            what=what, value=float("nan"), unit="ms", note="not installed (extra `bench`, and tmux)"
-        )
+        return Row(what=what, value=float("nan"), unit="ms", note=f"not installed: {absent}")
     value = statistics.median(values)
     ratio = value / ours_ms
     note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
