@@ -37,9 +37,10 @@ def test_golden_renders(model: Model) -> None:
     if model.variables:
         pytest.skip("golden renders exist for the templates' own defaults only")
     rows, made = families.goldens()[model.template], families.renderer(model)
+    template = families.template(model, rows[0]["variables"])
     for row in rows:
+        assert row["variables"] == rows[0]["variables"]
         messages = [families.message(values) for values in row["messages"]]
-        template = families.template(model, row["variables"])
         text = template.render(
             made.family.dialect.messages(messages),
             row["tools"],
