@@ -48,6 +48,8 @@ class Lease:
     rollout_key: str
     task: Task
     agent: str
+    renderer: str = "{}"
+    """A `RendererSpec` as JSON."""
     sampling: SamplingParams
     limits: RolloutLimits
     backend: str
@@ -147,6 +149,7 @@ def _leased_dict(lease: Lease) -> dict[str, Json]:
         "task": task_to_json(lease.task),
         "env": lease.task.env,
         "agent": lease.agent,
+        "renderer": lease.renderer,
         "sampling": asdict(lease.sampling),
         "limits": asdict(lease.limits),
         "backend": lease.backend,
@@ -171,6 +174,7 @@ def read_lease(row: Row) -> Lease:
         rollout_key=value["rollout_key"],
         task=task_from_json(value["task"]),
         agent=value["agent"],
+        renderer=value["renderer"],
         sampling=SamplingParams(**value["sampling"]),
         limits=RolloutLimits(**value["limits"]),
         backend=value["backend"],

@@ -26,6 +26,7 @@ from pydantic import (
 
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS
+from prorl.renderer_spec import RendererConfig
 from prorl.types import Json, RolloutLimits, SamplingParams
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
@@ -266,6 +267,7 @@ class RunConfig(_Model):
     )
     delivery: Literal["store", "stream"] = "store"
     agent: str = "native"
+    renderer: RendererConfig = RendererConfig()
     seed: int = Field(default=0, ge=0, lt=1 << 62)
     sampling: Sampling = Sampling()
     limits: Limits = Limits()

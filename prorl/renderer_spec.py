@@ -1,11 +1,16 @@
-"""`RendererSpec`: which model a run speaks, and how; from the run's config to the RUN stage."""
+"""Which model a run speaks, and how: `renderer` of a run's config, and `RendererSpec`, which goes to
+the RUN stage with each lease.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
 
 import orjson
+from pydantic import BaseModel, ConfigDict, Field
 
 from prorl.types import Json
 
@@ -39,3 +44,40 @@ class RendererSpec:
     def from_json(cls, text: str) -> RendererSpec:
         """Inverse of `to_json`."""
         return cls(**orjson.loads(text))
+
+
+class RendererConfig(BaseModel):
+    """`renderer` of a run's config; the table is in `RendererSpec`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(
+        default="",
+        description="directory of the run's model; empty = the service's `tokenizer`",
+    )
+    name: str = Field(
+        default="", description="`template`, `chatml` or an entry point of `prorl.renderers`"
+    )
+    family: str = Field(default="", description="empty = found from the chat template")
+    variables: dict[str, Json] = Field(
+        default_factory=dict,
+        description="of the chat template: enable_thinking, reasoning_effort ...",
+    )
+    date: str = Field(
+        default="", description="day that a template may write, YYYY-MM-DD; empty = the run's first"
+    )
+    on_rewrite: Literal["append", "segment"] = Field(
+        default="append",
+        description=(
+            "a new user message where the template would drop earlier thoughts: `append` keeps"
+            " them, `segment` starts a new segment"
+        ),
+    )
+
+    def spec(self, model: str, created_at: float) -> RendererSpec:
+        """With the service's model, and the day (UTC) of the run's making in seconds since 1970,
+        where nothing else is said.
+        """
+        today = datetime.fromtimestamp(created_at, UTC).date().isoformat()
+        values = self.model_dump()
+        return RendererSpec(**{**values, "model": self.model or model, "date": self.date or today})

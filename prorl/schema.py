@@ -155,6 +155,7 @@ LEASED = versioned(
         required("task", pa.utf8()),
         required("env", pa.utf8()),
         required("agent", pa.utf8()),
+        required("renderer", pa.utf8()),
         required("sampling", SAMPLING),
         required("limits", LIMITS),
         required("backend", pa.utf8()),

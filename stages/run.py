@@ -22,7 +22,7 @@ from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.backends import open_probed
 from prorl.columns import Lease, ran_columns, read_key, read_ready, read_task
-from prorl.errors import RolloutError
+from prorl.errors import RolloutError, UserError
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
 from prorl.rows import Added, Row
@@ -61,7 +61,7 @@ class RunOperator:
         self,
         host: SandboxHost,
         get_env: GetEnv,
-        renderer: Renderer,
+        make_renderer: Callable[[str], Renderer],
         *,
         model: str = "",
         api_key: str = "",
@@ -69,15 +69,14 @@ class RunOperator:
         progress: Progress,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._host, self._get_env, self._renderer, self._model, self._api_key = (
-            host,
-            get_env,
-            renderer,
-            model,
-            api_key,
-        )
+        self._host, self._get_env, self._model, self._api_key = host, get_env, model, api_key
+        self._make_renderer = make_renderer
+        self._renderers: dict[str, Renderer] = {}
+        """By the runs' specs."""
         self._is_cut, self._progress, self._clock = is_cut, progress, clock
-        self._backends: dict[str, Backend] = {}
+        self._backends: dict[tuple[str, int], Backend] = {}
+        """By URL and the run's renderer, which lives as long as this operator."""
+        self._loading = asyncio.Lock()
         self._opening = asyncio.Lock()
         self.num_tokens = 0
         """Sampled by this worker so far."""
@@ -96,7 +95,8 @@ class RunOperator:
         env = self._get_env(lease.task.env)
         trajectory: Trajectory | None = None
         try:
-            backend = await self._backend(lease.backend)
+            renderer = await self._renderer(lease.renderer)
+            backend = await self._backend(lease.backend, renderer)
             await self._reserve(env, lease)
             async with AsyncExitStack() as stack:
                 sandbox = (
@@ -110,7 +110,7 @@ class RunOperator:
                     env=env,
                     messages=ready.prompt,
                     tools=ready.tools,
-                    renderer=self._renderer,
+                    renderer=renderer,
                     backend=_Watched(backend, self, lease.key, deadline),
                     sandbox=sandbox,
                     deadline=deadline,
@@ -153,13 +153,24 @@ class RunOperator:
             )
         return work.result()
 
-    async def _backend(self, url: str) -> Backend:
+    async def _renderer(self, spec: str) -> Renderer:
+        """Of a run's model; a vocabulary takes a second to load, so once for equal specs."""
+        async with self._loading:  # attempts that begin together wait for one vocabulary
+            if spec not in self._renderers:
+                try:
+                    self._renderers[spec] = await asyncio.to_thread(self._make_renderer, spec)
+                except UserError as error:
+                    raise RolloutError(FailureCode.STAGE_ERROR, f"renderer: {error}") from error
+        return self._renderers[spec]
+
+    async def _backend(self, url: str, renderer: Renderer) -> Backend:
+        key = (url, id(renderer))
         async with self._opening:  # attempts that begin together wait for one probe
-            if url not in self._backends:
-                self._backends[url] = await open_probed(
-                    url, self._renderer, self._get_env, model=self._model, api_key=self._api_key
+            if key not in self._backends:
+                self._backends[key] = await open_probed(
+                    url, renderer, self._get_env, model=self._model, api_key=self._api_key
                 )
-        return self._backends[url]
+        return self._backends[key]
 
     async def _reserve(self, env: Env, lease: Lease) -> None:
         spec = env.sandbox(lease.task, Stage.EVAL)

@@ -104,11 +104,10 @@ class Worker:
             case StageName.INIT:
                 return InitOperator(host, find_env)
             case StageName.RUN:
-                renderer = make_renderer(RendererSpec(model=self._config.tokenizer))
                 self._run_operator = RunOperator(
                     host,
                     find_env,
-                    renderer,
+                    lambda spec: make_renderer(RendererSpec.from_json(spec)),
                     model=self._config.model,
                     api_key=self._config.backend_key,
                     is_cut=self._cuts.__contains__,

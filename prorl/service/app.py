@@ -23,6 +23,7 @@ from prorl.envs import get_env
 from prorl.errors import ConfigError, NotFoundError, ProrlError, TaskError, UserError
 from prorl.filters import FILTERS
 from prorl.protocols import Env
+from prorl.renderer.check import check as check_renderer
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
 from prorl.service.gateway import Gateway
@@ -107,8 +108,11 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
     if config.run_id not in gateway.core.state.runs:
         if not gateway.config.load_code:
             plugins.refuse_places(config.agent, ConfigError, "agent")
+            plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
         get_agent(config.agent)
-        write_manifest(gateway.config, config, gateway.wall())
+        created_at = gateway.wall()
+        renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
+        write_manifest(gateway.config, config, created_at, renderer)
     else:
         check_there(gateway.config, config.run_id)
     created = gateway.core.create_run(config)

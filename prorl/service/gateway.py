@@ -56,7 +56,9 @@ class Gateway:
         self.config = config
         self.core = Core(control_log, config.backends, clock, wall)
         self._log, self._network, self.wall = control_log, network, wall
-        self.leases = Leases(self.core.state, self.core.rollouts, clock, wall, self.wake)
+        self.leases = Leases(
+            self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
+        )
         self.publisher = Publisher(self.core, self.durable, self._tell_paused, config.backend_key)
         self._channels: dict[WorkerRecord, Channel] = {}
         self._live_store: WorkerRecord | None = None

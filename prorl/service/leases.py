@@ -38,7 +38,13 @@ class Leases:
     """The lease edge's serving side."""
 
     def __init__(
-        self, state: State, rollouts: Rollouts, clock: Clock, wall: Clock, wake: Callable[[], None]
+        self,
+        state: State,
+        rollouts: Rollouts,
+        clock: Clock,
+        wall: Clock,
+        wake: Callable[[], None],
+        tokenizer: str,
     ) -> None:
         self._state, self._rollouts, self._clock, self._wall, self._wake = (
             state,
@@ -47,6 +53,8 @@ class Leases:
             wall,
             wake,
         )
+        self._tokenizer = tokenizer
+        self._renderers: dict[str, str] = {}
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
         self._limits: dict[str, dict[str, Json]] = {}
         self._streams = 0
@@ -157,6 +165,7 @@ class Leases:
             group.task,
             group.env,
             config.agent,
+            self._renderer_of(run),
             orjson.loads(group.sampling),
             self._limits_of(run, now - record.since),
             record.backend,
@@ -172,6 +181,12 @@ class Leases:
         if limits is None:
             limits = self._limits[run.run_id] = asdict(run.config.limits.limits())
         return {**limits, "queue_s": max(1.0, limits["queue_s"] - waited_s)}
+
+    def _renderer_of(self, run: RunRecord) -> str:
+        if run.run_id not in self._renderers:
+            spec = run.config.renderer.spec(self._tokenizer, run.created_at)
+            self._renderers[run.run_id] = spec.to_json()
+        return self._renderers[run.run_id]
 
     @staticmethod
     def _min_version(run: RunRecord) -> int:

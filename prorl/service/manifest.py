@@ -31,7 +31,9 @@ def code_version() -> str:
         return "unknown"
 
 
-def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) -> Path:
+def write_manifest(
+    service: ServiceConfig, run: RunConfig, created_at: float, renderer: Json = None
+) -> Path:
     """Make the directory and the manifest of a run that the log does not know; one that is there
     with the same config and nothing stored (we died before the log had the run) stays.
 
@@ -65,7 +67,7 @@ def write_manifest(service: ServiceConfig, run: RunConfig, created_at: float) ->
                 "a directory that does not exist or is empty",
                 "choose another run_id",
             )
-        _write(path, _content(service, run, config, created_at))
+        _write(path, _content(service, run, config, created_at, renderer))
     except OSError as error:
         if isinstance(error, StorageError):
             raise
@@ -96,7 +98,7 @@ def check_directories(root: Path, runs: Iterable[RunRecord]) -> None:
 
 
 def _content(
-    service: ServiceConfig, run: RunConfig, config: Json, created_at: float
+    service: ServiceConfig, run: RunConfig, config: Json, created_at: float, renderer: Json
 ) -> dict[str, Json]:
     return {
         "run_id": run.run_id,
@@ -104,6 +106,7 @@ def _content(
         "code_version": code_version(),
         "created_at": created_at,
         **provenance(service, run),
+        "renderer": renderer,
         "config": config,
     }
 

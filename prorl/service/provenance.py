@@ -35,11 +35,12 @@ _TEMPLATE = ("chat_template.jinja", "tokenizer_config.json")
 def provenance(service: ServiceConfig, run: RunConfig) -> dict[str, Json]:
     """JSON values; `turns.backend` is a key of `backends`. Hashes are empty for what is not here."""
     backends = run.backends or service.backends
-    tokenizer = Path(service.tokenizer)
+    model = run.renderer.model or service.tokenizer
+    tokenizer = Path(model)
     return {
         "backends": {name: _backend(service, name) for name in backends},
         "model": service.model,
-        "tokenizer": service.tokenizer,
+        "tokenizer": model,
         "tokenizer_sha256": fingerprint(tokenizer, _TOKENIZER),
         "renderer_sha256": fingerprint(tokenizer, _TEMPLATE),
         "sandbox": {

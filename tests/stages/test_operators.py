@@ -92,7 +92,7 @@ def operators(
     is_cut = (cuts if cuts is not None else set()).__contains__
     renderer = ChatMLRenderer(load_tokenizer("bytes"))
     run = RunOperator(
-        as_host(host), lambda _: env, renderer, is_cut=is_cut, progress=lambda *_: None
+        as_host(host), lambda _: env, lambda spec: renderer, is_cut=is_cut, progress=lambda *_: None
     )
     return (
         Grown(InitOperator(as_host(host), lambda _: env)),

@@ -32,7 +32,7 @@ def operator() -> RunOperator:
     return RunOperator(
         as_host(RecordingHost()),
         get_env,
-        RENDERER,
+        lambda spec: RENDERER,
         is_cut=lambda key: False,
         progress=lambda *_: None,
     )
