@@ -50,12 +50,7 @@ async def connected(
 
     Raises SandboxError.
     """
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            reader, writer = await open_stream(ref.socket_path)
-    except (OSError, TimeoutError) as cause:
-        fate = await fate_of(ref, Cause.HUNG_UP)
-        raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause
+    reader, writer = await _open(ref, fate_of)
     sandbox = ConnectedSandbox(ref, reader, writer, fate_of, grace_s)
     try:
         yield sandbox
@@ -63,8 +58,23 @@ async def connected(
         await sandbox.close()
 
 
+async def _open(
+    ref: SandboxRef, fate_of: FateOf
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            return await open_stream(ref.socket_path)
+    except (OSError, TimeoutError) as cause:
+        fate = await fate_of(ref, Cause.HUNG_UP)
+        raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause
+
+
 class ConnectedSandbox:
-    """`prorl.protocols.Sandbox` over a Unix socket."""
+    """`prorl.protocols.Sandbox` over a Unix socket.
+
+    A call that is cancelled ends its command inside; the next call connects anew. After any other
+    failure the connection stays closed.
+    """
 
     def __init__(
         self,
@@ -79,6 +89,8 @@ class ConnectedSandbox:
         self._turn = asyncio.Lock()  # protects the one call that is on the wire
         self._next_id = 0
         self._closed = False
+        self._cut = False
+        """A call was cancelled; its answer may still come on the old connection."""
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
         """Run a tool; see `prorl.protocols.Sandbox.call`."""
@@ -172,6 +184,9 @@ class ConnectedSandbox:
 
     async def _ask(self, header: dict[str, Any], body: bytes, timeout_s: float) -> Frame:
         async with self._turn:
+            if self._cut:
+                self._reader, self._writer = await _open(self.ref, self._fate_of)
+                self._cut = False
             if self._closed:
                 raise SandboxError(
                     FailureCode.SANDBOX_LOST, "the connection to the sandbox is closed"
@@ -201,7 +216,8 @@ class ConnectedSandbox:
         except ConnectionError:
             return None
         except asyncio.CancelledError:
-            self._abort()
+            self._cut = not self._closed
+            self._writer.transport.abort()
             raise
 
     def _encode(self, header: dict[str, Any], body: bytes) -> bytes:

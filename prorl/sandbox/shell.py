@@ -40,7 +40,8 @@ class Shell:
 
         At the time-out the command gets Ctrl-C, then TERM, then KILL, and the shell lives on; with
         `on_timeout="keep"` it is left running and `send_input` types to it. `exit` gives its code;
-        the next command has a new shell in the last directory.
+        the next command has a new shell in the last directory. Cancelled, it ends the command as at
+        the time-out; the shell and its state stay for the next `send`.
         """
         arguments = {"command": command, "on_timeout": on_timeout}
         return _sent(await self.sandbox.call("bash", arguments, timeout_s))

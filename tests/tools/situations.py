@@ -295,6 +295,50 @@ SITUATIONS: dict[str, list[Step]] = {
         Step("enable -n printf read", "", 0),
         Step("echo b", UNREAD_THEN_B, 0),
     ],
+    "builtin is a function": [
+        Step("builtin() { :; }", "", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+        Step("builtin() { false; }; readonly -f builtin", "", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+        Step("alias builtin=:; echo c", "c\n", 0),
+        Step("echo d; unalias -a", "d\n", 0),
+    ],
+    "every other builtin is a function": [
+        Step(
+            "for b in $(compgen -b); do case $b in builtin);;"
+            ' *) builtin eval "function $b { builtin echo no; }";; esac; done',
+            "",
+            0,
+        ),
+        Step("builtin echo a; (builtin exit 3)", "a\n", 3),
+        Step(
+            "builtin echo $?; for b in $(builtin compgen -b); do builtin unset -f $b; done",
+            "3\n",
+            0,
+        ),
+        Step("echo b", "b\n", 0),
+    ],
+    "reserved words are aliases": [
+        Step("for w in case if while for esac then do fi; do alias $w='echo no'; done", "", 0),
+        Step("echo a", "a\n", 0),
+        Step("false", "", 1),
+        Step("echo $?; unalias -a", "1\n", 0),
+    ],
+    "error trap runs once": [
+        Step("n=0; trap 'n=$((n+1))' ERR; false", "", 1),
+        Step("echo $?; trap - ERR; echo $n", "1\n1\n", 0),
+    ],
+    "errors end the shell only where they are": [
+        Step("set -e; false || echo a", "a\n", 0),
+        Step("echo b; (exit 0)", "b\n", 0),
+        Step("set +e", "", 0),
+    ],
+    "our function is not listed": [
+        Step("unset -f f hi; g() { echo g; }; declare -f", "g () \n{ \n    echo g\n}\n", 0),
+        Step("declare -F; set", re.compile(r"\A((?!__prorl).)*\Z", re.DOTALL), 0),
+        Step("unset -f $(compgen -A function) 2>/dev/null; echo a", "a\n", 0),
+        Step("echo b", UNREAD_THEN_B, 0),
+    ],
     "eval switched off": [Step("enable -n eval", "", 0), Step("echo b", "b\n", 0)],
     "field separator changed": [
         Step("IFS=/; x=a/b; echo $x", "a b\n", 0),

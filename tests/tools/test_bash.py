@@ -65,6 +65,17 @@ def test_there_are_enough_situations() -> None:
 
 
 @in_module_loop
+async def test_a_cancelled_call_leaves_a_shell_that_goes_on(shell: Shell) -> None:
+    await shell.send("x=kept; cd /tmp")
+    sleeping = asyncio.create_task(shell.send("sleep 60", 60.0))
+    await asyncio.sleep(0.2)
+    sleeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sleeping
+    assert (await shell.send("echo $x; pwd; pgrep -u $UID -xc sleep")).output == "kept\n/tmp\n0\n"
+
+
+@in_module_loop
 async def test_calls_in_flight_wait_their_turn(shell: Shell) -> None:
     sent = await asyncio.gather(*(shell.send(f"echo {number}") for number in range(50)))
     assert [one.output for one in sent] == [f"{number}\n" for number in range(50)]

@@ -185,6 +185,7 @@ class Bash:
         self._busy = False
         output.drop(typed.emission(self._marker).encode() + b"\n")
         # `set -x`, `set -v`, a DEBUG trap and `declare` show what is ours
+        output.drop_block(typed.FUNCTION + b" () \n", b"\n}\n")
         output.drop_lines(typed.OURS, self._marker.nonce)
         exit_code = ended.exit_code or 0
         if ended.died:
@@ -260,7 +261,7 @@ class Bash:
             self._pending = self._pending[found.end :]
             if found.sequence in (None, self._sequence, self._sequence - 1):
                 self._cwd = self._where()
-                self._unread = found.sequence == self._sequence - 1
+                self._unread = found.sequence == self._sequence - 1 or self._untouched()
                 return Ended(found.exit_code)
         cut = self._marker.unfinished(self._pending)
         output.feed(self._pending[:cut])
@@ -273,6 +274,10 @@ class Bash:
             return os.readlink(f"/proc/{self._pid}/cwd")
         except OSError:
             return self._cwd
+
+    def _untouched(self) -> bool:
+        """Whether nobody has read the command."""
+        return os.lseek(self._memory, 0, os.SEEK_CUR) == 0
 
     def _take_pending(self) -> bytes:
         data, self._pending = self._pending, b""
@@ -316,7 +321,7 @@ class Bash:
         # bash gives jobs groups of their own, so each descendant is signalled, then the shell.
         for pid in [*descendants(self._pid), self._pid]:
             _kill(pid, signal.SIGKILL)
-        self._unread = os.lseek(self._memory, 0, os.SEEK_CUR) == 0
+        self._unread = self._untouched()
         self._tty.close()
         os.close(self._memory)
         self._events.reap()

@@ -54,6 +54,15 @@ class Capped:
                 self.total -= part.count(text) * len(text)
                 part[:] = part.replace(text, b"")
 
+    def drop_block(self, first: bytes, last: bytes) -> None:
+        """Forget what is between these texts, and both."""
+        for part in (self._head, self._tail):
+            start = part.find(first)
+            end = part.find(last, start) if start >= 0 else -1
+            if end >= 0:
+                self.total -= end + len(last) - start
+                del part[start : end + len(last)]
+
     def drop_lines(self, *words: bytes) -> None:
         """Forget every line that holds one of these words."""
         for part in (self._head, self._tail):

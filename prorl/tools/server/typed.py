@@ -3,8 +3,10 @@ r"""The fixed lines that are typed to bash.
 What a command says never crosses the tty; these read it from a descriptor and evaluate it.
 
 Written so that little of what an agent can do to its shell gets in the way: functions and aliases
-named like builtins, closed outputs, a prompt of its own, `set -e`, and the state in which bash's
-parser is after the error of an open quote (no reserved word may come first).
+named like builtins and reserved words (what is parsed before the agent's first command is out of an
+alias's reach), closed outputs, a prompt of its own, `set -e`, and the state in which bash's parser
+is after the error of an open quote (no reserved word may come first). A function named `builtin`
+is not gone around: the server sees that its command was not read.
 """
 
 from __future__ import annotations
@@ -22,11 +24,14 @@ COMMAND_FD, TTY_FD = 198, 199
 Its programs inherit both: closing them around the `eval` would make bash save them at 10 and 11,
 which the agent may want.
 """
+FUNCTION = OURS + b"read"
 REARM = "PS1=$__prorl_p;PS2=;PROMPT_COMMAND[__prorl_i]=$__prorl_e;\\builtin enable eval"
 """Before each command: what an earlier one did to the prompt is undone."""
-RESTORE = "case $-,$__prorl_r in *e*,*|*,0);;*)__prorl_s(){ return $1;};__prorl_s $__prorl_r;esac"
-"""Makes `$?` what the command before left (under `set -e` it is 0, else the shell would be gone).
-"""
+READ = (
+    f'IFS= \\builtin read -rd "" -u {COMMAND_FD} __prorl_c&&__prorl_n=$1||__prorl_c=;'
+    "\\builtin return $__prorl_r"
+)
+"""Reads the command; makes `$?` what the one before left."""
 PROMPT = "${__prorl_h:+$__prorl_h$__prorl_n$__prorl_m$?$__prorl_t}"
 """A PS1 that says nothing in a shell below ours, which has the exported PS1 of a virtual
 environment, but not the parts of the marker.
@@ -54,6 +59,7 @@ def setup(marker: Marker, fd: int) -> str:
     """Puts the descriptors into place and makes both prompts print the marker."""
     nonce = marker.nonce.decode()
     return (
+        f"{FUNCTION.decode()}(){{ {REARM};{READ};}};"
         f"exec {COMMAND_FD}<&{fd} {fd}<&- {TTY_FD}>&1;set +H +o history;unset HISTFILE;"
         f"__prorl_h=$'\\036{nonce}' __prorl_m=$'\\037' __prorl_t=$'\\037{nonce}\\036';"
         f"__prorl_p='{PROMPT}';__prorl_e='{emission(marker)}';__prorl_i=0;"
@@ -64,8 +70,9 @@ def setup(marker: Marker, fd: int) -> str:
 def evaluation(sequence: int) -> str:
     """The line before each command.
 
-    The marker says `sequence - 1` as long as the command has not been read, then `sequence`.
+    The marker says `sequence - 1` as long as the command has not been read, then `sequence`. In an
+    `&&` list a status that is not 0 is no error to `set -e` and to an ERR trap.
     """
-    read = f'IFS= \\builtin read -rd "" -u {COMMAND_FD} __prorl_c&&__prorl_n={sequence}||__prorl_c='
-    prepare = f"__prorl_n={sequence - 1} __prorl_r=$?;{{ {REARM};{read};{RESTORE};}} >&- 2>&-"
-    return f'{prepare};\\builtin eval "$__prorl_c"\n'
+    prepare = f"__prorl_n={sequence - 1} __prorl_r=$? __prorl_c="
+    read = f"{{ {FUNCTION.decode()} {sequence}&&__prorl_r=;}} >&- 2>&-"
+    return f'{prepare};{read};\\builtin eval "$__prorl_c"\n'
