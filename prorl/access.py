@@ -34,7 +34,7 @@ _SERVICE = frozenset({"service"})
 HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "GET /healthz": _READ | _NODE,
-        "GET /openapi.json": _READ,
+        "GET /v1/openapi.json": _READ,
         "GET /v1/status": _READ,
         "GET /v1/runs": _READ,
         "POST /v1/runs": _WORK,
@@ -42,8 +42,11 @@ HTTP: Mapping[str, frozenset[str]] = MappingProxyType(
         "DELETE /v1/runs/{run_id}": _WORK,
         "POST /v1/runs/{run_id}/groups": _WORK,
         "GET /v1/runs/{run_id}/groups/{group_id}": _READ,
+        "DELETE /v1/runs/{run_id}/groups/{group_id}": _WORK,
         "GET /v1/runs/{run_id}/rollouts/{rollout_id}": _READ,
+        "DELETE /v1/runs/{run_id}/rollouts/{rollout_id}": _WORK,
         "POST /v1/runs/{run_id}/versions": _TRAIN,
+        "GET /v1/node": _NODE,
         "GET /v1/backends": _READ,
         "POST /v1/backends": _OPERATE,
         "PUT /v1/backends": _OPERATE,

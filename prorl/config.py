@@ -148,6 +148,10 @@ class ServiceConfig(_Model):
     advertise: str = Field(
         default="", description="address that other hosts dial; default: that of `listen`"
     )
+    gateway: str = Field(
+        default="",
+        description="Flight location of a gateway on another host; set by `prorl node`",
+    )
     backends: tuple[str, ...] = Field(
         default=(), description="scripted:oracle, embedded:DIR, http://host:port ..."
     )
@@ -202,7 +206,7 @@ class ServiceConfig(_Model):
     @property
     def gateway_flight(self) -> str:
         """Flight location of the gateway's lease edge and control streams."""
-        return f"grpc+unix://{self.socket_dir}/gateway.sock"
+        return self.gateway or f"grpc+unix://{self.socket_dir}/gateway.sock"
 
     @property
     def listener(self) -> Listener | None:
@@ -221,6 +225,10 @@ class ServiceConfig(_Model):
     def sandbox_socket(self) -> Path:
         """Unix socket of this node's sandboxd."""
         return self.socket_dir / "sandboxd.sock"
+
+    def worker_name(self, worker: str) -> str:
+        """What a worker is called in the whole service, e.g. `run-0` or `node-7/run-0`."""
+        return f"{self.node_id}/{worker}" if self.gateway else worker
 
     def worker_flight(self, worker: str) -> str:
         """Flight location that a worker's edges are served at."""

@@ -68,7 +68,9 @@ class JsonLines(logging.Formatter):
 
 def credentials_of(config: ServiceConfig) -> Credentials | None:
     """What this process shows to other hosts; None when the service is not to be reached by any."""
-    return Credentials.read(config.tls_dir / SERVICE_FILE) if config.listen else None
+    return (
+        Credentials.read(config.tls_dir / SERVICE_FILE) if config.listen or config.gateway else None
+    )
 
 
 def command_line(prog: str, description: str) -> argparse.ArgumentParser:

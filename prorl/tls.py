@@ -5,8 +5,8 @@
     join = Join.read(path)                       # there
 
 `prorl serve --listen HOST:PORT` is the only way to be reached from another host, and it always
-means TLS with certificates on both sides. A certificate names a role and not an address: every
-server answers to `SERVER_NAME`, so that nodes whose addresses nobody knows in advance (Slurm) need
+means TLS with certificates on both sides. A certificate names a role and not an address: a
+server answers to the name of its role, so that nodes whose addresses nobody knows in advance (Slurm) need
 no certificate of their own. The role says what its holder may do (`prorl.access`); the bearer token
 in the same file can be changed without new certificates.
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-SERVER_NAME = "service.prorl"
-"""What every server's certificate is for, whatever its address."""
+DOMAIN = ".prorl"
+"""Servers are named ROLE.prorl, whatever their address: a node cannot pass for the service."""
 
 ROLES = ("service", "node", "trainer", "operator", "viewer")
 """`service` is our own gateway and store; the others are who joins."""
@@ -55,9 +55,15 @@ SERVICE_FILE = "service.json"
 class Credentials:
     """What one end of a connection shows and what it believes. All PEM text."""
 
+    role: str
     authority: str
     certificate: str
     key: str
+
+    @property
+    def peer_name(self) -> str:
+        """Whom a holder dials: the service dials nodes, everybody else the service."""
+        return server_name("node" if self.role == "service" else "service")
 
     def server_context(self) -> ssl.SSLContext:
         """For a server that lets in only holders of our certificates."""
@@ -66,7 +72,7 @@ class Credentials:
         return self._loaded(context)
 
     def client_context(self) -> ssl.SSLContext:
-        """For a client that believes only our servers. Dial with `server_hostname=SERVER_NAME`."""
+        """For a client that believes only our servers. Dial with `server_hostname=peer_name`."""
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
@@ -121,7 +127,9 @@ class Join:
     @property
     def credentials(self) -> Credentials:
         """For connections to the service."""
-        return Credentials(authority=self.authority, certificate=self.certificate, key=self.key)
+        return Credentials(
+            role=self.role, authority=self.authority, certificate=self.certificate, key=self.key
+        )
 
     def write(self, path: Path) -> None:
         """Write it for its owner only (0600), atomically."""
@@ -201,12 +209,25 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = _sign(role, key.public_key(), self._certificate, self._key, days)
         return Credentials(
-            authority=_pem(self._certificate), certificate=_pem(certificate), key=_pem(key)
+            role=role,
+            authority=self.certificate,
+            certificate=_pem(certificate),
+            key=_pem(key),
         )
 
     def join(self, role: str, *, url: str, token: str, days: float = LEAF_DAYS) -> Join:
         """A join file's content."""
-        return Join(url=url, role=role, token=token, **asdict(self.credentials(role, days)))
+        return Join(url=url, token=token, **asdict(self.credentials(role, days)))
+
+
+def server_name(role: str) -> str:
+    """What the certificate of a server in this role is for."""
+    return role + DOMAIN
+
+
+def role_of(identity: str) -> str:
+    """The role of a peer, from what its certificate says first: a server's name, else a role."""
+    return identity.removesuffix(DOMAIN)
 
 
 def prepare(root: Path, url: str, token: str) -> None:
@@ -269,7 +290,7 @@ def _sign(
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if name in ("service", "node"):
             usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-            names = x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)])
+            names = x509.SubjectAlternativeName([x509.DNSName(server_name(name))])
             builder = builder.add_extension(names, critical=False)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
     return builder.sign(key, hashes.SHA256())

@@ -58,10 +58,11 @@ class Worker:
         self._run_operator: RunOperator | None = None
         identity = Identity(
             role=stage.value,
-            worker=name,
+            worker=config.worker_name(name),
             node=config.node_id,
             location=config.worker_flight(name),
             slots=pool.slots,
+            remote=bool(config.gateway),
         )
         self._control = ControlClient(
             network,
@@ -122,6 +123,10 @@ class Worker:
         self.location = await self._network.listen(
             self._config.worker_flight(self._name), {outlet.path: outlet.route}
         )
+        if self._config.gateway and self._stage_name is StageName.EVAL:
+            # The store is on another host: what is scored is the only edge that leaves a node.
+            outer = f"grpc+tls://{self._config.advertise}:0"
+            self._control.announce(await self._network.listen(outer, {outlet.path: outlet.route}))
         self._control.start()
         self._tasks = tuple(
             asyncio.ensure_future(work)

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from prorl.access import FLIGHT, HTTP, check_flight, check_http
 from prorl.errors import ForbiddenError
+from prorl.service.app import create_app
 from prorl.tls import ROLES
+from tests.service.world import world
 
 
 def path_of(what: str) -> tuple[str, str]:
     method, _, path = what.partition(" ")
     return method, path.replace("{", "").replace("}", "")
+
+
+async def test_the_table_names_every_route(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        app = create_app(w.served.gateway)._app
+    routes = {
+        f"{method} {route.path}"
+        for route in app.routes  # type: ignore[attr-defined]
+        for method in route.methods - {"HEAD"}
+    }
+    assert routes <= set(HTTP)
 
 
 @pytest.mark.parametrize(("what", "role"), list(itertools.product(HTTP, ROLES)))

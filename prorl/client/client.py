@@ -169,6 +169,10 @@ class Client:
         body = {"version": version, "path": str(Path(path).absolute())}
         return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
 
+    def node_settings(self) -> dict[str, Json]:
+        """What a node shares with the service; for holders of the join file `node.json`."""
+        return dict(self._http.request("GET", "v1", "node"))
+
     def status(self) -> dict[str, Json]:
         """What the service, or the replay, says of itself."""
         if self._http_or_none is None:

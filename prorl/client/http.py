@@ -25,7 +25,7 @@ from prorl.errors import (
     UnavailableError,
     UserError,
 )
-from prorl.tls import JOIN_HINT, SERVER_NAME, Credentials
+from prorl.tls import JOIN_HINT, Credentials, server_name
 from prorl.types import Json
 
 
@@ -115,13 +115,13 @@ class Http:
 
 
 class _Https(http.client.HTTPSConnection):
-    """The service's certificate is for `SERVER_NAME`, whatever its address."""
+    """The service's certificate is for its role, whatever its address."""
 
     def connect(self) -> None:
         """Open and check the connection."""
         http.client.HTTPConnection.connect(self)
         context: ssl.SSLContext = self._context  # type: ignore[attr-defined]
-        self.sock = context.wrap_socket(self.sock, server_hostname=SERVER_NAME)
+        self.sock = context.wrap_socket(self.sock, server_hostname=server_name("service"))
 
 
 def _cause(error: Exception, secure: bool) -> str:

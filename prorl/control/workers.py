@@ -29,6 +29,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     slots: Count = 1
     schema_version: int
     held: tuple[AttemptKey, ...] = ()
+    remote: bool = False
+    """On another host than the gateway: a stream that breaks may be the network."""
 
 
 class Started(Payload, frozen=True):

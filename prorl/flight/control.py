@@ -81,6 +81,8 @@ class Identity:
     slots: int = 0
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Of this life: a name alone may be another life's."""
+    remote: bool = False
+    """On another host than the gateway: a stream that breaks may be the network."""
 
     def hello(self) -> dict[str, Json]:
         """What every stream of this worker says first."""
@@ -92,6 +94,7 @@ class Identity:
             "pid": os.getpid(),
             "location": self.location,
             "slots": self.slots,
+            "remote": self.remote,
         }
 
 
@@ -127,6 +130,10 @@ class ControlClient:
     def start(self) -> None:
         """Dial, and go on dialling."""
         self._keeping = asyncio.ensure_future(self._keep())
+
+    def announce(self, location: str) -> None:
+        """Where this worker's edge is served; told with the next hello."""
+        self._identity = replace(self._identity, location=location)
 
     async def wait(self) -> None:
         """Wait until the client is closed; raises what a handler raised.
@@ -196,8 +203,8 @@ class ControlClient:
 
     async def _keep(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        hello = self._identity.hello()
         while True:
+            hello = self._identity.hello()
             try:
                 channel = await self._network.dial(self._location, PATH, hello, CONTROL, CONTROL)
             except ProrlError as error:

@@ -40,7 +40,7 @@ from prorl.flight.wire import (
     with_version,
 )
 from prorl.protocols import Accept, Channel
-from prorl.tls import Credentials
+from prorl.tls import Credentials, role_of
 from prorl.types import Json
 
 ACCEPT_S = 10.0
@@ -133,7 +133,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
     def _check(self, context: fl.ServerCallContext, what: str) -> None:
         """Raise ForbiddenError unless the role of the caller's certificate may do this."""
         if self._secure:
-            check_flight(context.peer_identity().decode(errors="replace"), what)
+            check_flight(role_of(context.peer_identity().decode(errors="replace")), what)
 
     def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
         check_hello(

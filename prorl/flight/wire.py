@@ -24,7 +24,7 @@ import pyarrow.flight as fl
 from prorl import errors
 from prorl.errors import ConfigError, ProrlError, SchemaError, UnavailableError, UserError
 from prorl.schema import SCHEMA_VERSION, check_schema, check_version
-from prorl.tls import JOIN_HINT, SERVER_NAME, Credentials
+from prorl.tls import JOIN_HINT, Credentials
 from prorl.types import Json
 
 IDLE = b"idle"
@@ -133,7 +133,7 @@ def open_client(location: str, credentials: Credentials | None = None) -> fl.Fli
         tls_root_certs=credentials.authority,
         cert_chain=credentials.certificate,
         private_key=credentials.key,
-        override_hostname=SERVER_NAME,
+        override_hostname=credentials.peer_name,
     )
 
 

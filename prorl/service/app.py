@@ -249,6 +249,11 @@ def _service(app: FastAPI, gateway: Gateway) -> None:
         """Workers, stages, the bottleneck, backends, runs."""
         return reply(views.status(core, gateway.leases.waiting, gateway.config.listener))
 
+    @app.get("/v1/node")
+    async def node() -> Response:
+        """The settings that a node on another host shares with the service."""
+        return reply(views.node_settings(gateway.config))
+
     @app.post("/v1/backends", status_code=201)
     async def add_backend(body: BackendBody) -> Response:
         """Put a backend into the pool, or end its drain."""

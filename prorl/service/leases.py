@@ -140,16 +140,15 @@ class Leases:
         for run_id, rollout_id, attempt in keys:
             record = self._rollouts.find(run_id, rollout_id)
             if record is not None and _current(record, attempt) and not record.taken:
-                self._rollouts.doubt(record, CLAIM_GRACE_S)
+                grace_s = max((worker.grace_s for worker in record.holders), default=0.0)
+                self._rollouts.doubt(record, max(CLAIM_GRACE_S, grace_s))
 
     def _batch(self, records: list[RolloutRecord]) -> pa.RecordBatch:
-        wall, now, eval_node = self._wall(), self._clock(), self._state.eval_node()
-        rows = [self._row(record, wall, now, eval_node) for record in records]
+        wall, now = self._wall(), self._clock()
+        rows = [self._row(record, wall, now) for record in records]
         return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
-    def _row(
-        self, record: RolloutRecord, wall: float, now: float, eval_node: str
-    ) -> tuple[Json, ...]:
+    def _row(self, record: RolloutRecord, wall: float, now: float) -> tuple[Json, ...]:
         """In the order of LEASED."""
         group = record.group
         run, config = group.run, group.run.config
@@ -170,7 +169,7 @@ class Leases:
             self._limits_of(run, now - record.since),
             record.backend,
             self._min_version(run),
-            eval_node,
+            "",  # eval_node: where INIT and RUN are
             config.seed,
             max(0.0, wall - group.accepted_at),
             group.extra,

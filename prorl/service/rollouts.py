@@ -106,13 +106,15 @@ class Rollouts:
         if record.holders or record.life.state not in IN_HAND:
             return
         if grace_s:
-            self._orphans[record] = (record.life.attempt, self._clock() + grace_s)
+            self.doubt(record, grace_s)
         else:
             self.lost(record)
 
     def doubt(self, record: RolloutRecord, grace_s: float) -> None:
         """Nobody may have this attempt; it is lost unless somebody says otherwise in time."""
-        self._orphans[record] = (record.life.attempt, self._clock() + grace_s)
+        attempt, until = self._orphans.get(record, (-1, 0.0))
+        until = until if attempt == record.life.attempt else 0.0
+        self._orphans[record] = (record.life.attempt, max(until, self._clock() + grace_s))
 
     def lost(self, record: RolloutRecord) -> None:
         """Nobody has the current attempt."""

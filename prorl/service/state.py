@@ -10,6 +10,7 @@ stored, so that memory follows what is unfinished and not what was ever done.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prorl.config import RunConfig
@@ -18,7 +19,7 @@ from prorl.filters import find_filter
 from prorl.service.balancer import Balancer
 from prorl.service.lifecycle import RolloutLife
 from prorl.service.sampler import Demand
-from prorl.types import AttemptKey, GroupState, Stage
+from prorl.types import AttemptKey, GroupState
 
 NO_TRAJECTORY = TrajectorySummary()
 
@@ -194,6 +195,12 @@ class RunRecord:
         self.rollouts.update((rollout.rollout_id, rollout) for rollout in group.rollouts)
 
 
+REMOTE_GRACE_S = 15.0
+"""gRPC ends a stream ten seconds after data that nobody acknowledged, and dialling takes less than
+one: a blip costs nothing. On the service's own host a stream ends with its process, at once.
+"""
+
+
 @dataclass(slots=True, eq=False)
 class WorkerRecord:
     """A process with a control stream."""
@@ -210,6 +217,18 @@ class WorkerRecord:
     stats: Stats | None = None
     """What it said last; None until it says something."""
     seen_at: float = 0.0
+    remote: bool = False
+    """On another host than the gateway."""
+    endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What it was told last."""
+
+    @property
+    def grace_s(self) -> float:
+        """How long it may be away before what it holds is lost: a cable may have been pulled."""
+        return REMOTE_GRACE_S if self.remote else 0.0
+
+
+_UPSTREAM = {"run": "init", "eval": "run", "store": "eval"}
 
 
 class State:
@@ -236,9 +255,16 @@ class State:
             for role in ROLES
         }
 
-    def eval_node(self) -> str:
-        """The node whose EVAL workers hold least."""
-        load: Counter[str] = Counter()
-        for worker in self.of_role(Stage.EVAL):
-            load[worker.node] += len(worker.held) - worker.slots
-        return min(load, key=lambda node: (load[node], node), default="")
+    def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
+        """What a worker must dial: sandboxes do not move, so RUN takes from the INITs of its own
+        node and EVAL from its RUNs; the store takes from every EVAL.
+        """
+        upstream = _UPSTREAM.get(worker.role)
+        if upstream is None:
+            return {}
+        near = (
+            other.location
+            for other in self.of_role(upstream)
+            if other.location and (worker.role == "store" or other.node == worker.node)
+        )
+        return {upstream: tuple(near)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from prorl.config import Listener
+from prorl.config import Listener, ServiceConfig
 from prorl.control import Stats
 from prorl.service.core import Core
 from prorl.service.snapshot import wanted
@@ -153,3 +153,13 @@ def status(core: Core, leases_waiting: int, listener: Listener | None = None) ->
         "commits": sum(run.next_commit - 1 for run in state.runs.values()),
         "log_transactions": core.log.transactions,
     }
+
+
+NODE_SETTINGS = ("model", "models", "tokenizer", "backend_key")
+"""What every RUN of a service must agree on, wherever it is."""
+
+
+def node_settings(config: ServiceConfig) -> dict[str, Json]:
+    """`GET /v1/node`: JSON values of `ServiceConfig`; the model servers' key goes to nodes only."""
+    values = config.model_dump(mode="json", include=set(NODE_SETTINGS))
+    return {**values, "gateway": config.listener.gateway if config.listener else ""}

@@ -17,7 +17,7 @@ from prorl.limits import Clock
 from prorl.service.commits import Commits
 from prorl.service.journal import Journal
 from prorl.service.rollouts import IN_HAND, Rollouts
-from prorl.service.state import ROLES, State, WorkerRecord
+from prorl.service.state import ROLES, RolloutRecord, State, WorkerRecord
 from prorl.types import AttemptKey
 
 CLAIM_GRACE_S = 2.0
@@ -46,6 +46,8 @@ class Workers:
         """Last incarnation of each name."""
         self._superseded: dict[str, None] = {}
         """Earlier ones, oldest first."""
+        self._away: dict[str, list[RolloutRecord]] = {}
+        """What a worker of another host held when its stream ended: its own again within the grace."""
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
         """A worker has come, or come back.
@@ -69,6 +71,7 @@ class Workers:
             location=said.location,
             slots=said.slots,
             seen_at=self._clock(),
+            remote=said.remote,
         )
         self._check_life(worker)
         earlier = self._state.workers.get(name)
@@ -76,7 +79,9 @@ class Workers:
         refused = self._claim(worker, said.held)
         if earlier is not None:
             self._replace(earlier, worker)
-        welcome = Welcome(worker=name, endpoints=self._state.endpoints(), refused=tuple(refused))
+        self._not_claimed(name)
+        worker.endpoints = self._state.endpoints_of(worker)
+        welcome = Welcome(worker=name, endpoints=worker.endpoints, refused=tuple(refused))
         self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
         for run in self._state.runs.values():
             if run.state == "open" and run.version:
@@ -86,8 +91,14 @@ class Workers:
                 )
         if role == "store":
             self._journal.snapshot(worker)
-        self._tell_endpoints(but=name)
+        self._tell_endpoints()
         return worker
+
+    def _not_claimed(self, name: str) -> None:
+        """It has come back without these: nobody needs to wait for them any longer."""
+        for record in self._away.pop(name, ()):
+            if not record.holders and record.life.state in IN_HAND:
+                self._rollouts.lost(record)
 
     def _claim(self, worker: WorkerRecord, held: Iterable[AttemptKey]) -> list[AttemptKey]:
         refused: list[AttemptKey] = []
@@ -121,12 +132,17 @@ class Workers:
             self._rollouts.leave(record, earlier)
 
     def gone(self, worker: WorkerRecord) -> None:
-        """Its control stream has ended: everything that only it held is lost."""
+        """Its control stream has ended: everything that only it held is lost, at once or, where
+        only the network may have failed, unless it comes back within its grace.
+        """
         if not self.current(worker):
             return
         del self._state.workers[worker.name]
-        for record in list(worker.held):
-            self._rollouts.leave(record, worker)
+        held = list(worker.held)
+        if worker.grace_s:
+            self._away[worker.name] = held
+        for record in held:
+            self._rollouts.leave(record, worker, worker.grace_s)
         self._tell_endpoints()
 
     def silent(self) -> list[WorkerRecord]:
@@ -134,9 +150,13 @@ class Workers:
         now = self._clock()
         return [w for w in self._state.workers.values() if w.stats and now - w.seen_at > SILENCE_S]
 
-    def _tell_endpoints(self, but: str = "") -> None:
-        row = ControlRow.of(Endpoints(locations=self._state.endpoints()))
+    def _tell_endpoints(self) -> None:
+        """Each worker whose upstreams have changed; telling everybody everything grows with the
+        square of the nodes.
+        """
         for worker in self._state.workers.values():
-            if worker.name != but:
-                self._journal.send(worker, row)
+            endpoints = self._state.endpoints_of(worker)
+            if endpoints != worker.endpoints:
+                worker.endpoints = endpoints
+                self._journal.send(worker, ControlRow.of(Endpoints(locations=endpoints)))
         self._journal.urgent = True

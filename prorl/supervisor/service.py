@@ -55,6 +55,9 @@ GRACE_S = 6.0
 """Children promise to be gone 5 s after SIGTERM."""
 
 
+SANDBOXD, STAGES = "prorl.sandbox.node.daemon", "prorl.stages"
+
+
 def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
     """The processes of a service; workers are named as their sockets are."""
     common = ("--config", config_file)
@@ -62,7 +65,7 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
         ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
         ChildSpec(
             name="sandboxd",
-            module="prorl.sandbox.node.daemon",
+            module=SANDBOXD,
             args=sandboxd_args(config),
             stop_rank=4,
         ),
@@ -75,9 +78,15 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
         for index in range(pool.workers):
             worker = f"{stage}-{index}"
             args = (*common, "--stage", stage, "--worker", worker)
-            specs.append(ChildSpec(name=worker, module="prorl.stages", args=args, stop_rank=rank))
+            specs.append(ChildSpec(name=worker, module=STAGES, args=args, stop_rank=rank))
     specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
     return (*specs, *model_specs(config))
+
+
+def node_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
+    """The processes of a node whose gateway and store are on another host."""
+    own = child_specs(config, config_file)
+    return tuple(spec for spec in own if spec.module in (SANDBOXD, STAGES))
 
 
 def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
@@ -159,7 +168,7 @@ class Supervisor:
         settled = {
             "root": self._root.path,
             "socket_dir": self._root.socket_dir,
-            "token": self._root.token(),
+            "token": self.config.token or self._root.token(),
         }
         self.config = settle_models(self.config).model_copy(update=settled)
         self._root.open_to_others(self.config)
@@ -169,7 +178,8 @@ class Supervisor:
             child = self.children[spec.name] = Child(spec, log_dir)
             await child.start()
         await self._all_ready()
-        port = int(self.ready["gateway"].get("http_port", self.config.http_port))
+        gateway = self.ready.get("gateway", {})
+        port = int(gateway.get("http_port", self.config.http_port))
         self.config = self.config.model_copy(update={"http_port": port})
         self._root.write(self.config)
         for name, child in self.children.items():

@@ -1,0 +1,71 @@
+"""`prorl node`: this host works for a service on another one."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from prorl.cli.output import say
+from prorl.cli.settings import job_settings, service_settings
+from prorl.config import ServiceConfig
+from prorl.deploy.node import node as make_node
+from prorl.deploy.running import signals
+from prorl.tls import Join
+
+
+def node(
+    join: Path,
+    /,
+    *,
+    name: str,
+    root: Path | None = None,
+    advertise: str = "",
+    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+) -> int:
+    """Work for a service on another host: sandboxes, INIT, RUN and EVAL here, the rest there.
+
+    Example: prorl node node.json --name n7 --set service.run.slots=64
+
+    Parameters
+    ----------
+    join
+        ROOT/join/node.json of the service, copied here.
+    name
+        Of this node, unique in the service; a second one of the same name replaces the first.
+    root
+        Scratch folder. Default: one in the system's temporary folder.
+    advertise
+        Address at which the service reaches this host. Default: that of the way to the service.
+    config
+        YAML file; see `prorl schema --config`.
+    set_
+        Any setting, as KEY=VALUE, e.g. service.init.slots=8.
+    """
+    job = job_settings(config, {}, set_ or [])
+    folder = root or Path(tempfile.gettempdir()) / f"prorl-node-{name}"
+    values = {**job.service, "node_id": name, "advertise": advertise}
+    return asyncio.run(_work(Join.read(join), service_settings(values, folder, "")))
+
+
+async def _work(join: Join, config: ServiceConfig) -> int:
+    async with signals() as stop:
+        running = await asyncio.to_thread(make_node, join, config)
+        stop.arm(running.kill)
+        async with running:
+            say(f"node     {config.node_id} works for {join.url}")
+            say("stop     Ctrl-C: what it holds is given to others")
+            asked = asyncio.ensure_future(stop.asked.wait())
+            failed = asyncio.ensure_future(running.failed())
+            await asyncio.wait({asked, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                await failed
+            asked.cancel()
+            failed.cancel()
+            await asyncio.gather(asked, failed, return_exceptions=True)
+    say("stopped")
+    return 0

@@ -1,0 +1,99 @@
+"""Nodes that are reached over TLS only, each with a root and sockets of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import prorl
+from prorl.config import ServiceConfig
+from prorl.deploy.node import node
+from prorl.deploy.running import Running, Stop, in_thread, service
+from prorl.errors import ForbiddenError
+from prorl.supervisor.service import Supervisor
+from prorl.tls import Join
+from prorl.types import Json, Task
+from tests.integration.test_outside import join_file, three_ports
+
+pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
+
+POOL = {"slots": 4}
+TASKS = [
+    Task(task_id=f"t{i}", env="math", prompt="2 + 2?", data={"answer": "4"}) for i in range(24)
+]
+
+
+@asynccontextmanager
+async def nodes(
+    tmp_path: Path, kind: str, *names: str
+) -> AsyncIterator[tuple[Running, list[Supervisor]]]:
+    """A service without workers of its own, and nodes that work for it."""
+    common = {"init": POOL, "run": POOL, "eval": POOL, "sandbox": {"kind": kind}}
+    values = {
+        **common,
+        **{stage: {**POOL, "workers": 0} for stage in ("init", "run", "eval")},
+        "root": tmp_path / "root",
+        "listen": f"127.0.0.1:{three_ports()}",
+        "backends": ("scripted:oracle?delay_s=0.05",),
+    }
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(
+            service(ServiceConfig.model_validate(values), Stop())
+        )
+        join = Join.read(join_file(running, "node"))
+        made = []
+        for name in names:
+            own = {**common, "root": tmp_path / name, "node_id": name}
+            supervisor = await in_thread(node, join, ServiceConfig.model_validate(own))
+            made.append(await stack.enter_async_context(supervisor))
+        yield running, made
+
+
+def submitted(running: Running) -> prorl.Client:
+    client = prorl.connect(running.config.root)
+    client.create_run(run_id="far")
+    client.submit("far", TASKS, n=2, key="k", last=True)
+    return client
+
+
+async def finished(client: prorl.Client) -> dict[str, Json]:
+    async with asyncio.timeout(90):
+        while (view := await in_thread(client.run, "far"))["state"] != "finished":
+            await asyncio.sleep(0.2)
+        return dict(view)
+
+
+async def test_two_nodes_share_a_run(tmp_path: Path, sandbox_kind: str) -> None:
+    async with nodes(tmp_path, sandbox_kind, "n1", "n2") as (running, _):
+        client = submitted(running)
+        view = await finished(client)
+        assert view["counts"]["completed"] == 2 * len(TASKS)
+        assert view["reward_mean"] == 1.0
+        status = await in_thread(client.status)
+        done = {worker["worker"]: worker["stats"]["done"] for worker in status["workers"]}
+        for name in ("n1/run-0", "n2/run-0", "n1/eval-0", "n2/eval-0"):
+            assert done[name] > 0
+
+
+async def test_a_node_that_dies_costs_attempts_and_no_rollout(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    async with nodes(tmp_path, sandbox_kind, "n1", "n2") as (running, (first, _)):
+        client = submitted(running)
+        while not (await in_thread(client.run, "far"))["counts"]["completed"]:
+            await asyncio.sleep(0.05)
+        first.kill()
+        view = await finished(client)
+        assert view["counts"]["completed"] == 2 * len(TASKS)
+
+
+async def test_another_role_joins_nothing(tmp_path: Path, sandbox_kind: str) -> None:
+    async with nodes(tmp_path, sandbox_kind) as (running, _):
+        join = Join.read(join_file(running, "trainer"))
+        config = ServiceConfig(root=tmp_path / "x", node_id="x")
+        with pytest.raises(ForbiddenError, match="as trainer"):
+            await in_thread(node, join, config)

@@ -1,0 +1,138 @@
+"""Nodes on other hosts: who is told what, what a blip costs, which of two lives counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.control import ControlRow, Hello
+from prorl.errors import FencedError
+from prorl.schema import SCHEMA_VERSION
+from prorl.service.core import Core
+from prorl.service.log import ControlLog
+from prorl.service.state import REMOTE_GRACE_S, RolloutRecord, WorkerRecord
+from prorl.types import AttemptKey, RolloutState
+from tests.service.world import group, no_check, run_config
+
+
+class Clock:
+    """Time by hand."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def core(tmp_path: Path, clock: Clock) -> Iterator[Core]:
+    log = ControlLog(tmp_path / "control.db")
+    core = Core(log, ["scripted:oracle"], clock, clock)
+    core.create_run(run_config())
+    yield core
+    log.close()
+
+
+def hello(
+    core: Core, name: str, life: str = "a", held: tuple[AttemptKey, ...] = ()
+) -> WorkerRecord:
+    """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host."""
+    node, _, worker = name.rpartition("/")
+    said = Hello(
+        worker=name,
+        role=worker.split("-")[0],
+        node=node or "local",
+        location=f"at {name}",
+        slots=4,
+        schema_version=SCHEMA_VERSION,
+        held=held,
+        incarnation=f"{name} {life}",
+        remote=bool(node),
+    )
+    return core.workers.hello(1, ControlRow.of(said))
+
+
+def leased(core: Core, worker: WorkerRecord) -> RolloutRecord:
+    """One rollout in a worker's hands."""
+    run = core.run("r")
+    core.acceptance.groups(run, core.acceptance.check(run, [group("t")], no_check, {}))
+    core.pump(1)
+    ((record, _),) = core.journal.take().granted
+    core.rollouts.hold(record, worker)
+    return record
+
+
+def test_a_worker_is_told_only_whom_it_must_dial(core: Core) -> None:
+    told = {name: hello(core, name) for name in ("n1/init-0", "n2/init-0", "n1/run-0", "n2/run-0")}
+    store = hello(core, "store-0")
+    for node in ("n1", "n2"):
+        assert told[f"{node}/run-0"].endpoints == {"init": (f"at {node}/init-0",)}
+        assert told[f"{node}/init-0"].endpoints == {}
+    hello(core, "n1/eval-0")
+    hello(core, "n2/eval-0")
+    assert store.endpoints == {"eval": ("at n1/eval-0", "at n2/eval-0")}
+
+
+@pytest.mark.parametrize("nodes", [4, 64])
+def test_joining_tells_each_worker_at_most_twice(core: Core, nodes: int) -> None:
+    """Not the square of the nodes: two upstreams a node, and the store hears of each EVAL."""
+    hello(core, "store-0")
+    core.journal.take()
+    told = 0
+    for number in range(nodes):
+        for role in ("init", "run", "eval"):
+            hello(core, f"n{number}/{role}-0")
+            outbox = core.journal.take().outbox
+            told += sum(row.kind.value == "endpoints" for rows in outbox.values() for row in rows)
+    assert told <= 2 * nodes + 2
+
+
+@pytest.mark.parametrize("away_s", [5.0, REMOTE_GRACE_S - 1])
+def test_a_blip_costs_nothing(core: Core, clock: Clock, away_s: float) -> None:
+    init = hello(core, "n1/init-0")
+    record = leased(core, init)
+    core.workers.gone(init)
+    clock.now += away_s
+    core.rollouts.settle_orphans()
+    assert record.life.state is RolloutState.LEASED
+    again = hello(core, "n1/init-0", held=(record.key,))
+    clock.now += 2 * REMOTE_GRACE_S
+    core.rollouts.settle_orphans()
+    assert (record.life.state, record.life.attempt) == (RolloutState.LEASED, 1)
+    assert record.holders == {again}
+
+
+def test_a_node_that_stays_away_loses_what_it_held(core: Core, clock: Clock) -> None:
+    record = leased(core, hello(core, "n1/init-0"))
+    core.workers.gone(core.state.workers["n1/init-0"])
+    clock.now += REMOTE_GRACE_S + 1
+    core.rollouts.settle_orphans()
+    assert record.life.state is RolloutState.QUEUED
+
+
+def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None:
+    record = leased(core, hello(core, "init-0"))
+    core.workers.gone(core.state.workers["init-0"])
+    assert record.life.state is RolloutState.QUEUED
+
+
+def test_what_a_worker_comes_back_without_is_lost_at_once(core: Core) -> None:
+    record = leased(core, hello(core, "n1/init-0"))
+    core.workers.gone(core.state.workers["n1/init-0"])
+    hello(core, "n1/init-0", held=())
+    assert record.life.state is RolloutState.QUEUED
+
+
+def test_of_two_lives_of_one_name_the_newest_counts(core: Core) -> None:
+    record = leased(core, hello(core, "n1/init-0", "first"))
+    hello(core, "n1/init-0", "second")
+    assert record.life.state is RolloutState.QUEUED
+    with pytest.raises(FencedError, match="another life"):
+        hello(core, "n1/init-0", "first")
