@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from prorl.control import (
-    Commit,
+    CommitPart,
     CommittedRollout,
     GroupEventRow,
     PartFile,
@@ -124,10 +124,10 @@ _COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", *_SUMMARY)
 
 def commit_request(
     part: str, files: Iterable[PartFile], batch: Batch, rows: Mapping[str, pa.Table]
-) -> Commit:
+) -> CommitPart:
     """The `commit` request for a batch whose tables are `rows`."""
     rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []
-    return Commit(
+    return CommitPart(
         part=part,
         files=tuple(files),
         rollouts=tuple(

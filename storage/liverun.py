@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from prorl.config import StoreConfig
 from prorl.control import (
-    Cursor,
+    CommitCursor,
     Decision,
     GroupComplete,
     HandedOut,
@@ -217,7 +217,7 @@ class LiveRun:
         return await self._control.request(asked, run_id=self.run_id)
 
     async def _save_cursor(self, consumer: str, seq: int) -> None:
-        await self._control.request(Cursor(consumer=consumer, seq=seq), run_id=self.run_id)
+        await self._control.request(CommitCursor(consumer=consumer, seq=seq), run_id=self.run_id)
 
     def finish(self) -> None:
         """Nothing will be kept any more."""

@@ -31,8 +31,8 @@ import pyarrow as pa
 
 from prorl.control import (
     Failed,
+    PartPublished,
     Payload,
-    Published,
     RefusalReason,
     ReplyT,
     Request,
@@ -353,4 +353,4 @@ class RunWriter:
         """Make a commit visible to readers, unless it was, and is compacted by now."""
         if commit.commit_seq > self._compacted_upto:
             await self._put(self.directory.commit_path(commit.commit_seq), commit.dumps())
-        await self._control.request(Published(commit_seq=commit.commit_seq), run_id=self.run_id)
+        await self._control.request(PartPublished(commit_seq=commit.commit_seq), run_id=self.run_id)

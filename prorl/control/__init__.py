@@ -35,10 +35,10 @@ from prorl.control.payload import Payload as Payload
 from prorl.control.payload import ReplyT as ReplyT
 from prorl.control.payload import Request as Request
 from prorl.control.payload import Version as Version
-from prorl.control.requests import Commit as Commit
+from prorl.control.requests import CommitCursor as CommitCursor
+from prorl.control.requests import CommitPart as CommitPart
 from prorl.control.requests import Committed as Committed
 from prorl.control.requests import CommittedRollout as CommittedRollout
-from prorl.control.requests import Cursor as Cursor
 from prorl.control.requests import Decided as Decided
 from prorl.control.requests import Decision as Decision
 from prorl.control.requests import Delivered as Delivered
@@ -47,9 +47,9 @@ from prorl.control.requests import HandedOut as HandedOut
 from prorl.control.requests import Handout as Handout
 from prorl.control.requests import KeptGroup as KeptGroup
 from prorl.control.requests import PartFile as PartFile
+from prorl.control.requests import PartPublished as PartPublished
 from prorl.control.requests import Problem as Problem
 from prorl.control.requests import Propose as Propose
-from prorl.control.requests import Published as Published
 from prorl.control.requests import Refusal as Refusal
 from prorl.control.requests import RefusalReason as RefusalReason
 from prorl.control.requests import Reserve as Reserve
@@ -78,7 +78,7 @@ PAYLOADS: Mapping[Kind, type[Payload]] = {
     payload.kind: payload
     for payload in (
         *(Hello, Started, Progress, Failed, Released, Stats),
-        *(Reserve, Commit, Published, Propose, Handout, Cursor),
+        *(Reserve, CommitPart, PartPublished, Propose, Handout, CommitCursor),
         *(Ack, Welcome, Endpoints, Cancel, Drain, VersionPublished, Paused),
         *(RunSnapshot, Rows, Terminal, GroupComplete, Finished),
     )

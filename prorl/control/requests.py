@@ -106,7 +106,7 @@ class Committed(Payload, frozen=True, kw_only=True):
     """Dense from 1."""
 
 
-class Commit(Request[Committed], frozen=True, kw_only=True):
+class CommitPart(Request[Committed], frozen=True, kw_only=True):
     """(run): make a part's content count, in one transaction of the log, all of it or nothing.
 
     The same `part` again gives the same answer. Code `fenced` with `Problem.refused`: nothing was
@@ -125,7 +125,7 @@ class Commit(Request[Committed], frozen=True, kw_only=True):
     """The same for the tasks of groups below it."""
 
 
-class Published(Request[Done], frozen=True, kw_only=True):
+class PartPublished(Request[Done], frozen=True, kw_only=True):
     """(run): commits/<seq>.json is on disk."""
 
     kind, reply = Kind.PUBLISHED, Done
@@ -190,7 +190,7 @@ class Handout(Request[HandedOut], frozen=True, kw_only=True):
     groups: tuple[KeptGroup, ...] = ()
 
 
-class Cursor(Request[Done], frozen=True, kw_only=True):
+class CommitCursor(Request[Done], frozen=True, kw_only=True):
     """(run): everything below `seq` is trained and durable. Code `conflict` when it is ahead."""
 
     kind, reply = Kind.CURSOR, Done

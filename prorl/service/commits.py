@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from prorl.control import (
-    Commit,
+    CommitPart,
     Committed,
     CommittedRollout,
     ControlRow,
@@ -83,7 +83,7 @@ class Commits:
             return None
         return run.rollouts.get(rollout_id) or load_rollout(self._log, run, rollout_id)
 
-    def commit(self, run: RunRecord, asked: Commit) -> Committed | Problem:
+    def commit(self, run: RunRecord, asked: CommitPart) -> Committed | Problem:
         """Make a part's content count; `Problem` with what stands in the way, if anything does."""
         part = asked.part
         known = self._commit_seq(run, part)

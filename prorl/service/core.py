@@ -14,17 +14,17 @@ from collections.abc import Iterable
 
 from prorl.config import RunConfig
 from prorl.control import (
-    Commit,
+    CommitCursor,
+    CommitPart,
     ControlRow,
-    Cursor,
     Done,
     Failed,
     Handout,
     Kind,
+    PartPublished,
     Payload,
     Problem,
     Propose,
-    Published,
     Reserve,
     Stats,
     VersionPublished,
@@ -222,15 +222,15 @@ class Core:
     def _answer(self, run: RunRecord, row: ControlRow) -> Payload:
         match row.kind:
             case Kind.COMMIT:
-                return self.commits.commit(run, row.read(Commit))
+                return self.commits.commit(run, row.read(CommitPart))
             case Kind.PROPOSE:
                 return self.groups.propose(run, row.read(Propose).decisions)
             case Kind.HANDOUT:
                 return self.groups.handout(run, row.read(Handout).groups)
             case Kind.PUBLISHED:
-                self.commits.published(run, row.read(Published).commit_seq)
+                self.commits.published(run, row.read(PartPublished).commit_seq)
             case _:
-                cursor = row.read(Cursor)
+                cursor = row.read(CommitCursor)
                 self.groups.cursor(run, cursor.consumer, cursor.seq)
         return Done()
 

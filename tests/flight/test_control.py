@@ -10,8 +10,8 @@ import pytest
 
 from prorl.control import (
     Cancel,
+    CommitCursor,
     ControlRow,
-    Cursor,
     Drain,
     Endpoints,
     Kind,
@@ -144,7 +144,7 @@ async def test_requests_get_their_replies_and_errors(net: Net) -> None:
         answers = await asyncio.gather(*(client.request(reserve(n)) for n in range(10)))
         assert [answer.granted for answer in answers] == [(key(n),) for n in range(10)]
         with pytest.raises(ConflictError, match="cursor 9 is ahead"):
-            await client.request(Cursor(consumer="c", seq=9), run_id="r")
+            await client.request(CommitCursor(consumer="c", seq=9), run_id="r")
 
 
 async def test_commands_reach_their_handlers(net: Net) -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from prorl.config import GroupBody
 from prorl.control import (
-    Commit,
+    CommitPart,
     Committed,
     CommittedRollout,
     ControlRow,
@@ -247,7 +247,7 @@ class Machine(RuleBasedStateMachine):
             if r.life.state in (RolloutState.FAILED, RolloutState.CANCELLED) and not r.part
         ]
         self.parts += 1
-        asked = Commit(
+        asked = CommitPart(
             part=f"p{self.parts}",
             rollouts=tuple(
                 CommittedRollout(rollout_id=r.rollout_id, attempt=r.life.attempt, reward=1.0)

@@ -11,10 +11,10 @@ from typing import TypeVar
 import pytest
 
 from prorl.control import (
-    Commit,
+    CommitCursor,
+    CommitPart,
     CommittedRollout,
     ControlRow,
-    Cursor,
     Hello,
     Kind,
     Reserve,
@@ -78,10 +78,10 @@ async def test_every_promise_waits_for_its_transaction(tmp_path: Path) -> None:
             CommittedRollout(rollout_id=key.rollout_id, attempt=key.attempt, reward=1.0)
             for key in keys[:2]
         )
-        await promised(log, store.ask(Commit(part="p", rollouts=rows), "r"))
+        await promised(log, store.ask(CommitPart(part="p", rollouts=rows), "r"))
         await promised(log, store.decide("r", 0, 1))
         await promised(log, store.ask(handout("primary", [[0, 0, 1]]), "r"))
-        await promised(log, store.ask(Cursor(consumer="primary", seq=1), "r"))
+        await promised(log, store.ask(CommitCursor(consumer="primary", seq=1), "r"))
         await promised(log, w.http("DELETE", "/v1/runs/r/rollouts/2"))
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from prorl.control import (
-    Commit,
+    CommitCursor,
+    CommitPart,
     CommittedRollout,
     ControlRow,
-    Cursor,
     Failed,
     GroupComplete,
     Handout,
@@ -87,7 +87,7 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
         assert answer.refused == ((first, "fenced"),)
         late = CommittedRollout(rollout_id=0, attempt=1, reward=1.0)
         with pytest.raises(FencedError):
-            await store.ask(Commit(part="p", rollouts=(late,)), "r")
+            await store.ask(CommitPart(part="p", rollouts=(late,)), "r")
 
 
 async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ async def test_a_store_learns_everything_that_is_not_stored(tmp_path: Path) -> N
             assert [row.rollout_id for row in told.terminals] == [0, 1]
             assert [row.group_id for row in told.complete] == [0]
             await store.decide("r", 0, kept=False)
-            await store.ask(Commit(part="p", terminals=(0, 1), tasks_upto=1), "r")
+            await store.ask(CommitPart(part="p", terminals=(0, 1), tasks_upto=1), "r")
         async with w.worker("store", "store-0") as store:
             told = (await store.hear(Kind.RUN))[0].read(RunSnapshot)
             assert [row.task_id for row in told.tasks] == ["b"]
@@ -281,13 +281,13 @@ async def test_cursors_move_backpressure_only_for_primary_and_never_ahead(tmp_pa
         await store.decide("r", 0, 1)
         await store.ask(handout("primary", [[0, 0, 9], [1, 0, 9]]), "r")
         with pytest.raises(ConflictError, match="r@3"):
-            await store.ask(Cursor(consumer="primary", seq=3), "r")
-        await store.ask(Cursor(consumer="observer", seq=2), "r")
+            await store.ask(CommitCursor(consumer="primary", seq=3), "r")
+        await store.ask(CommitCursor(consumer="observer", seq=2), "r")
         await asyncio.sleep(0.3)
         assert (await w.view())["counts"]["queued"] == 2, "a stalled trainer stalls the pipeline"
-        await store.ask(Cursor(consumer="primary", seq=1), "r")
+        await store.ask(CommitCursor(consumer="primary", seq=1), "r")
         assert len(await init.take(1)) == 1
-        await store.ask(Cursor(consumer="primary", seq=0), "r")
+        await store.ask(CommitCursor(consumer="primary", seq=0), "r")
         assert (await w.view())["cursors"] == {"primary": 0, "observer": 2}
 
 
@@ -381,7 +381,7 @@ async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(
             ControlRow.of(Hello(**hello), seq=1),
             ControlRow.of(Stats(), seq=2),
             ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
-            ControlRow.of(Cursor(consumer="x", seq=0), seq=4, run_id="unknown"),
+            ControlRow.of(CommitCursor(consumer="x", seq=0), seq=4, run_id="unknown"),
             ControlRow.of(Stats(), seq=5),
         ):
             channel.send(to_batch([row]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.control import (
-    Commit,
+    CommitPart,
     Committed,
     CommittedRollout,
     ControlRow,
@@ -59,7 +59,7 @@ def complete(core: Core, groups: int) -> None:
         CommittedRollout(rollout_id=record.rollout_id, attempt=1, reward=1.0)
         for record, _ in batch.granted
     )
-    asked = Commit(part=f"p{first}", rollouts=rows, tasks_upto=run.next_group)
+    asked = CommitPart(part=f"p{first}", rollouts=rows, tasks_upto=run.next_group)
     assert isinstance(core.commits.commit(run, asked), Committed)
     core.groups.propose(
         run, [Decision(group_id=g, kept=True) for g in range(first, run.next_group)]

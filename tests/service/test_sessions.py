@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from prorl.control import (
-    Commit,
+    CommitPart,
     CommittedRollout,
     ControlRow,
     Handout,
@@ -72,7 +72,7 @@ async def test_a_replaced_store_commits_nothing_and_its_replies_reach_nobody(
         w.core.journal.send(w.core.state.store, ControlRow(kind=Kind.REPLY, re=77))
         async with w.worker("store") as store:
             row = CommittedRollout(rollout_id=0, attempt=key.attempt, reward=1.0)
-            say(frozen, Commit(part="late", rollouts=(row,)), seq=2)
+            say(frozen, CommitPart(part="late", rollouts=(row,)), seq=2)
             await heard(frozen)
             await store.ask(Handout(consumer="primary"), "r")
             assert (await w.view())["commits"] == 0

@@ -15,7 +15,7 @@ import orjson
 
 from prorl.config import GroupBody, RunConfig, ServiceConfig, TaskBody
 from prorl.control import (
-    Commit,
+    CommitPart,
     Committed,
     CommittedRollout,
     ControlRow,
@@ -23,9 +23,9 @@ from prorl.control import (
     Handout,
     KeptGroup,
     Kind,
+    PartPublished,
     Payload,
     Propose,
-    Published,
     ReplyT,
     Request,
     Reserve,
@@ -167,8 +167,8 @@ class Worker:
             )
             for key in keys
         )
-        answer = await self.ask(Commit(part=part, rollouts=rollouts, **more), run_id)
-        await self.ask(Published(commit_seq=answer.commit_seq), run_id)
+        answer = await self.ask(CommitPart(part=part, rollouts=rollouts, **more), run_id)
+        await self.ask(PartPublished(commit_seq=answer.commit_seq), run_id)
         return answer
 
     async def decide(self, run_id: str, *groups: int, kept: bool = True) -> tuple[Decision, ...]:

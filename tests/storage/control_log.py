@@ -13,12 +13,12 @@ import msgspec
 import orjson
 
 from prorl.control import (
-    Commit,
+    CommitPart,
     Committed,
     Done,
     Kind,
+    PartPublished,
     Payload,
-    Published,
     Refusal,
     RefusalReason,
     ReplyT,
@@ -131,7 +131,7 @@ class FileLog:
             return RefusalReason.FENCED
         return RefusalReason.COMMITTED if str(rollout_id) in self.state["committed"] else None
 
-    def _commit(self, asked: Commit) -> Committed:
+    def _commit(self, asked: CommitPart) -> Committed:
         known = [part for part in self.state["parts"] if part["part"] == asked.part]
         if known:
             return Committed(commit_seq=known[0]["commit_seq"])
@@ -159,7 +159,7 @@ class FileLog:
         self.state["parts"].append(part)
         return Committed(commit_seq=commit_seq)
 
-    def _published(self, asked: Published) -> Done:
+    def _published(self, asked: PartPublished) -> Done:
         self.state["parts"][asked.commit_seq - 1]["published"] = True
         return Done()
 
