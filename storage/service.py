@@ -33,7 +33,7 @@ from prorl.control import (
 )
 from prorl.errors import NotFoundError, ProrlError
 from prorl.flight import FlightNetwork
-from prorl.flight.control import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
 from prorl.storage.catalog import is_run

@@ -14,7 +14,7 @@ The arithmetic of edges is pure and lives in `credit.py`; tickets of the trainer
 `ticket.py`.
 """
 
-from prorl.flight.control import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.flight.local import LocalNetwork
 from prorl.flight.malloc import tune

@@ -33,7 +33,7 @@ from prorl.control import (
     TrajectorySummary,
 )
 from prorl.flight import FlightNetwork, LocalNetwork
-from prorl.flight.control import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Network
 from prorl.service.log import ControlLog

@@ -15,7 +15,7 @@ from prorl.client.client import Client
 from prorl.columns import read_lease
 from prorl.control import Started
 from prorl.flight import FlightNetwork
-from prorl.flight.control import ControlClient, Identity
+from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.flight.outlet import Outlet
 from prorl.rows import Row
