@@ -36,9 +36,9 @@ import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.layout import COMMITS, Commit, CommitName, PartFile, RunDir
 from prorl.storage.parts import conform, encode, part_file, raw_bytes, read_part
-from prorl.storage.publish import TEMP_MARK, Publish, publish
 from prorl.storage.sql import LockedDuckDB
 
 PACK = "pack-"
@@ -96,7 +96,7 @@ def compact(
     *,
     everything: bool = False,
     pack_bytes: int = PACK_BYTES,
-    publish: Publish = publish,
+    write: WriteDurably = write_durably,
     step: Step = lambda name: None,
 ) -> Compacted | None:
     """Merge small parts; None when there is nothing to merge. `everything`: small packs too.
@@ -110,7 +110,7 @@ def compact(
         if not commits or (len(commits) == 1 and not (everything and commits[0].first_seq)):
             return None
         started = time.monotonic()
-        work = _Work(run, commits, pack_bytes, publish, step)
+        work = _Work(run, commits, pack_bytes, write, step)
         try:
             named = [
                 file
@@ -135,7 +135,7 @@ def compact(
             run_id=commits[-1].run_id,
         )
         step("packs")
-        publish(run.fs, run.commit_path(commit.commit_seq, 1), commit.dumps())
+        write(run.fs, run.commit_path(commit.commit_seq, 1), commit.dumps())
         step("range")
         return Compacted(commit=commit, num_before=len(files))
 
@@ -154,9 +154,14 @@ class _Work:
     """One compaction: which files of each table, in which order, and what was written so far."""
 
     def __init__(
-        self, run: RunDir, commits: Sequence[Commit], pack_bytes: int, publish: Publish, step: Step
+        self,
+        run: RunDir,
+        commits: Sequence[Commit],
+        pack_bytes: int,
+        write: WriteDurably,
+        step: Step,
     ) -> None:
-        self._run, self._pack_bytes, self._publish, self._step = run, pack_bytes, publish, step
+        self._run, self._pack_bytes, self._write, self._step = run, pack_bytes, write, step
         self._run_id = commits[-1].run_id
         self._ranks = _delivery_ranks(run, commits)
         self._written: list[PartFile] = []
@@ -203,7 +208,7 @@ class _Work:
         file = part_file(table, name, rows.num_rows, content)
         del rows
         self._written.append(file)
-        self._publish(self._run.fs, self._run.path(file.path), content)
+        self._write(self._run.fs, self._run.path(file.path), content)
         del content
         self._step(f"pack {table}")
         if checksum(read_part(self._run, file)) != expected:

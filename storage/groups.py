@@ -27,7 +27,7 @@ from prorl.storage.parts import PartReader, row_groups
 CACHE_BYTES = 32 << 20
 
 
-class Place(NamedTuple):
+class GroupRows(NamedTuple):
     """Row groups of one file in which a group has rows."""
 
     file: int
@@ -70,12 +70,12 @@ class GroupIndex:
     run: RunDir
     cache_bytes: int = CACHE_BYTES
     _files: list[Keys] = field(default_factory=list)
-    _places: dict[int, list[Place]] = field(default_factory=dict)
+    _where: dict[int, list[GroupRows]] = field(default_factory=dict)
     _cache: OrderedDict[tuple[int, str], pa.Table] = field(default_factory=OrderedDict)
     cached_bytes: int = 0
 
     def __contains__(self, group_id: int) -> bool:
-        return group_id in self._places
+        return group_id in self._where
 
     def add_written(self, file: PartFile, rows: pa.Table, commit_seq: int) -> None:
         """Index a `sequences` part that was just written from `rows`, and remember the rows while
@@ -83,11 +83,11 @@ class GroupIndex:
         """
         ids = rows.column("group_id").to_numpy()
         sizes = [stop - start for start, stop in row_groups(rows)]
-        self._place(Keys(file, commit_seq, _by_row_group(ids, sizes)))
+        self._add(Keys(file, commit_seq, _by_row_group(ids, sizes)))
         for group_id in np.unique(ids).tolist():
             self._remember((group_id, file.path), _of_group(rows, group_id))
 
-    def _place(self, keys: Keys) -> None:
+    def _add(self, keys: Keys) -> None:
         number = len(self._files)
         self._files.append(keys)
         found: dict[int, list[int]] = {}
@@ -95,7 +95,7 @@ class GroupIndex:
             for group_id in ids:
                 found.setdefault(group_id, []).append(row_group)
         for group_id, numbers in found.items():
-            self._places.setdefault(group_id, []).append(Place(number, tuple(numbers)))
+            self._where.setdefault(group_id, []).append(GroupRows(number, tuple(numbers)))
 
     def look(self, commits: Sequence[Commit] | None = None) -> Found:
         """The directory as it is (or as `commits` say), with the keys of files that are not
@@ -128,9 +128,9 @@ class GroupIndex:
         pending = [
             keys for keys in self._files if keys.commit_seq > upto and keys.file.path not in named
         ]
-        self._files, self._places = [], {}
+        self._files, self._where = [], {}
         for keys in (*files, *pending):
-            self._place(keys)
+            self._add(keys)
         there = {keys.file.path for keys in self._files}
         for group_id, path in [key for key in self._cache if key[1] not in there]:
             self.cached_bytes -= self._cache.pop((group_id, path)).nbytes
@@ -147,8 +147,8 @@ class GroupIndex:
         stays.
         """
         for group_id in group_ids:
-            for place in self._places.get(group_id, ()):
-                key = (group_id, self._files[place.file].file.path)
+            for part in self._where.get(group_id, ()):
+                key = (group_id, self._files[part.file].file.path)
                 if (rows := self._cache.pop(key, None)) is not None:
                     self.cached_bytes -= rows.nbytes
 
@@ -173,18 +173,18 @@ class GroupIndex:
         return batch.replace_schema_metadata(SEQUENCES.metadata)
 
     def _read(self, group_id: int) -> pa.Table:
-        places = self._places.get(group_id)
-        if not places:
+        parts = self._where.get(group_id)
+        if not parts:
             raise NotFoundError(f"group {group_id} has no sequences in {self.run.root}")
-        return pa.concat_tables([self._rows(group_id, place) for place in places])
+        return pa.concat_tables([self._rows(group_id, part) for part in parts])
 
-    def _rows(self, group_id: int, place: Place) -> pa.Table:
-        file = self._files[place.file].file
+    def _rows(self, group_id: int, where: GroupRows) -> pa.Table:
+        file = self._files[where.file].file
         cached = self._cache.get((group_id, file.path))
         if cached is not None:
             return cached
         with PartReader(self.run, file) as part:
-            rows = part.read(list(place.row_groups))
+            rows = part.read(list(where.row_groups))
         return _of_group(rows, group_id)
 
 

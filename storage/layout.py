@@ -33,7 +33,7 @@ from fsspec.implementations.local import LocalFileSystem
 from prorl.control import PartFile as PartFile
 from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.schema import SCHEMA_VERSION, TABLES, check_version
-from prorl.storage.publish import TEMP_MARK, Publish, publish, sync_directory
+from prorl.storage.durable import TEMP_MARK, WriteDurably, sync_directory, write_durably
 from prorl.types import Json
 
 COMMITS = "commits"
@@ -139,7 +139,9 @@ class RunDir:
         """Absolute path of something in it."""
         return "/".join((self.root, *names))
 
-    def create(self, empties: Iterable[tuple[str, Any]], publish: Publish = publish) -> None:
+    def create(
+        self, empties: Iterable[tuple[str, Any]], write: WriteDurably = write_durably
+    ) -> None:
         """Make the directories and one empty part per table; what is there stays. Idempotent."""
         for name in (COMMITS, PARTIAL, *TABLES):
             self.fs.makedirs(self.path(name), exist_ok=True)
@@ -147,7 +149,7 @@ class RunDir:
             sync_directory(Path(self.root))
         for table, content in empties:
             if not self.fs.exists(self.path(table, EMPTY)):
-                publish(self.fs, self.path(table, EMPTY), content)
+                write(self.fs, self.path(table, EMPTY), content)
 
     def manifest(self) -> dict[str, Json]:
         """The manifest.

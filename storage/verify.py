@@ -25,9 +25,9 @@ from prorl.schema import TABLES
 from prorl.sequences import validate_sequences
 from prorl.storage.catalog import StoredRun
 from prorl.storage.compact import replaced
+from prorl.storage.durable import TEMP_MARK
 from prorl.storage.layout import COMMITS, EMPTY, PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import PartReader
-from prorl.storage.publish import TEMP_MARK
 from prorl.storage.sql import LockedDuckDB
 
 

@@ -54,9 +54,9 @@ from prorl.storage.batch import (
     part_tables,
 )
 from prorl.storage.convert import judge
+from prorl.storage.durable import WriteDurably, write_durably
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import empties, encode, encode_partial, part_file
-from prorl.storage.publish import Publish, publish
 from prorl.types import AttemptKey, FailureCode, Stage
 
 log = logging.getLogger("prorl.storage")
@@ -108,14 +108,14 @@ class RunWriter:
         group_size: int = 1,
         eager: bool = False,
         on_commit: Callable[[Written], None] = lambda written: None,
-        publish: Publish = publish,
+        write: WriteDurably = write_durably,
     ) -> None:
         """`eager`: flush at the last member of a group, because somebody waits for it.
 
         `on_commit` runs before the rows are acked.
         """
         self.directory, self.run_id = directory, run_id
-        self._control, self._publish, self._on_commit = control, publish, on_commit
+        self._control, self._write_file, self._on_commit = control, write, on_commit
         self._flush_s, self._flush_bytes, self._eager = flush_s, flush_bytes, eager
         self._counts = GroupCounts(group_size)
         self._waiting, self._flying = Batch(), Batch()
@@ -144,7 +144,7 @@ class RunWriter:
 
     def _prepare(self, parts: set[str]) -> None:
         self.directory.check_known(len(parts))
-        self.directory.create(empties(self.run_id).items(), self._publish)
+        self.directory.create(empties(self.run_id).items(), self._write_file)
         removed = self.directory.sweep(parts)
         if removed:
             log.info("removed what no commit names", extra={"run": self.run_id, "files": removed})
@@ -320,7 +320,7 @@ class RunWriter:
         """Make a file durable; waits while the disk is full."""
         while True:
             try:
-                return await asyncio.to_thread(self._publish, self.directory.fs, path, content)
+                return await asyncio.to_thread(self._write_file, self.directory.fs, path, content)
             except StorageError as error:
                 if error.errno not in FULL_DISK:
                     raise

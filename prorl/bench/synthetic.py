@@ -20,9 +20,9 @@ import orjson
 import pyarrow as pa
 
 from prorl.schema import GROUPS, MAX_SEGMENTS, ROLLOUTS, SCHEMA_VERSION, SEQUENCES, STREAM
+from prorl.storage.durable import write_durably
 from prorl.storage.layout import MANIFEST, Commit, RunDir
 from prorl.storage.parts import empties, encode, part_file
-from prorl.storage.publish import publish
 from prorl.types import RolloutState, SpanKind
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def write_run(where: Path, groups: Iterable[pa.RecordBatch], run_id: str = "synt
     """Write a run directory in which these groups were delivered in this order; returns `where`."""
     run = RunDir(where)
     run.create(empties(run_id).items())
-    publish(
+    write_durably(
         run.fs,
         run.path(MANIFEST),
         orjson.dumps(
@@ -157,9 +157,9 @@ def _write_part(
     for table, rows in tables.items():
         content = encode(table, rows, run_id, part)
         files.append(part_file(table, part, rows.num_rows, content))
-        publish(run.fs, run.path(files[-1].path), content)
+        write_durably(run.fs, run.path(files[-1].path), content)
     commit = Commit(commit_seq=number, part=part, files=tuple(files), run_id=run_id)
-    publish(run.fs, run.commit_path(number), commit.dumps())
+    write_durably(run.fs, run.commit_path(number), commit.dumps())
 
 
 def _rollouts(batch: pa.RecordBatch) -> pa.Table:

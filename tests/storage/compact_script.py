@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from prorl.storage.compact import collect, compact
+from prorl.storage.durable import TEMP_MARK, write_durably
 from prorl.storage.layout import RunDir
-from prorl.storage.publish import TEMP_MARK, publish
 
 
 def tidy(root: Path, kill_at: int) -> None:
@@ -34,11 +34,11 @@ def tidy(root: Path, kill_at: int) -> None:
         half = Path(path).with_name(f"{TEMP_MARK}{os.getpid()}-{Path(path).name}")
         half.write_bytes(bytes(memoryview(content))[: len(memoryview(content)) // 2])
         step("half")
-        publish(fs, path, content)
+        write_durably(fs, path, content)
         step("after")
 
     run = RunDir(root / "demo")
-    compact(run, publish=publishing, step=step)
+    compact(run, write=publishing, step=step)
     collect(run, grace_s=0, step=step)
 
 

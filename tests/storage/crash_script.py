@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from prorl.control import Rows
+from prorl.storage.durable import write_durably
 from prorl.storage.layout import RunDir
-from prorl.storage.publish import publish
 from prorl.storage.writer import RunWriter
 from prorl.types import AttemptKey, FailureCode
 from tests.grown import only
@@ -41,7 +41,7 @@ def write(root: Path, kill_at: int) -> None:
 
     def publishing(fs: Any, path: str, content: Any) -> None:
         step("publish.before")
-        publish(fs, path, content)
+        write_durably(fs, path, content)
         step("publish.after")
 
     log = FileLog(root / "log.json", hook=step)
@@ -56,7 +56,7 @@ def write(root: Path, kill_at: int) -> None:
 
     async def live() -> None:
         writer = RunWriter(
-            RunDir(root / "demo"), "demo", log, flush_s=0.0, flush_bytes=1 << 20, publish=publishing
+            RunDir(root / "demo"), "demo", log, flush_s=0.0, flush_bytes=1 << 20, write=publishing
         )
         await writer.open(log.snapshot())
         writer.restore(log.snapshot())

@@ -11,9 +11,9 @@ import pyarrow as pa
 from prorl.control import GroupEventRow, Terminal
 from prorl.schema import SCHEMA_VERSION
 from prorl.storage.convert import event_rows, tables, terminal_rows
+from prorl.storage.durable import write_durably
 from prorl.storage.layout import MANIFEST, Commit, RunDir
 from prorl.storage.parts import empties, encode, part_file
-from prorl.storage.publish import publish
 
 
 def new_run(root: Path, run_id: str = "demo", **manifest: object) -> RunDir:
@@ -33,9 +33,9 @@ def add_commit(run: RunDir, tables_: Mapping[str, pa.Table]) -> Commit:
     for name, rows in tables_.items():
         content = encode(name, rows, run.name, part)
         files.append(part_file(name, part, rows.num_rows, content))
-        publish(run.fs, run.path(files[-1].path), content)
+        write_durably(run.fs, run.path(files[-1].path), content)
     commit = Commit(commit_seq=seq, part=part, files=tuple(files), run_id=run.name)
-    publish(run.fs, run.commit_path(seq), commit.dumps())
+    write_durably(run.fs, run.commit_path(seq), commit.dumps())
     return commit
 
 

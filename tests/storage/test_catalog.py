@@ -25,10 +25,10 @@ from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES, TABLES
 from prorl.storage.catalog import StoredRun, list_runs, query
 from prorl.storage.convert import tables
+from prorl.storage.durable import write_durably
 from prorl.storage.groups import GroupIndex
 from prorl.storage.layout import Commit, RunDir
 from prorl.storage.parts import encode, read_part, row_groups
-from prorl.storage.publish import publish
 from prorl.storage.replay import stored_index
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours
@@ -133,7 +133,7 @@ def test_only_files_that_a_commit_names_are_read(tmp_path: Path) -> None:
     orphan = encode(
         "rollouts", pa.Table.from_batches([tables(scored(9))["rollouts"]]), "demo", "part-x"
     )
-    publish(run.fs, run.path("rollouts", "part-x.parquet"), orphan)
+    write_durably(run.fs, run.path("rollouts", "part-x.parquet"), orphan)
     assert query(run.root, "select count(*) as n from rollouts").to_pylist() == [{"n": 4}]
     assert run.sweep({"part-0001"}) == ["rollouts/part-x.parquet"]
     assert run.sweep({"part-0001"}) == []
@@ -202,7 +202,7 @@ def test_a_newer_commit_is_refused(tmp_path: Path) -> None:
         "schema_version": 2,
         "unheard": 1,
     }
-    publish(run.fs, run.commit_path(1), orjson.dumps(newer))
+    write_durably(run.fs, run.commit_path(1), orjson.dumps(newer))
     with pytest.raises(SchemaError, match="schema version 2"):
         run.commits()
 
@@ -227,31 +227,31 @@ def flip(path: Path, at: int) -> None:
 
 def test_publishing_twice_is_success_and_other_content_is_not(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    publish(run.fs, run.path("a"), b"one")
-    publish(run.fs, run.path("a"), b"one")
+    write_durably(run.fs, run.path("a"), b"one")
+    write_durably(run.fs, run.path("a"), b"one")
     with pytest.raises(StorageError, match="other content"):
-        publish(run.fs, run.path("a"), b"two")
+        write_durably(run.fs, run.path("a"), b"two")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_publishing_into_an_object_store_puts_once() -> None:
     run = RunDir("memory://bucket/demo")
     run.create({})
-    publish(run.fs, run.path("commits", "a"), b"one")
-    publish(run.fs, run.path("commits", "a"), b"one")
+    write_durably(run.fs, run.path("commits", "a"), b"one")
+    write_durably(run.fs, run.path("commits", "a"), b"one")
     with pytest.raises(StorageError, match="other content"):
-        publish(run.fs, run.path("commits", "a"), b"two")
+        write_durably(run.fs, run.path("commits", "a"), b"two")
     run.fs.rm(run.root, recursive=True)
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot store"):
-        publish(RunDir(tmp_path).fs, str(tmp_path / "nowhere" / "a"), b"one")
+        write_durably(RunDir(tmp_path).fs, str(tmp_path / "nowhere" / "a"), b"one")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(StorageError, match="File too large"):
-            publish(RunDir(tmp_path).fs, str(tmp_path / "a"), b"x" * 5000)
+            write_durably(RunDir(tmp_path).fs, str(tmp_path / "a"), b"x" * 5000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []

@@ -16,9 +16,9 @@ from prorl.schema import TABLES
 from prorl.storage.catalog import StoredRun
 from prorl.storage.compact import ORDER as ORDER_OF_ROWS
 from prorl.storage.compact import checksum, collect, compact
+from prorl.storage.durable import write_durably
 from prorl.storage.groups import GroupIndex
 from prorl.storage.parts import PartReader
-from prorl.storage.publish import publish
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter
 from tests.storage.compacting import (
@@ -132,14 +132,14 @@ def test_a_pack_that_came_out_wrong_replaces_nothing(tmp_path: Path) -> None:
     before = files(run)
 
     def losing(fs: Any, path: str, data: Any) -> None:
-        publish(fs, path, data)
+        write_durably(fs, path, data)
         if "/rollouts/" in path:
             other = run_of_many_parts(tmp_path / "other")
             (file,) = StoredRun(other.root).files("rollouts")[-1:]
             Path(path).write_bytes(Path(other.path(file.path)).read_bytes())
 
     with pytest.raises(StorageError, match="does not hold what it replaces"):
-        compact(run, publish=losing)
+        compact(run, write=losing)
     assert files(run) == before
 
 

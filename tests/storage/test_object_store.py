@@ -18,8 +18,8 @@ from prorl.rows import row_hashes
 from prorl.schema import SCHEMA_VERSION
 from prorl.storage.catalog import StoredRun, query
 from prorl.storage.convert import tables
+from prorl.storage.durable import write_durably
 from prorl.storage.layout import MANIFEST, RunDir
-from prorl.storage.publish import publish
 from prorl.storage.replay import stored_index
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter
@@ -94,8 +94,8 @@ def damage(run: RunDir, path: str) -> None:
 
 def test_a_put_that_came_through_is_success_and_a_second_writer_is_refused(bucket: str) -> None:
     run = RunDir(f"{bucket}/demo")
-    publish(run.fs, run.path("commits", "a"), b"one")
-    publish(run.fs, run.path("commits", "a"), b"one")
+    write_durably(run.fs, run.path("commits", "a"), b"one")
+    write_durably(run.fs, run.path("commits", "a"), b"one")
     with pytest.raises(StorageError, match="does another service write"):
-        publish(run.fs, run.path("commits", "a"), b"two")
+        write_durably(run.fs, run.path("commits", "a"), b"two")
     assert run.fs.cat_file(run.path("commits", "a")) == b"one"

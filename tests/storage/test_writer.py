@@ -22,8 +22,8 @@ from prorl.control import Kind, Rows, TaskRow
 from prorl.errors import ConflictError, StorageError
 from prorl.storage import writer as writer_module
 from prorl.storage.catalog import StoredRun, query
+from prorl.storage.durable import write_durably
 from prorl.storage.layout import RunDir
-from prorl.storage.publish import publish
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter, Written
 from prorl.types import AttemptKey, FailureCode, Sequence
@@ -185,9 +185,9 @@ async def test_an_attempt_superseded_between_reserve_and_commit_is_left_out(tmp_
     def supersede(fs: Any, path: str, content: Any) -> None:
         if "sequences/part" in path and bench.log.state["attempts"]["1"] == 1:
             bench.log.accept((1, 2))
-        publish(fs, path, content)
+        write_durably(fs, path, content)
 
-    bench.writer._publish = supersede
+    bench.writer._write_file = supersede
     async with running(bench):
         bench.add(scored(0))
         bench.add(scored(1))
@@ -251,9 +251,9 @@ async def test_a_full_disk_holds_acks_back_until_there_is_room(
         if "part-" in path and full:
             full -= 1
             raise StorageError(errno.ENOSPC, "no space")
-        publish(fs, path, content)
+        write_durably(fs, path, content)
 
-    bench = Bench(tmp_path, publish=fails)
+    bench = Bench(tmp_path, write=fails)
     bench.log.accept((0, 1))
     async with running(bench):
         bench.add(scored(0))
@@ -267,9 +267,9 @@ async def test_any_other_write_error_ends_the_writer_without_an_ack(tmp_path: Pa
     def fails(fs: Any, path: str, content: Any) -> None:
         if "part-" in path:
             raise StorageError(errno.EIO, "input/output error")
-        publish(fs, path, content)
+        write_durably(fs, path, content)
 
-    bench = Bench(tmp_path, publish=fails)
+    bench = Bench(tmp_path, write=fails)
     bench.log.accept((0, 1))
     await bench.writer.open(bench.log.snapshot())
     bench.add(scored(0))

@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 TEMP_MARK = ".tmp-"
 """A file whose name starts with it was being written when its writer died."""
 
-Publish = Callable[["AbstractFileSystem", str, "bytes | pa.Buffer"], None]
+WriteDurably = Callable[["AbstractFileSystem", str, "bytes | pa.Buffer"], None]
 """(filesystem, path, content): durable and visible when it returns."""
 
 
-def publish(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
+def write_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
     """Make `content` durable under `path`.
 
     Raises StorageError when it cannot, or when the name holds something else.
     """
     if isinstance(fs, LocalFileSystem):
-        publish_local(Path(path), content)
+        write_local(Path(path), content)
     else:
-        publish_object(fs, path, content)
+        write_object(fs, path, content)
 
 
-def publish_local(path: Path, content: bytes | pa.Buffer) -> None:
+def write_local(path: Path, content: bytes | pa.Buffer) -> None:
     """The local rule (Pillai et al., OSDI 2014): rename without fsync can leave an empty file after
     a crash.
     """
@@ -78,7 +78,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def publish_object(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
+def write_object(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
     """Put if absent.
 
     A reply that was lost shows as "exists" on the second try, with equal bytes.
