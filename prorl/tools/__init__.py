@@ -6,8 +6,12 @@ Every sandbox can serve the tools of `catalogue.py`: `bash`, `python`, `files`, 
 `jupyter`. Your own tool is a class in a package of yours:
 
     class Weather:
-        description = "Weather in one city." parameters = {"type": "object", "properties": {"city":
-        {"type": "string"}}, "required": ["city"]}
+        description = "Weather in one city."
+        parameters = {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        }
 
         def __call__(self, city: str) -> str:
             return "sunny"
@@ -15,10 +19,9 @@ Every sandbox can serve the tools of `catalogue.py`: `bash`, `python`, `files`, 
     [project.entry-points."prorl.tools"]
     weather = "mypkg.tools:Weather"
 
-A task of the envs `math`, `code` and `swe` gets it, or one of ours that the env does not offer, with
-`"tools": ["weather", "ipython"]` in its data; an env
-of your own names it in `SandboxSpec.tools` and gives its spec (`prorl.envs.user_tools.user_spec`)
-to the policy.
+A task of the envs `math`, `code` and `swe` gets it, or one of ours that the env does not offer,
+with `"tools": ["weather", "ipython"]` in its data; an env of your own names it in
+`SandboxSpec.tools` and gives its spec (`prorl.envs.user_tools.user_spec`) to the policy.
 
 Where it runs. On the host the module is imported and `description` and `parameters` are read,
 nothing is called. What the policy calls runs inside the sandbox, with the agent's rights and

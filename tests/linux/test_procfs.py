@@ -25,7 +25,10 @@ def test_a_zombie_and_what_is_gone_have_no_start() -> None:
 
 
 def test_a_name_with_brackets_and_spaces_does_not_shift_the_fields() -> None:
-    code = "import ctypes,sys; ctypes.CDLL(None).prctl(15, b') Z 1 (x', 0, 0, 0); print(flush=True); sys.stdin.read()"
+    code = (
+        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') Z 1 (x', 0, 0, 0); print(flush=True);"
+        " sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:

@@ -202,8 +202,10 @@ from prorl.types import SandboxSpec
 async def main():
     found = []
     for more in ({}, {"overlay_bytes": 1 << 24}, {"overlay_bytes": 1 << 24, "fakeroot": True}):
-        async with prorl.sandbox.open("apptainer", SandboxSpec(image=sys.argv[1], **more)) as sandbox:
-            done = await sandbox.exec(["bash", "-c", "id -u; touch /etc/x && echo wrote; cat /root/private"], 20.0)
+        spec = SandboxSpec(image=sys.argv[1], **more)
+        async with prorl.sandbox.open("apptainer", spec) as sandbox:
+            command = "id -u; touch /etc/x && echo wrote; cat /root/private"
+            done = await sandbox.exec(["bash", "-c", command], 20.0)
             found.append(done.output)
     print(json.dumps(found))
 

@@ -105,7 +105,8 @@ def test_what_a_killed_maker_left_is_swept_and_what_a_living_one_makes_is_not(
     registry: Registry,
 ) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from prorl.sandbox.images.registry import Registry\n"
+        "import sys, time; from pathlib import Path\n"
+        "from prorl.sandbox.images.registry import Registry\n"
         "with Registry(Path(sys.argv[1])).workplace() as work:\n"
         "    (work / 'half').write_text('x'); print('made', flush=True); time.sleep(60)"
     )

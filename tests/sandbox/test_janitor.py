@@ -1,4 +1,4 @@
-"""What dead sandboxds leave is swept by whoever opens next; what living ones have is not touched."""
+"""What dead sandboxds leave is swept by whoever opens next; what living ones have stays."""
 
 from __future__ import annotations
 

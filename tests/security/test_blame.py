@@ -1,5 +1,5 @@
-"""Whose fault: each row of `prorl.sandbox.blame`, in every kind, tried by an agent that would rather
-be excused, and by an outside that would rather not be.
+"""Whose fault: each row of `prorl.sandbox.blame`, in every kind, tried by an agent that would
+rather be excused, and by an outside that would rather not be.
 """
 
 from __future__ import annotations

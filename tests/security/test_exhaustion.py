@@ -190,7 +190,7 @@ async def test_limits_of_its_namespaces_are_not_its_own_to_set(box: Box) -> None
 
 
 async def test_shared_memory_without_an_owner_goes_with_the_sandbox(box: Box) -> None:
-    """System V segments belong to a namespace, which ends; in `local` they belong to the machine."""
+    """System V segments belong to a namespace, which ends; those of `local` to the machine."""
     need_walls(box)
     before = Path("/proc/sysvipc/shm").read_text()
     code = (

@@ -36,7 +36,8 @@ async def test_files_and_system_v_objects_are_not_left_to_the_next_of_its_uid(bo
     mark = f"prorl-left-{os.getpid()}-{box.kind}"
     code = (
         "import ctypes, os\nl = ctypes.CDLL(None)\n"
-        "print(l.shmget(0, 4096, 0o1600) >= 0, l.msgget(0, 0o1600) >= 0, l.semget(0, 1, 0o1600) >= 0)"
+        "print(l.shmget(0, 4096, 0o1600) >= 0, l.msgget(0, 0o1600) >= 0,"
+        " l.semget(0, 1, 0o1600) >= 0)"
     )
     folders = "/tmp /var/tmp /dev/shm"
     made = f"for f in {folders}; do mkdir -p $f/{mark}/d; echo x > $f/{mark}/d/x; done; id -u"
@@ -130,7 +131,7 @@ EVIL_TAR = (
 
 
 async def test_an_archive_that_points_outside(box: Box, tmp_path: Path) -> None:
-    """Unpacked inside with the agent's own rights, whatever it says: nothing of it is on the host."""
+    """Unpacked inside with the agent's own rights, whatever it says: the host has nothing of it."""
     need_walls(box)
     mark = f"{os.getpid()}"
     await box.py(EVIL_TAR.replace("{mark}", mark))

@@ -49,7 +49,7 @@ def test_equal_sources_give_equal_bytes_and_no_package_but_ptyprocess() -> None:
 
 
 def test_the_server_imports_nothing_dear(tmp_path: Path) -> None:
-    """Each of these costs a cold start milliseconds; json, re, signal and socket all build enums."""
+    """Each costs a cold start milliseconds; json, re, signal and socket all build enums."""
     bundle.write(tmp_path / "server.pyz")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'server.pyz')!r}); import"

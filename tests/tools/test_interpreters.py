@@ -15,7 +15,10 @@ from prorl.types import SandboxSpec, ToolResult
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOOLS = ("python", "ipython", "jupyter")
 NEEDS = {"ipython": "IPython", "jupyter": "jupyter_client"}
-PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PIXEL = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5"
+    "ErkJggg=="
+)
 
 
 class Interpreter:

@@ -62,7 +62,8 @@ WEATHER = f"""
                 case "open":
                     return sorted(int(name) for name in os.listdir("/proc/self/fd"))
             print("asked for", city)
-            return f"{{degrees(4)}} in {{city}} on {{socket.gethostname()}}, call {{self.calls}}, uid {{os.getuid()}}"
+            where = f"{{city}} on {{socket.gethostname()}}"
+            return f"{{degrees(4)}} in {{where}}, call {{self.calls}}, uid {{os.getuid()}}"
 """
 FILES = {
     "acme/__init__.py": "",
@@ -112,7 +113,9 @@ FILES = {
             def __call__(self): ...
 
         class OddType:
-            description, parameters = "x", {{"type": "object", "properties": {{"city": {{"type": ["string", "null"]}}}}}}
+            city = {{"type": ["string", "null"]}}
+            description = "x"
+            parameters = {{"type": "object", "properties": {{"city": city}}}}
             def __call__(self, city): ...
     """
     ),

@@ -136,7 +136,7 @@ def _unpacked(registry: Registry, sif: str) -> Image:
 
 
 def _unpack_as_nobody(sif: str, work: Path) -> None:
-    """In a mount namespace of its own, so that folders which `nobody` may not enter do not matter."""
+    """In a mount namespace of its own: folders that `nobody` may not enter do not matter."""
     _client()  # imported while we can still read it
     place, nobody = Path("/mnt"), pwd.getpwnam("nobody")
     (work / "image.sif").touch()
@@ -271,7 +271,7 @@ def _run(source: str, argv: list[str]) -> None:
 
 
 def _spython(source: str, recipe: str, work: Path) -> None:
-    """`singularity build --sandbox WORK/tree RECIPE` by spython; success is a folder that is there."""
+    """`singularity build --sandbox WORK/tree RECIPE`, by spython; it worked if that is there."""
     client, tree = _client(), work / "tree"
     _environment(work)
     with redirect_stdout(io.StringIO()) as said:

@@ -5,9 +5,9 @@ NAME -> digest -> a folder that is a root file system, shared read-only by every
     ROOT/names/NAME          the digest that a name stands for now
     ROOT/images/DIGEST/      the folder; complete, because it came by rename
     ROOT/images/DIGEST.json  what it was made from, its size
-    ROOT/hashes/KEY          digest of a .sif by (path, size, mtime, inode), so that a file is read once
+    ROOT/hashes/KEY          digest of a .sif by path, size, mtime and inode: it is read once
     ROOT/locks/DIGEST        shared: in use by a sandboxd; exclusive: being unpacked or removed
-    ROOT/work/TOKEN/         in the making; TOKEN.lock is held by its maker, so the next one knows what a dead maker left
+    ROOT/work/TOKEN/         in the making; its maker holds TOKEN.lock: without, it is a dead one's
 
 Locks are flock(2): they end with their holder, however it dies. A digest is the sha256 of a .sif,
 or of a tree's names, modes, links and contents. Owned by one user. Not promised: a registry shared
@@ -132,7 +132,7 @@ class Registry:
         )
 
     def digest_of_file(self, path: str) -> str:
-        """sha256 of a .sif; reads the whole file unless it is known by path, size, mtime and inode."""
+        """sha256 of a .sif; reads all of it unless it is known by path, size, mtime and inode."""
         about = os.stat(path)
         key = f"{os.path.realpath(path)}|{about.st_size}|{about.st_mtime_ns}|{about.st_ino}"
         note = (

@@ -1,8 +1,8 @@
 """Which kinds of sandbox there are: one row and one module each, then users' own.
 
 A kind is a file whose `KIND` (`prorl.sandbox.kind.Kind`) says how it starts and what it can do, and
-one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all read. Yours is
-an entry point of an installed package, never chosen by `auto`:
+one row of `CATALOGUE`, which config, sandboxd, `prorl doctor`, benchmarks and docs all read. Yours
+is an entry point of an installed package, never chosen by `auto`:
 
     [project.entry-points."prorl.sandbox_kinds"]
     microvm = "mypkg.microvm:KIND"

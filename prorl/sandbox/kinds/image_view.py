@@ -8,9 +8,9 @@ changes. Otherwise the image belongs to whoever runs sandboxd, or is foreign.
 Our Python runs with the host's own C library, so an image may be old, musl, or have no Python at
 all; bash is all that it needs:
 
-    /opt/prorl/host        the host's /usr: dynamic loader, libraries, and our Python if it is installed there
+    /opt/prorl/host        the host's /usr: loader, libraries, our Python if it is installed there
     /opt/prorl/part0 ...   what else our Python runs from
-    /opt/prorl/bin         python, python3: scripts for images that have none; the image's own come first on PATH
+    /opt/prorl/bin         python and python3 for images that have none: last on PATH
 """
 
 from __future__ import annotations

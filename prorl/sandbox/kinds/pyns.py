@@ -3,9 +3,9 @@
 The order of the steps is the whole secret.
 
     launcher (ordinary uid)  unshare user, mount, pid, net, ipc, uts, cgroup -> fork
-    `- pid 1                 a root of its own on tmpfs, /usr read-only, own /dev /proc /tmp /workspace, pivot_root,
-                             second user namespace (uid 1000, no capability over the mounts),
-                             limits, tool server
+    `- pid 1                 a root of its own on tmpfs, /usr read-only, own /dev /proc /tmp
+                             /workspace, pivot_root, second user namespace (uid 1000, no
+                             capability over the mounts), limits, tool server
 
 pid 1 is the tool server, so nothing inside can kill it, and its end takes every process, mount and
 file of the sandbox along. It dies with the launcher, the launcher with the zygote, the zygote with

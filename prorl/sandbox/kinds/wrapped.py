@@ -2,7 +2,8 @@
 namespace of our own around it.
 
     guard (launcher)  new mount and pid namespace -> fork
-    `- pid 1          ordinary uid -> exec of the foreign launcher, which ends with its container; or, as `reaper`, in a child
+    `- pid 1          ordinary uid -> exec of the foreign launcher, which ends with its container;
+                      or, as `reaper`, the parent of it
 
 Killing pid 1 kills its FUSE helpers and every daemon inside, and the guard's `waitpid` returns
 after the last of them. As root the namespaces need no user namespace; otherwise one with our own
@@ -51,7 +52,7 @@ class Foreign(NamedTuple):
 
 
 class Mount(NamedTuple):
-    """Something to mount in the sandbox's own mount namespace: a file over another, a tmpfs, ptys."""
+    """To be mounted in the sandbox's own mount namespace: a file over another, a tmpfs, ptys."""
 
     target: str
     source: str = "tmpfs"

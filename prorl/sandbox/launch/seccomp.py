@@ -6,8 +6,8 @@ before (CVE lists of bpf, io_uring, userfaultfd, keyctl; TIOCSTI). Sockets are t
 a network namespace does not hold AF_VSOCK, which reaches from a virtual machine into its host.
 `clone3` answers ENOSYS, so that libc falls back to `clone`, whose flags a filter can read.
 `prlimit64` sets limits of the caller only: with its own uid's rights a program could give the tool
-server a second of CPU time, and its end would look like a kill from outside. Format: linux/filter.h,
-linux/seccomp.h.
+server a second of CPU time, and its end would look like a kill from outside. Format:
+linux/filter.h, linux/seccomp.h.
 """
 
 from __future__ import annotations

@@ -134,7 +134,9 @@ class Zygote:
 
 
 def main() -> None:
-    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID TOOL_SERVER_MODULE KIND=MODULE:ATTRIBUTE...`."""
+    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID SERVER_MODULE KIND=PLACE...`, a
+    place being `module:attribute`.
+    """
     control_fd, parent, module, *kinds = sys.argv[1:]
     calls.die_with_parent(signal.SIGKILL)
     if os.getppid() != int(parent):

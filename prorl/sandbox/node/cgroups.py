@@ -2,7 +2,8 @@
 processes, CPU time where asked.
 
     version 1   <mount of the controller>/prorl-<name>/<sandbox>     as root
-    version 2   <our own group>/prorl-<name>/<sandbox>               delegated to us (`systemd-run --user --scope -p Delegate=yes ...`)
+    version 2   <our own group>/prorl-<name>/<sandbox>               where it is delegated to us, by
+                                                                     systemd-run -p Delegate=yes
                 <the top group>/prorl-<name>/<sandbox>               as root outside a container
 
 Chosen by trying, per controller: a hybrid machine has memory in version 1 and none in version 2. A
@@ -102,7 +103,7 @@ class Cgroups:
     def out_of_memory(folders: tuple[str, ...]) -> bool:
         """Whether the kernel has killed something in these groups because they reached their limit.
 
-        It counts those that it killed when the whole machine ran out, too, which is not their doing.
+        It counts those that it killed when the whole machine ran out, too: not their doing.
         """
         for folder in map(Path, folders):
             reached = _count(folder / "memory.events", "oom") or _was_full(folder)
@@ -120,7 +121,7 @@ class Cgroups:
 
 
 def usable() -> dict[str, int]:
-    """The version in which each controller seems to be ours to use; nothing is changed to find out."""
+    """The version in which each controller seems to be ours to use; changes nothing to find out."""
     base = delegated_base()
     second = _words(base / "cgroup.controllers") if base else []
     first = [
@@ -160,7 +161,7 @@ def delegated_base(mounts: str | None = None, own: str | None = None) -> Path | 
 
 
 def _is_top(group: Path) -> bool:
-    """Only the top group of the machine has no type, and may have processes beside limited groups."""
+    """The top group of the machine: it alone has no type, and may hold processes beside groups."""
     return not (group / "cgroup.type").exists()
 
 

@@ -9,9 +9,12 @@ that leaves on disk the next daemon in the same root removes.
 Requests over its Unix socket (frames of `wire.py`; `id` pairs answers with questions, several may
 be open at once):
 
-    {"op": "start" | "reserve", "owner", "purpose", "spec"}   {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
+    {"op": "start" | "reserve", "owner", "purpose", "spec"}
+    {"op": "stop", "sandbox_id"}   {"op": "stop_owner", "owner"}
     {"op": "fate", "sandbox_id", "seen"}   {"op": "status"}   {"op": "hello"}
-    {"op": "claim", "key", "claim"}   {"op": "settle", "claim", "outcome"}      prepared workspaces (`snapshots.py`)
+    {"op": "claim", "key", "claim"}   {"op": "settle", "claim", "outcome"}
+
+The last two are for prepared workspaces (`snapshots.py`).
 
 A request whose client goes away before the answer is cancelled: a sandbox that nobody heard of does
 not stay. Its claims are given up.

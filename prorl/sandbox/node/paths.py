@@ -3,8 +3,8 @@ run's own path.
 
 A Unix socket's path may have 107 bytes; Slurm and Lustre paths pass that easily.
 
-    /tmp/prorl-<uid>/<hash of root>/owner     which root this is; locked (flock) as long as its sandboxd lives
-    /tmp/prorl-<uid>/<hash of root>/<id>      one socket per sandbox
+    /tmp/prorl-<uid>/<hash of root>/owner   which root this is; locked while its sandboxd lives
+    /tmp/prorl-<uid>/<hash of root>/<id>    one socket per sandbox
 
 The kernel frees the lock with the process, so whoever can take it knows that its owner is dead
 (`orphans`), wherever the root was and whether or not it is still there. Not promised: a lock

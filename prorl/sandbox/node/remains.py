@@ -1,8 +1,8 @@
 """What the processes of a uid leave on the host outside of their sandbox's folder, for kinds that
 share the host's files and IPC namespace: the next sandbox of that uid would own it.
 
-Looked for where any user may write: `FOLDERS`, and folders of root's below them. Not found: a file in
-a folder that another sandbox opened to everybody, which goes with that one. Blocking.
+Looked for where any user may write: `FOLDERS`, and folders of root's below them. Not found: a file
+in a folder that another sandbox opened to everybody, which goes with that one. Blocking.
 """
 
 from __future__ import annotations

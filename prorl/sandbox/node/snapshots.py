@@ -1,11 +1,12 @@
 """Who prepares a workspace, and where its copy lies: one maker per key at a time, everybody else
 waits for the outcome.
 
-    claim(key) -> Answer(path, "make")      nobody has it: prepare, write a snapshot to the path, settle
-               -> Answer(path, "copy")      restore from the path, settle
-               -> Answer("", "plain")       not worth keeping: prepare without a word
+    claim(key) -> Answer(path, "make")   nobody has it: prepare, write a snapshot to it, settle
+               -> Answer(path, "copy")   restore from the path, settle
+               -> Answer("", "plain")    not worth keeping: prepare without a word
 
-    settle(kept | given_up | plain)        a maker that gives up, or whose connection ends, leaves the key to the next who waits
+    settle(kept | given_up | plain)      a maker that gives up, or whose connection ends, leaves the
+                                         key to the next who waits
 
 Owned by sandboxd's loop; the files are written and read by its clients, which are of its own user
 and host. The least recently used are removed when all together are larger than the limit; those in

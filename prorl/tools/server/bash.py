@@ -113,7 +113,7 @@ class Bash:
         self._listens = True
 
     def _next(self) -> int:
-        """Numbers of commands are even; the odd one before says that the shell could not read it."""
+        """Commands have even numbers; the odd one before says that the shell could not read it."""
         self._sequence += 2
         return self._sequence
 

@@ -31,7 +31,8 @@ flush = OutStream.flush
 def lazily(stream):
     pipe = [stream._fid] if hasattr(stream, "_fid") else []
     for _ in range(100):
-        if not (stream._flush_pending or stream._subprocess_flush_pending or select(pipe, [], [], 0)[0]):
+        pending = stream._flush_pending or stream._subprocess_flush_pending
+        if not pending and not select(pipe, [], [], 0)[0]:
             return
         flush(stream)
 OutStream.flush = lazily
@@ -73,7 +74,8 @@ def show(message: Any) -> None:
         print(data.get("text/plain", ""))
         for mime in images:
             os.makedirs(".ipython", exist_ok=True)
-            path = f".ipython/{len(os.listdir('.ipython')) + 1}.{mime.partition('/')[2].partition('+')[0]}"
+            ending = mime.partition("/")[2].partition("+")[0]
+            path = f".ipython/{len(os.listdir('.ipython')) + 1}.{ending}"
             keep(path, data[mime])
             print(f"[{mime}: {path}]")
     elif kind == "error":

@@ -2,13 +2,15 @@
 
 Started by `serve` with descriptors that exist already.
 
-    {"id", "op": "hello"}                                        -> {"id", "ok": true, "workspace", "tools"}
-    {"id", "op": "call", "tool", "arguments", "timeout_s"}       -> {"id", "ok": true, "exit_code", "duration_s", ...} + output
-    {"id", "op": "exec", "argv", "timeout_s"} + stdin            -> the same
-    {"id", "op": "put", "path", "mode", "offset"} + content      -> {"id", "ok": true}
-    {"id", "op": "get", "path", "offset", "max_bytes"}           -> {"id", "ok": true, "size"} + content
-    {"id", "op": "pack" | "pack_read" | "unpack", ...}            -> the workspace as a tar (`archive.py`)
-    anything wrong                                               -> {"id", "ok": false, "error", "missing"}
+    {"op": "hello"}                                      -> {"workspace", "tools"}
+    {"op": "call", "tool", "arguments", "timeout_s"}     -> {"exit_code", "duration_s" ...} + output
+    {"op": "exec", "argv", "timeout_s"} + stdin          -> the same
+    {"op": "put", "path", "mode", "offset"} + content    -> {}
+    {"op": "get", "path", "offset", "max_bytes"}         -> {"size"} + content
+    {"op": "pack" | "pack_read" | "unpack", ...}         -> the workspace as a tar (`archive.py`)
+    anything wrong                                       -> {"error", "missing"}
+
+Each question has an `id`, which its answer repeats beside `ok`.
 
 The listening socket was made outside, so its file is out of the agent's reach. Calls of several
 clients are served in turn.

@@ -145,9 +145,8 @@ class Python:
                 os.kill(self._pid, signal.SIGINT)
                 if self._wait(output, time.monotonic() + INTERRUPT_S) is None:
                     self.stop()
-                    output.feed(
-                        f"\n[the {self.noun} did not stop and was killed; its state is lost]\n".encode()
-                    )
+                    words = f"the {self.noun} did not stop and was killed; its state is lost"
+                    output.feed(f"\n[{words}]\n".encode())
         except ProcessLookupError:
             self.stop()
         finally:

@@ -39,7 +39,7 @@ environment, but not the parts of the marker.
 
 
 def introduction(sequence: int, fd: int) -> str:
-    """The first line to a new shell: have it evaluate `setup`, which it finds in descriptor `fd`."""
+    """The first line to a new shell: have it evaluate `setup`, to be read from descriptor `fd`."""
     return f'__prorl_n={sequence};IFS= read -rd "" -u {fd} __prorl_c;eval "$__prorl_c"\n'
 
 
