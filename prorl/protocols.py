@@ -180,8 +180,8 @@ class Renderer(Protocol):
         and warm starts.
         """
 
-    def assistant_starts(self, ids: Int32) -> int:
-        """How often the assistant starts to speak in ids that this renderer made."""
+    def starts_segment(self, messages: Sequence[Message]) -> bool:
+        """Whether new messages begin a new segment, since the template would rewrite its past."""
 
 
 class Backend(Protocol):

@@ -170,10 +170,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message for people.
-
-    Token ids never come from here again once a prompt has been rendered.
-    """
+    """One message for people: no ids come from here again once a prompt was rendered."""
 
     role: str
     """`system`, `user`, `assistant`, `tool`, `grader`, or one that the model's template knows."""
@@ -213,8 +210,9 @@ class GenerateRequest:
     """Told the pieces of a reply while it streams; together they are a beginning of the completion.
     """
     task: Task | None = None
-    """Only for scripted backends in this process; never sent over a wire."""
+    """This and what follows: for scripted backends in this process; never sent over a wire."""
     sample_index: int = 0
+    turn: int = 0
     run_seed: int = 0
 
 

@@ -282,6 +282,7 @@ class _Attempt:
             min_version=PolicyVersion(self._min_version),
             task=context.task,
             sample_index=context.sample_index,
+            turn=turn,
             run_seed=context.run_seed,
         )
 

@@ -32,7 +32,7 @@ from prorl.types import (
 if TYPE_CHECKING:
     from prorl.backends.catalogue import BackendContext
     from prorl.protocols import Backend, Env, Renderer
-    from prorl.types import Float32, Int32, Task
+    from prorl.types import Float32, Int32
 
 WRONG_ANSWER = "I do not know."
 
@@ -218,19 +218,12 @@ class Oracle:
         if not self._is_right(request):
             return self._useless(request)
         env = self._env(task.env)
-        reference, turn = env.reference(task), self._turn(request.prompt_ids_L, task, env)
-        if turn < len(reference.calls):
+        reference = env.reference(task)
+        if request.turn < len(reference.calls):
             return self._say(
-                Message(role="assistant", content="", tool_calls=(reference.calls[turn],))
+                Message(role="assistant", content="", tool_calls=(reference.calls[request.turn],))
             )
         return self._say(Message(role="assistant", content=reference.answer))
-
-    def _turn(self, prompt_ids_L: Int32, task: Task, env: Env) -> int:
-        """Assistant starts beyond those of the first prompt, which may hold worked examples."""
-        first = self._renderer.prompt(env.messages(task), env.tools(task))
-        return self._renderer.assistant_starts(prompt_ids_L) - self._renderer.assistant_starts(
-            first
-        )
 
     def _say(self, message: Message) -> Spoken:
         return Spoken(self._renderer.completion(message))

@@ -118,15 +118,9 @@ class ChatMLRenderer:
         """
         return self._ids(*self._assistant_parts(message), _END)
 
-    def assistant_starts(self, ids: Int32) -> int:
-        """How often the assistant starts to speak in ids that this renderer made."""
-        pattern = self._assistant_L
-        if len(ids) < len(pattern):
-            return 0
-        starts = np.flatnonzero(ids[: len(ids) - len(pattern) + 1] == pattern[0])
-        return sum(
-            bool(np.array_equal(ids[start : start + len(pattern)], pattern)) for start in starts
-        )
+    def starts_segment(self, messages: Sequence[Message]) -> bool:
+        """Never: this format drops nothing of its past."""
+        return False
 
     def _ids(self, *parts: str) -> Int32:
         """Markers become specials; every other part is plain text."""

@@ -297,7 +297,3 @@ class TemplateRenderer:
             "a family whose history shows what was said",
             "scripted policies need another model's directory",
         )
-
-    def assistant_starts(self, ids: Int32) -> int:
-        """How often a turn ended in ids that this renderer made, and one: the assistant's starts."""
-        return 1 + int(np.isin(ids, tuple(self._end_ids.values())).sum())

@@ -27,7 +27,11 @@ TASK = Task(
 
 
 def _request(
-    prompt: NDArray[np.int32], task: Task | None = TASK, sample_index: int = 0, seed: int = 0
+    prompt: NDArray[np.int32],
+    task: Task | None = TASK,
+    sample_index: int = 0,
+    seed: int = 0,
+    turn: int = 0,
 ) -> GenerateRequest:
     return GenerateRequest(
         prompt_ids_L=prompt,
@@ -38,6 +42,7 @@ def _request(
         session="s",
         task=task,
         sample_index=sample_index,
+        turn=turn,
     )
 
 
@@ -46,7 +51,7 @@ def _prompt(task: Task = TASK) -> NDArray[np.int32]:
     return RENDERER.prompt(env.messages(task), env.tools(task))
 
 
-async def test_the_oracle_reads_its_turn_from_the_ids() -> None:
+async def test_the_oracle_says_what_its_turn_asks_for() -> None:
     first = _prompt()
     called = await open_backend("scripted:oracle", RENDERER, get_env).generate(_request(first))
     assert [call.name for call in RENDERER.parse(called.token_ids_C).tool_calls] == ["python"]
@@ -55,7 +60,8 @@ async def test_the_oracle_reads_its_turn_from_the_ids() -> None:
     )
     second = np.concatenate([first, called.token_ids_C, bridge])
     # A backend that never saw the first turn knows where it is.
-    answered = await open_backend("scripted:oracle", RENDERER, get_env).generate(_request(second))
+    again = open_backend("scripted:oracle", RENDERER, get_env)
+    answered = await again.generate(_request(second, turn=1))
     assert RENDERER.parse(answered.token_ids_C).content.endswith("#### 24")
 
 
