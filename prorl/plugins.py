@@ -30,16 +30,17 @@ import difflib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import blake2b
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prorl.errors import RolloutError, UserError, boundary
 from prorl.failures import FailureCode
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 TOOLS = "prorl.tools"
 NO_PARTS: Mapping[str, str] = {}
@@ -47,6 +48,9 @@ NO_PARTS: Mapping[str, str] = {}
 
 def registered(group: str) -> dict[str, EntryPoint]:
     """Users' entry points of a group; imports nothing of theirs."""
+    # here: the zygote imports this module, and every sandbox is a fork of all that it has imported
+    from importlib.metadata import entry_points
+
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         found.setdefault(point.name, point)
@@ -138,6 +142,8 @@ def _from_place(group: str, name: str, error: type[UserError]) -> Any:
 
 def _import_file(path: Path) -> ModuleType:
     """A file as a module of its own, once a process; its folder comes last in the search path."""
+    from hashlib import blake2b
+
     path = path.absolute()
     module_name = f"prorl_user_{path.stem}_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if module_name in sys.modules:

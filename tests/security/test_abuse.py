@@ -86,6 +86,38 @@ async def test_no_descriptor_of_ours_is_open_inside(box: Box) -> None:
     assert output == "[0, 1, 2, 3]\n"  # 3 is the listing itself
 
 
+SELF = (
+    "import os\nprint(sorted(os.environ))\nprint([word.partition('=')[0] for word in"
+    " open('/proc/self/environ').read().split('\\0') if word])\nprint([os.path.exists(f'/proc/self/"
+    "fd/{fd}') and os.readlink(f'/proc/self/fd/{fd}').partition(':')[0] for fd in range(1024)][:8])\n"
+    "print([fd for fd in range(4, 1024) if os.path.exists(f'/proc/self/fd/{fd}')])"
+)
+PRIVATE = "environ maps fd mem stack syscall auxv cwd root exe io smaps map_files"
+
+
+async def test_a_forked_interpreter_has_nothing_of_who_forked_it(box: Box) -> None:
+    """The zygote forks the tool server, which forks this: neither's environment, descriptors or
+    identity is left in it.
+    """
+    done = await box.sandbox.call("python", {"code": SELF}, 20.0)
+    environ, first_environ, descriptors, others = map(eval, done.output.splitlines())
+    ours = {"GIT_PAGER", "HOME", "LANG", "LOGNAME", "PAGER", "PATH", "SHELL", "TERM", "USER"}
+    assert set(environ) == {*ours, "PYTHONDONTWRITEBYTECODE"}
+    foreign = {"PWD", "SHLVL", "OLDPWD", "_", "LC_CTYPE"}
+    runtime = ("APPTAINER", "SINGULARITY", "PROMPT_COMMAND", "PS1")
+    outside = {name for name in first_environ if name.startswith(runtime)}
+    assert set(first_environ) <= {*environ, *foreign, *outside}
+    assert descriptors[:4] == ["/dev/null", "pipe", "pipe", "socket"]
+    assert others == []
+
+
+async def test_nothing_of_the_tool_server_can_be_read(box: Box) -> None:
+    need_own_uid(box)
+    for place in PRIVATE.split():
+        code, output = await box.sh(f"ls /proc/$PPID/{place}/ || head -c 10 /proc/$PPID/{place}")
+        assert code != 0, (place, output)
+
+
 async def test_network(box: Box) -> None:
     need_walls(box)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -98,6 +98,7 @@ class Zygote:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._control.close()
+            self._pids.clear()
             calls.die_with_parent(signal.SIGKILL)
             if launch.user_tools:
                 launch = replace(launch, user_tools_fd=os.open(launch.user_tools, os.O_RDONLY))
