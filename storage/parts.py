@@ -47,7 +47,6 @@ _TEXT = {
 def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
     """Parquet bytes of one table of a part; the column `run_id` is filled in."""
     rows = conform(rows, table, run_id)
-    check_schema(rows.schema, TABLES[table], f"{table} of {part}")
     sequences = table == "sequences"
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
@@ -67,21 +66,23 @@ def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
 
 
 def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
-    """Rows of an older file with all columns of today: `run_id` is the run's, others are null."""
+    """Rows of an older file with all columns of today: `run_id` is the run's, others are null, or
+    empty text where null is not allowed.
+
+    Raises SchemaError for columns that this table does not have, or lacks and cannot make up.
+    """
     schema = TABLES[table]
-    own = pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)
-    columns = [
-        own
-        if field.name == "run_id"
-        else rows.column(field.name)
-        if field.name in rows.column_names
-        else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-        if field.nullable or field.name in rows.column_names
-    ]
-    if len(columns) < len(schema):
-        return rows
-    return pa.Table.from_arrays(columns, schema=schema)
+    columns = {name: rows.column(name) for name in rows.column_names}
+    for field in schema:
+        if field.name == "run_id":
+            columns[field.name] = pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)
+        elif field.name not in columns and field.nullable:
+            columns[field.name] = pa.nulls(rows.num_rows, field.type)
+        elif field.name not in columns and pa.types.is_string(field.type):
+            columns[field.name] = pa.repeat(pa.scalar("", field.type), rows.num_rows)
+    if set(columns) != set(schema.names):
+        check_schema(rows.schema, schema, f"a part of {table}")
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _by_size(rows: pa.Table) -> list[tuple[int, int]]:

@@ -89,6 +89,8 @@ MEANINGS: dict[str, str] = {
     "index": "place in the transcript, from 0",
     "role": "system, user, assistant, tool, or grader",
     "content": "text, as it was said",
+    "reasoning": "what the policy thought before it spoke, where the template separates it",
+    "call_id": "of a tool's answer: the call that it answers",
     "name": "of the tool that answers; else empty",
     "event_seq": "number of the event, dense per run",
     "event": "decided, delivered or stale",

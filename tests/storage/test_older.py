@@ -1,0 +1,57 @@
+"""Files from before a column was: read, queried, compacted, and whole afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prorl.errors import SchemaError
+from prorl.storage.catalog import StoredRun
+from prorl.storage.compact import collect, compact
+from prorl.storage.layout import Commit, RunDir
+from prorl.storage.parts import conform, part_file
+from prorl.storage.verify import verify
+from tests.storage.compacting import run_of_many_parts
+
+LATER = {"rollouts": ["run_id"], "messages": ["run_id", "reasoning"], "turns": ["run_id"]}
+
+
+def aged(run: RunDir) -> None:
+    """Take columns out of every file that has them, as if it had been written before they were."""
+    for commit in run.commits():
+        files = []
+        for file in commit.files:
+            path = Path(run.path(file.path))
+            rows = pq.read_table(path)
+            rows = rows.drop_columns(LATER.get(file.table, []))
+            pq.write_table(rows, path, write_page_checksum=True)
+            content = pa.py_buffer(path.read_bytes())
+            files.append(part_file(file.table, path.stem, rows.num_rows, content))
+        older = Commit(
+            commit_seq=commit.commit_seq, part=commit.part, files=tuple(files), run_id=run.name
+        )
+        Path(run.commit_path(commit.commit_seq)).write_bytes(older.dumps())
+
+
+def test_files_without_a_column_of_today_are_read_and_compacted(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    before = StoredRun(run.root).read("messages", ["content"]).sort_by("content")
+    aged(run)
+    asked = "select count(*) as n, count(run_id) as named from rollouts"
+    assert StoredRun(run.root).sql(asked).to_pylist() == [{"n": 25, "named": 0}]
+    assert verify(run.root) == []
+    compact(run)
+    collect(run, grace_s=0)
+    assert StoredRun(run.root).sql(asked).to_pylist() == [{"n": 25, "named": 25}]
+    assert StoredRun(run.root).read("messages", ["content"]).sort_by("content") == before
+    assert set(StoredRun(run.root).read("messages").column("reasoning").to_pylist()) == {""}
+    assert verify(run.root) == []
+
+
+def test_a_column_that_cannot_be_made_up_is_missed(tmp_path: Path) -> None:
+    rows = StoredRun(run_of_many_parts(tmp_path).root).read("rollouts")
+    with pytest.raises(SchemaError, match="num_turns"):
+        conform(rows.drop_columns(["num_turns"]), "rollouts", "demo")
