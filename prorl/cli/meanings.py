@@ -21,6 +21,7 @@ MEANINGS: dict[str, str] = {
     "sampling": "sampling parameters that were asked for",
     "tasks.sampling": "sampling parameters of this group as JSON; empty = the run's",
     "limits": "budgets of the rollout, seconds that remain and counts",
+    "renderer": "how messages become ids: a template's name or a directory",
     "backend": "model server; a key of `backends` in the manifest, which names policy and hash",
     "min_version": "oldest policy version that sampled a token; -1 without one",
     "max_version": "newest policy version that sampled a token; -1 without one",
