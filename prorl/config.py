@@ -56,7 +56,7 @@ class SandboxConfig(_Model):
 
     kind: str = Field(
         default="auto",
-        description="of `prorl/sandbox/kinds/`: apptainer, bwrap, pyns, local; auto = strongest here",
+        description="one of `prorl/sandbox/kinds/`; auto = the strongest that works here",
     )
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
     warm: int = Field(

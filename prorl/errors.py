@@ -1,15 +1,18 @@
 """Every error that prorl raises, and the one place where a foreign exception becomes ours.
 
     ProrlError
-    |-- UserError (ValueError)            the caller can mend it: what was given, what was expected, how to mend it
+    |-- UserError (ValueError)            the caller can mend it: what was given, what was
+    |   |                                 expected, how to mend it
     |   |-- ConfigError                   a config file, flag or environment variable
     |   |-- TaskError                     a task file or row
-    |   |-- ForbiddenError                the role of the caller's certificate may not do this (HTTP 403)
-    |   |-- SchemaError                   a record, batch or run directory of another shape or version
-    |   `-- ConflictError                 same key with another content, cursor ahead of the log, name taken (HTTP 409)
+    |   |-- ForbiddenError                the caller's certificate may not do this (HTTP 403)
+    |   |-- SchemaError                   a record, batch or directory of another shape or version
+    |   `-- ConflictError                 same key with another content, cursor ahead of the log,
+    |                                     name taken (HTTP 409)
     |-- NotFoundError (LookupError)       an unknown run, group, rollout, sandbox (HTTP 404)
-    |-- FencedError                       a write for an attempt that the log has superseded (HTTP 409)
-    |-- UnavailableError (ConnectionError) a process, socket or service that is not there now; trying again may help
+    |-- FencedError                       a write for a superseded attempt (HTTP 409)
+    |-- UnavailableError (ConnectionError)  a process, socket or service that is not there now;
+    |                                     trying again may help
     |-- StorageError (OSError)            the store could not make something durable
     `-- RolloutError                      a rollout failed; becomes a row, never a crash
         |-- SandboxError                  the sandbox could not be made, reached or kept

@@ -14,9 +14,9 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 |---|---|---|
 | prorl.envs | class or function without arguments that gives an env | `prorl.protocols.Env` |
 | prorl.agents | the same for an agent | `prorl.protocols.Agent` |
-| prorl.backends | function that opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
+| prorl.backends | opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
 | prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
-| prorl.renderers | function of a `RendererSpec` that gives a renderer | `prorl.protocols.Renderer` |
+| prorl.renderers | makes a renderer of a `RendererSpec` | `prorl.protocols.Renderer` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |
 
 A name of ours wins over a user's; of two packages that register one name, the one that Python finds

@@ -11,7 +11,8 @@ masks the rollout and never scores it 0.
 ... def short(task, artefact):
 ...     return float(len(artefact) < 10)
 >>> rubric = Rubric((short, 0.5))
->>> score = asyncio.run(rubric.score(Task(task_id="t", env="e", prompt=""), b"42", None, Deadline(1.0)))
+>>> task = Task(task_id="t", env="e", prompt="")
+>>> score = asyncio.run(rubric.score(task, b"42", None, Deadline(1.0)))
 >>> score.reward, score.log
 (0.5, 'short = 1 (weight 0.5)')
 """

@@ -1,8 +1,7 @@
-"""Token sequences as columns: records <-> SEQUENCE structs, what a valid one is, and the view of full
-length for clients without our code.
+"""Token sequences as columns: records <-> SEQUENCE structs, what is valid, the view of full length.
 
-Vectorised over a batch. Token ids and logprobs are copied once from numpy into Arrow buffers and
-are never Python lists.
+The last is for clients without our code. Vectorised over a batch. Token ids and logprobs are copied
+once from numpy into Arrow buffers and are never Python lists.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
 
 
 def _versions_fit(kinds: np.ndarray[Any, Any], versions: np.ndarray[Any, Any]) -> bool:
-    """What trains says which weights sampled it; what was sampled and does not train may not know."""
+    """What trains says which weights sampled it; what does not train may not know."""
     lowest = np.where(kinds == SpanKind.TRAINED, 0, -1)
     return bool((versions >= lowest).all() and (versions[kinds == SpanKind.CONTEXT] == -1).all())
 

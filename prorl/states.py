@@ -1,4 +1,4 @@
-"""Where a rollout, its group and its attempt may be: the states that log, columns and views name."""
+"""Where a rollout, its group and its attempt may be, as log, columns and views name it."""
 
 from __future__ import annotations
 

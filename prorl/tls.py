@@ -5,8 +5,8 @@
     join = Join.read(path)                       # there
 
 `prorl serve --listen HOST:PORT` is the only way to be reached from another host, and it always
-means TLS with certificates on both sides. A certificate names a role and not an address: a
-server answers to the name of its role, so that nodes whose addresses nobody knows in advance (Slurm) need
+means TLS with certificates on both sides. A certificate names a role and not an address: a server
+answers to the name of its role, so that nodes whose addresses nobody knows in advance (Slurm) need
 no certificate of their own. The role says what its holder may do (`prorl.access`); the bearer token
 in the same file can be changed without new certificates.
 

@@ -46,8 +46,10 @@ class ByteTokenizer:
     """Each UTF-8 byte is an id, specials follow: no vocabulary, no files, nothing to download.
 
     >>> tokenizer = ByteTokenizer()
-    >>> tokenizer.encode("<think>").tolist() == list(b"<think>"), tokenizer.decode(np.array([72, 105, 263], dtype=np.int32))
-    (True, 'Hi<think>')
+    >>> tokenizer.encode("<think>").tolist() == list(b"<think>")
+    True
+    >>> tokenizer.decode(np.array([72, 105, 263], dtype=np.int32))
+    'Hi<think>'
     """
 
     def __init__(self) -> None:

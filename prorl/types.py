@@ -201,8 +201,8 @@ class GenerateRequest:
     min_version: PolicyVersion = PolicyVersion(0)
     """No backend with older weights may continue this rollout."""
     known_version: PolicyVersion = PolicyVersion(0)
-    """Newest version of the run that is known here: the label of who is asked for none (a script, or
-    weights that the trainer itself brought to the servers).
+    """Newest version of the run that is known here: the label of who is asked for none (a script,
+    or weights that the trainer itself brought to the servers).
     """
     weights: str = ""
     """How labels of this run's weights begin; empty = none was published through the service."""

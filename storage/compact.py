@@ -45,7 +45,7 @@ PACK = "pack-"
 """How the files of a compaction are called."""
 
 PACK_BYTES = 192 << 20
-"""Arrow bytes of one table in one pack, about: what compaction has in memory, two or three times."""
+"""Arrow bytes of one table in one pack, about; compaction has two or three times that in memory."""
 
 FULL_BYTES = 64 << 20
 """A pack with so many Arrow bytes is never written again."""

@@ -134,7 +134,7 @@ class LiveOrder:
         self._clock, self._used_at = clock, clock()
         self._kept: dict[int, int] = {}
         self._oldest_first: list[_Entry] = []
-        """A heap over `_kept`; an entry whose group is no longer kept is skipped when it comes up."""
+        """A heap over `_kept`; an entry whose group is not kept any more is skipped."""
         self._decisions = count()
         self._delivered: list[int] = []
         self._cursors: dict[str, int] = {}

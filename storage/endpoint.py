@@ -210,7 +210,7 @@ class Endpoint:
         return run, seq, await run.order.take(wanted)
 
     def _locate(self, run: ServedRun, seq: int, given: Given) -> Planned:
-        """Longest prefix of the groups that lies in one hot file, writing those that are not hot."""
+        """Longest prefix of the groups that lies in one hot file; writes those that are not hot."""
         places: list[Location] = []
         for delivery_seq, group_id in enumerate(given.groups, seq):
             key = (run.order.run_id, group_id)

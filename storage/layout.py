@@ -1,11 +1,14 @@
 """The run directory: what lies where, and what a reader may open.
 
     RUN/manifest.json                        config, hashes and versions; the gateway writes it
-    RUN/commits/0000000001.json              one per commit: the files that it made visible, with rows, bytes, sha256
-    RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their rows now
+    RUN/commits/0000000001.json              one per commit: the files that it made visible, with
+                                             rows, bytes, sha256
+    RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their
+                                             rows now
     RUN/{sequences,rollouts,turns,messages,groups,tasks}/PART.parquet
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
-    RUN/partial/ROLLOUT-ATTEMPT.parquet      attempts that did not commit, in SCORED's shape, outside every view
+    RUN/partial/ROLLOUT-ATTEMPT.parquet      attempts that did not commit, in SCORED's shape,
+                                             outside every view
 
 Invariants: a commit names whole files that never change; every row of a table is in exactly one
 named file; commits are numbered densely from 1. The longest range of compacted commits stands for

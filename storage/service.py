@@ -6,9 +6,9 @@ trainers. One per service at first.
 `network` carries control and edges (Flight between processes, local in one loop); `trainers` is the
 Flight network whose TCP endpoint answers plans, reads, commits and status. The store keeps no
 truth: killed at any moment, the next one starts from the control log's snapshots and from what is
-sent again. A run that is finished and read to its end is closed after a while (`StoreConfig.idle_s`):
-its threads, its DuckDB and its index go, and whoever asks for it again is served from its
-directory, like a run that the log no longer tells of.
+sent again. A run that is finished and read to its end is closed after a while
+(`StoreConfig.idle_s`): its threads, its DuckDB and its index go, and whoever asks for it again is
+served from its directory, like a run that the log no longer tells of.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Store:
         self._add(taken)
 
     async def find(self, run_id: str) -> ServedRun | None:
-        """A run that is not live: from its directory, once the log has told of everything that is."""
+        """A run that is not live, from its directory; the log has told of all that are."""
         with suppress(NotFoundError):
             # The reply comes after every snapshot that the log had for us.
             await self.control.request(Handout(consumer=""), run_id=run_id)

@@ -49,7 +49,8 @@ _QUERIES = {
         ),
         "rollout {0} is completed but its class is {1!r}": (
             """
-            select rollout_id, failure_class from rollouts where status = 'completed' and failure_class not in ('', 'policy')"""
+            select rollout_id, failure_class from rollouts
+            where status = 'completed' and failure_class not in ('', 'policy')"""
         ),
         "rollout {0} is {1} but valid": (
             "select rollout_id, status from rollouts where valid and status <> 'completed'"
@@ -63,20 +64,24 @@ _QUERIES = {
             """
             select rollout_id, num_sequences, num_tokens, coalesce(n, 0), coalesce(t, 0)
             from rollouts left join (
-                select rollout_id, attempt, count(*) as n, sum(num_tokens) as t from sequences group by all
+                select rollout_id, attempt, count(*) as n, sum(num_tokens) as t
+                from sequences group by all
             ) using (rollout_id, attempt)
             where num_sequences <> coalesce(n, 0) or num_tokens <> coalesce(t, 0)"""
         ),
         "sequence {0} belongs to no completed rollout of that attempt": (
             """
-            select sequence_id from sequences anti join (from rollouts where status = 'completed') using (rollout_id, attempt)"""
+            select sequence_id from sequences
+            anti join (from rollouts where status = 'completed') using (rollout_id, attempt)"""
         ),
     },
     "turns": {
         "rollout {0} counts {1} turns, stored are {2}": (
             """
-            select rollout_id, num_turns, count(turn) from rollouts left join turns using (rollout_id, attempt)
-            where status = 'completed' group by rollout_id, num_turns having num_turns <> count(turn)"""
+            select rollout_id, num_turns, count(turn)
+            from rollouts left join turns using (rollout_id, attempt)
+            where status = 'completed' group by rollout_id, num_turns
+            having num_turns <> count(turn)"""
         ),
     },
     "groups": {
@@ -95,7 +100,8 @@ _QUERIES = {
         "delivery_seq {0} stands where {1} was expected": (
             """
             select delivery_seq, n from (
-                select delivery_seq, row_number() over (order by delivery_seq) - 1 as n from groups where event = 'delivered'
+                select delivery_seq, row_number() over (order by delivery_seq) - 1 as n
+                from groups where event = 'delivered'
             ) where delivery_seq <> n"""
         ),
     },

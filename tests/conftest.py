@@ -22,7 +22,7 @@ settings.load_profile("prorl")
 
 @pytest.fixture(scope="session")
 def sandbox_kind() -> str:
-    """The cheapest kind that isolates where it works; tests of the others are in `tests/sandbox`."""
+    """The cheapest kind that isolates where it works; the others: `tests/sandbox`."""
     from prorl.sandbox.node.probe import probe_one
 
     return "pyns" if asyncio.run(probe_one("pyns")).works else "local"

@@ -1,4 +1,4 @@
-"""The wire of the control protocol: every payload comes back as it was, and nothing else gets in."""
+"""The control protocol's wire: every payload comes back as it was, nothing else gets in."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Checkpoints: weights, optimizer, random state, cursor and version in one directory that appears
 whole or not at all.
 
-    ROOT/step-00000020/config.json model.safetensors tokenizer.json ...   loadable by transformers, vLLM and the embedded engine
-                       trainer.pt                                         optimizer and random state
-                       trainer.json                                       step, version, cursor
+    ROOT/step-00000020/config.json model.safetensors tokenizer.json ...
+                                      loadable by transformers, vLLM and the embedded engine
+                       trainer.pt     optimizer and random state
+                       trainer.json   step, version, cursor
 
 Invariants: a directory named `step-*` is complete and durable (files are synced, then the directory
 is renamed into place); its cursor is the one whose groups its weights have seen, no more and no

@@ -14,7 +14,7 @@ from prorl.types import FailureCode, Json
 ResultT = TypeVar("ResultT")
 
 SILENT_S = 5.0
-"""A model call without a token for this long waits for its server: nothing of it is the policy's."""
+"""A model call without a token for this long waits for its server, not for the policy."""
 
 _MIN_WAIT_S = 0.01
 """A paused deadline with nothing left would otherwise be looked at without rest."""

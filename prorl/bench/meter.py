@@ -27,7 +27,7 @@ class CpuMeter:
         self._root = 0
 
     def watch(self, root: int) -> None:
-        """Begin with a process and its present descendants; later ones are counted by themselves."""
+        """Begin with a process and its present descendants; later ones are counted too."""
         self._root = root
         if self._group is not None:
             for pid in tree(root):

@@ -171,7 +171,7 @@ async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Row:
 async def _flat(
     host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], lives: int
 ) -> list[Row]:
-    """Everything countable before and after many lives; the last tenth's time against the first's."""
+    """All that can be counted before and after many lives; the last tenth's time by the first's."""
     ref = await host.start("bench/0/1", "run", SPEC)
     await host.stop(ref)
     count = partial(counts, pid, Path(ref.socket_path).parent, _root_of(pid))

@@ -1,4 +1,4 @@
-"""Run directories as a long run leaves them, made in minutes: the rows of the store's own tables, cut
+"""Run directories as a long run leaves them, made in minutes: rows of the store's own tables, cut
 into many commits by the store's own encoder. Nothing is fsynced.
 """
 

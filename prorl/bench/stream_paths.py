@@ -238,7 +238,7 @@ def _memcpy_seconds(num_bytes: int) -> float:
 
 
 def _peak_mib() -> float:
-    """Highest resident size so far, of this process alone (`ru_maxrss` starts with the parent's)."""
+    """Highest resident size of this process alone (`ru_maxrss` starts with the parent's)."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return float(status["VmHWM"].split()[0]) / 1024
 

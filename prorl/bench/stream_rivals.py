@@ -1,7 +1,8 @@
 """The producers that `prorl bench stream` compares with: one process, a raw TCP socket, the same
 trajectories in each rival's own form.
 
-    python -m prorl.bench.stream_rivals RUN_DIR      prints `ready {"port"}`, ends when its standard input closes
+    python -m prorl.bench.stream_rivals RUN_DIR
+        prints `ready {"port"}`, ends when its standard input closes
 
 A request is one line, the name of a form; the answer is 8 bytes of length and the payload.
 Everything that a real producer has at hand before it is asked is made beforehand (Arrow's bytes,

@@ -90,7 +90,7 @@ def fork_exec(repeats: int) -> list[float]:
 
 
 def poll_10ms_pty(repeats: int) -> list[float]:
-    """A pty shell whose reader selects for 10 ms and sleeps 10 ms, as ProRL's EfficientBash does."""
+    """A pty shell whose reader selects for 10 ms and sleeps 10 ms, as EfficientBash does."""
     pid, fd = pty.fork()
     if pid == 0:
         os.execvpe(

@@ -8,7 +8,7 @@ quick.
     output.py    terminal or plain lines or JSON; control characters never reach the terminal
     service.py   a service around a block of code: processes or inline
     job.py       submit a task file as one run and follow it to its end
-    progress.py  bars and the bottleneck while a run goes on; one plain line every 10 s off a terminal
+    progress.py  bars and the bottleneck while a run goes on; plain lines off a terminal
     summary.py   what a run was, read back from its Parquet files by SQL
 
 Exit codes: 0 done, 1 it failed, 2 the caller's mistake (one line says which), 130 interrupted.

@@ -1,6 +1,7 @@
 """pass@k of a stored run, with an interval: SQL over its rollouts, then two formulas.
 
-    pass@k of a task with c right of n:  1 - C(n - c, k) / C(n, k)        (unbiased; Chen et al. 2021, arXiv 2107.03374)
+    pass@k of a task with c right of n:  1 - C(n - c, k) / C(n, k)
+    (unbiased; Chen et al. 2021, arXiv 2107.03374)
 
 The interval is Wilson's 95 % score interval over tasks. For n > 1 it is too wide rather than too
 narrow: a task's estimate varies less than the coin that Wilson assumes. Masked rollouts
@@ -20,7 +21,8 @@ Z = 1.959964
 """Of a two-sided 95 % interval."""
 
 PER_TASK = """
-select data_source, coalesce(json_extract_string(nullif(extra, ''), '$.mode'), 'sampled') as mode, group_id,
+select data_source,
+    coalesce(json_extract_string(nullif(extra, ''), '$.mode'), 'sampled') as mode, group_id,
     count(*) filter (valid) as n, count(*) filter (valid and reward >= {threshold}) as right_,
     count(*) filter (not valid) as masked, avg(num_turns) as turns, sum(num_sampled) as sampled
 from rollouts group by all order by data_source, mode desc, group_id
@@ -108,7 +110,7 @@ def _steps(n: int) -> Iterator[int]:
 
 
 def evaluation(directory: Path, threshold: float = 1.0) -> list[Passed]:
-    """Every (data source, mode) of a stored run; tasks without a rollout that counts are left out."""
+    """Every (data source, mode) of a stored run, without tasks of which no rollout counts."""
     from prorl.storage.catalog import StoredRun
 
     rows = StoredRun(directory).sql(PER_TASK.format(threshold=float(threshold))).to_pylist()

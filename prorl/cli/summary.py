@@ -11,11 +11,14 @@ from prorl.cli.output import clean, say, say_json
 from prorl.types import Json
 
 TOTALS = """
-select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts, count(distinct group_id) as groups,
+select count(*) as rollouts, count(distinct rollout_id) as distinct_rollouts,
+    count(distinct group_id) as groups,
     count(*) filter (valid) as valid, count(*) filter (reward > 0) as rewarded,
     avg(reward) filter (valid) as mean_reward,
-    coalesce(sum(num_turns), 0)::bigint as model_calls, coalesce(sum(num_tool_calls), 0)::bigint as tool_calls,
-    coalesce(sum(num_tokens), 0)::bigint as tokens, coalesce(sum(num_sampled), 0)::bigint as sampled_tokens,
+    coalesce(sum(num_turns), 0)::bigint as model_calls,
+    coalesce(sum(num_tool_calls), 0)::bigint as tool_calls,
+    coalesce(sum(num_tokens), 0)::bigint as tokens,
+    coalesce(sum(num_sampled), 0)::bigint as sampled_tokens,
     max(attempt) as max_attempt
 from rollouts
 """

@@ -5,7 +5,7 @@ replay. Synchronous on purpose.
     client.create_run(run_id="mine", filter="dapo", delivery="stream")
     client.submit("mine", tasks, n=8, last=True)
     for batch in client.stream("mine", groups_per_batch=32):
-        loss = step(batch.torch())          # token_ids, cu_seqlens, logprobs, advantages: Arrow's memory as tensors
+        loss = step(batch.torch())    # token_ids, cu_seqlens ...: Arrow's memory as tensors
         save_checkpoint(weights, batch.cursor)
         client.commit(batch)
 

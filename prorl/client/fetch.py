@@ -45,7 +45,7 @@ READ_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What a ticket gave: record batches of whole groups in the STREAM schema, in delivery order."""
+    """What a ticket gave: batches of whole groups in the STREAM schema, in delivery order."""
 
     batches: Iterator[pa.RecordBatch]
     """Read once.

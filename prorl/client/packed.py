@@ -298,7 +298,7 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
 
 @cache
 def _take_read_only_warning() -> None:
-    """torch warns of the first read-only array of a process: here, where nobody needs to hear it."""
+    """torch warns of the first read-only array of a process: here, where nobody hears it."""
     import torch
 
     empty = np.zeros(0)

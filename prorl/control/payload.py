@@ -21,7 +21,7 @@ Version = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
 
 class Kind(StrEnum):
-    """What a control row says; the record with this `kind` tells who says it and what it carries."""
+    """What a control row says; the record with this `kind` tells who and with what."""
 
     HELLO = "hello"
     STARTED = "started"

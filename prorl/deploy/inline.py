@@ -165,7 +165,7 @@ def _task(stack: AsyncExitStack, work: Any) -> asyncio.Future[Any]:
 
 @contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Send what the parts log to a file for the length of the block; the terminal is for progress."""
+    """Send what the parts log to a file for the block's length; the terminal is for progress."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(JsonLines())

@@ -1,9 +1,10 @@
 """`ControlClient`: a worker's side of the control protocol (`prorl/control/`).
 
-    client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on={Kind.CANCEL: ..., Kind.ENDPOINTS: ...})
+    on = {Kind.CANCEL: ..., Kind.ENDPOINTS: ...}
+    client = ControlClient(network, config.gateway_flight, Identity(...), held=..., on=on)
     client.start()
     await client.welcomed.wait()
-    client.emit(Started(), key, stage="run")             # fire and forget; events travel together (`pacing`)
+    client.emit(Started(), key, stage="run")    # fire and forget; events travel together
     reserved = await client.request(Reserve(attempts=keys))
 
 The client dials for ever: after a loss it opens a fresh session (seq from 1, `hello` with what is

@@ -223,7 +223,7 @@ class Inlet:
             self._arrived.set()
 
     def _again(self, name: int, key: AttemptKey) -> bool:
-        """Whether the row is here or was here; its ack then goes to the stream it came over last."""
+        """Whether the row is or was here; its ack then goes to the stream it came over last."""
         held = self._held.get(key)
         if held is not None:
             held.upstream = name

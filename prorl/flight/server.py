@@ -267,7 +267,7 @@ class FlightNetwork:
         return channel
 
     async def close(self) -> None:
-        """Stop listening, end every channel, wait for the threads of peers that answer; idempotent."""
+        """Stop listening, end every channel, wait for peers that answer; idempotent."""
         if self._closed:
             return
         self._closed = True

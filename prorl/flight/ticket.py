@@ -1,18 +1,22 @@
-"""What a trainer says to a Flight endpoint that serves a run (store or replay), and what it hears:
+"""What a trainer and a Flight endpoint say to each other: tickets, plans, cursors.
 
-`Ticket`, `Plan`, cursors.
+The endpoint serves a run: a store or a replay.
 
-    get_flight_info(FlightDescriptor.for_command(Ticket)) -> FlightInfo: one endpoint, app_metadata
-    = Plan
+    get_flight_info(FlightDescriptor.for_command(Ticket))
+        -> FlightInfo: one endpoint, app_metadata = Plan
         waits up to `wait_s` for the first group; hands groups out (they get their delivery_seq)
         before it answers
-    do_get(endpoint.ticket) -> the groups of that plan as a Table in the STREAM schema, batches of
-    whole groups under 2 MiB
-        the endpoint's ticket is a `Ticket` too: its cursor is the plan's first group, its
+    do_get(endpoint.ticket)
+        -> the groups of that plan as a Table in the STREAM schema, batches of whole groups under
+        2 MiB; the endpoint's ticket is a `Ticket` too: its cursor is the plan's first group, its
         `max_groups` the plan's number of groups
-    do_get(Ticket)          -> the same without a plan, for clients without our code; an empty Table when nothing came in time
-    do_action("commit", {"run", "consumer", "cursor"}) -> {} : everything before `cursor` is trained and durable
-    do_action("status", {"run", "consumer"})           -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
+    do_get(Ticket)
+        -> the same without a plan, for clients without our code; an empty Table when nothing came
+        in time
+    do_action("commit", {"run", "consumer", "cursor"})
+        -> {}: everything before `cursor` is trained and durable
+    do_action("status", {"run", "consumer"})
+        -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
 
 `Plan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one
 encapsulated IPC message (metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in

@@ -135,7 +135,7 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
     @app.post("/v1/runs/{run_id}/groups", status_code=202, openapi_extra=_body(GroupsBody))
     async def submit(run_id: str, request: Request) -> Response:
-        """Submit groups. 202 when something new was accepted, 200 when all of it was there already."""
+        """Submit groups. 202 when something new was accepted, 200 when all of it was there."""
         run = _run(gateway, run_id)
         body = _parse(GroupsBody, await request.body())
         accepted = await _accept(gateway, run, body, check)
@@ -263,7 +263,7 @@ def _service(app: FastAPI, gateway: Gateway) -> None:
 
     @app.delete("/v1/backends")
     async def remove_backend(name: str, drain: bool = False) -> Response:
-        """Take a backend out of the pool (or only drain it); rollouts that it serves stay with it."""
+        """Take a backend out of the pool, or only drain it; what it serves stays with it."""
         if name not in core.state.balancer.states:
             raise NotFoundError(f"backend {name!r} is not in the pool")
         core.set_backend(name, "draining" if drain else "removed")

@@ -147,7 +147,7 @@ class Core:
         return created
 
     def set_backend(self, name: str, state: str) -> None:
-        """Put a backend into the pool (`ready`), drain it (`draining`) or take it out (`removed`)."""
+        """Put a backend into the pool (`ready`), drain it (`draining`), take it out (`removed`)."""
         balancer = self.state.balancer
         match state:
             case "ready":

@@ -1,8 +1,8 @@
 """The border of the HTTP side: bearer token, body limits, request ids, and errors as JSON `{code,
 message, request_id}`, never a traceback.
 
-Plain ASGI, so that a request which is refused costs nothing. Callers on this host have no role; those
-of other hosts come over TLS with a certificate that names one (`prorl.access`).
+Plain ASGI, so that a request which is refused costs nothing. Callers on this host have no role;
+those of other hosts come over TLS with a certificate that names one (`prorl.access`).
 """
 
 from __future__ import annotations

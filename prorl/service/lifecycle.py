@@ -5,7 +5,8 @@ are durable.
 
     QUEUED --lease--> LEASED --started_run--> RUNNING --reserve--> RESERVED --commit--> COMPLETED
       ^                 |                        |                     |
-      +---- retry ------+------------------------+---------------------+        FAILED when the budget for retries is used up
+      +---- retry ------+------------------------+---------------------+
+                        FAILED when the budget for retries is used up
     any open state --cancel--> CANCELLED (from RESERVED only once the store lets go of it: a commit
     in flight wins)
 

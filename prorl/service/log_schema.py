@@ -22,51 +22,66 @@ TABLES_SQL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE runs (
-    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, last INTEGER NOT NULL,
+    run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
+    last INTEGER NOT NULL,
     cancelled INTEGER NOT NULL, tasks_stored INTEGER NOT NULL, events_stored INTEGER NOT NULL,
     created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE groups (
-    run_id TEXT NOT NULL, group_id INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, n INTEGER NOT NULL,
-    first_rollout INTEGER NOT NULL, task_id TEXT NOT NULL, data_source TEXT NOT NULL, env TEXT NOT NULL, task TEXT NOT NULL,
-    sampling TEXT NOT NULL, extra TEXT NOT NULL, accepted_at REAL NOT NULL, state TEXT NOT NULL, opened INTEGER NOT NULL,
-    reason TEXT NOT NULL, num_valid INTEGER NOT NULL, mean_reward REAL, min_version INTEGER NOT NULL, delivery_seq INTEGER NOT NULL,
+    run_id TEXT NOT NULL, group_id INTEGER NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    first_rollout INTEGER NOT NULL, task_id TEXT NOT NULL, data_source TEXT NOT NULL,
+    env TEXT NOT NULL, task TEXT NOT NULL,
+    sampling TEXT NOT NULL, extra TEXT NOT NULL, accepted_at REAL NOT NULL, state TEXT NOT NULL,
+    opened INTEGER NOT NULL,
+    reason TEXT NOT NULL, num_valid INTEGER NOT NULL, mean_reward REAL,
+    min_version INTEGER NOT NULL, delivery_seq INTEGER NOT NULL,
     PRIMARY KEY (run_id, group_id)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX groups_key ON groups (run_id, key);
 CREATE UNIQUE INDEX groups_delivery ON groups (run_id, delivery_seq) WHERE delivery_seq >= 0;
 
 CREATE TABLE rollouts (
-    run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL, sample_index INTEGER NOT NULL,
-    state TEXT NOT NULL, attempt INTEGER NOT NULL, infra_failures INTEGER NOT NULL, worker_losses INTEGER NOT NULL,
-    code TEXT NOT NULL, cancel_code TEXT NOT NULL, message TEXT NOT NULL, backend TEXT NOT NULL, reward REAL, part TEXT NOT NULL,
+    run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
+    sample_index INTEGER NOT NULL,
+    state TEXT NOT NULL, attempt INTEGER NOT NULL, infra_failures INTEGER NOT NULL,
+    worker_losses INTEGER NOT NULL,
+    code TEXT NOT NULL, cancel_code TEXT NOT NULL, message TEXT NOT NULL, backend TEXT NOT NULL,
+    reward REAL, part TEXT NOT NULL,
     {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMARY_COLUMNS)},
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
 CREATE INDEX rollouts_unstored ON rollouts (run_id, group_id) WHERE part = '';
 
 CREATE TABLE parts (
-    run_id TEXT NOT NULL, commit_seq INTEGER NOT NULL, part TEXT NOT NULL, files TEXT NOT NULL, published INTEGER NOT NULL,
+    run_id TEXT NOT NULL, commit_seq INTEGER NOT NULL, part TEXT NOT NULL, files TEXT NOT NULL,
+    published INTEGER NOT NULL,
     PRIMARY KEY (run_id, commit_seq)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX parts_name ON parts (run_id, part);
 
 CREATE TABLE group_events (
-    run_id TEXT NOT NULL, event_seq INTEGER NOT NULL, group_id INTEGER NOT NULL, event TEXT NOT NULL, kept INTEGER NOT NULL,
-    reason TEXT NOT NULL, delivery_seq INTEGER NOT NULL, num_members INTEGER NOT NULL, num_valid INTEGER NOT NULL,
+    run_id TEXT NOT NULL, event_seq INTEGER NOT NULL, group_id INTEGER NOT NULL,
+    event TEXT NOT NULL, kept INTEGER NOT NULL,
+    reason TEXT NOT NULL, delivery_seq INTEGER NOT NULL, num_members INTEGER NOT NULL,
+    num_valid INTEGER NOT NULL,
     min_version INTEGER NOT NULL, mean_reward REAL, at INTEGER NOT NULL,
     PRIMARY KEY (run_id, event_seq)
 ) WITHOUT ROWID;
 
 CREATE TABLE cursors (
-    run_id TEXT NOT NULL, consumer TEXT NOT NULL, seq INTEGER NOT NULL, at REAL NOT NULL, PRIMARY KEY (run_id, consumer)
+    run_id TEXT NOT NULL, consumer TEXT NOT NULL, seq INTEGER NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (run_id, consumer)
 ) WITHOUT ROWID;
 
-CREATE TABLE backends (name TEXT PRIMARY KEY, state TEXT NOT NULL, added_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE backends (
+    name TEXT PRIMARY KEY, state TEXT NOT NULL, added_at REAL NOT NULL
+) WITHOUT ROWID;
 
 CREATE TABLE versions (
-    run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL, published INTEGER NOT NULL DEFAULT 0,
+    run_id TEXT NOT NULL, version INTEGER NOT NULL, note TEXT NOT NULL, at REAL NOT NULL,
+    published INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, version)
 ) WITHOUT ROWID;
 """

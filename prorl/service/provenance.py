@@ -33,7 +33,7 @@ _TEMPLATE = ("chat_template.jinja", "tokenizer_config.json")
 
 
 def provenance(service: ServiceConfig, run: RunConfig) -> dict[str, Json]:
-    """JSON values; `turns.backend` is a key of `backends`. Hashes are empty for what is not here."""
+    """JSON values; `turns.backend` is a key of `backends`; no hash of what is not here."""
     backends = run.backends or service.backends
     model = run.renderer.model or service.tokenizer
     tokenizer = Path(model)

@@ -23,7 +23,8 @@ from prorl.types import FailureCode, GroupState, RolloutState
 _GROUPS = f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups WHERE run_id = ?"
 _ROLLOUTS = f"SELECT {', '.join(sql.ROLLOUT_COLUMNS)} FROM rollouts WHERE run_id = ?"
 _LIVE = """
-    AND (state = 'open' OR group_id >= ? OR group_id IN (SELECT group_id FROM rollouts WHERE run_id = ? AND part = ''))
+    AND (state = 'open' OR group_id >= ?
+        OR group_id IN (SELECT group_id FROM rollouts WHERE run_id = ? AND part = ''))
     ORDER BY group_id
 """
 _IN_GROUP = " AND rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id"

@@ -57,7 +57,8 @@ def reached(demand: Demand) -> bool:
 def may_open(demand: Demand) -> int:
     """How many more groups may be started now.
 
-    >>> may_open(Demand(open_groups=3, unacked=4, kept=0, max_open=8, max_unacked=8, streaming=True))
+    >>> few = Demand(open_groups=3, unacked=4, kept=0, max_open=8, max_unacked=8, streaming=True)
+    >>> may_open(few)
     1
     >>> may_open(Demand(open_groups=3, unacked=4, kept=5, max_open=8, max_unacked=8, target=10))
     2

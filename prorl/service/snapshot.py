@@ -25,7 +25,8 @@ _TERMINALS = """
 _COMPLETE = """
     SELECT group_id FROM groups g WHERE run_id = ? AND state = 'open' AND NOT EXISTS (
         SELECT 1 FROM rollouts r WHERE r.run_id = g.run_id AND r.rollout_id >= g.first_rollout
-        AND r.rollout_id < g.first_rollout + g.n AND r.state NOT IN ('completed', 'failed', 'cancelled'))
+        AND r.rollout_id < g.first_rollout + g.n
+        AND r.state NOT IN ('completed', 'failed', 'cancelled'))
     ORDER BY group_id
 """
 _KEPT = "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"

@@ -47,7 +47,7 @@ class Workers:
         self._superseded: dict[str, None] = {}
         """Earlier ones, oldest first."""
         self._away: dict[str, list[RolloutRecord]] = {}
-        """What a worker of another host held when its stream ended: its own again within the grace."""
+        """What a worker of another host held when its stream ended; its own within the grace."""
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
         """A worker has come, or come back.

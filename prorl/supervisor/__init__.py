@@ -4,7 +4,8 @@ Imports neither Arrow nor torch.
 
 Read `service.py` first: `async with Supervisor(config) as supervisor:` is a running service.
 
-    root.py     the root's lock, token, private socket folder, service.json; sweeps what a dead service left
+    root.py     the root's lock, token, private socket folder, service.json; sweeps what a dead
+                service left
     child.py    one process: spawn, ready line, log file, exit by pidfd, stop
     restart.py  the restart decision, pure
     models.py   embedded model servers: `embedded:DIR` -> address and process

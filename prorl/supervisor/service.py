@@ -10,7 +10,8 @@ Freeze becomes death: a child that falls silent, or that is not ready in time af
 ended through its pidfd and started again. Deaths while the root's disk is full are waited out and
 not counted.
 
-Not promised: that a child's death is free. RUN's death costs an attempt; see `docs/architecture.md`.
+Not promised: that a child's death is free. RUN's death costs an attempt
+(`docs/architecture.md`).
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class Supervisor:
         self._commits = max(self._commits, total)
 
     async def failed(self) -> None:
-        """Wait until the service cannot go on; raises UnavailableError with the child's last words."""
+        """Wait until the service cannot go on; UnavailableError with the child's last words."""
         assert self._failed is not None
         await asyncio.shield(self._failed)
 

@@ -72,7 +72,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A vLLM of this test alone, in a session of its own: its engine would outlive a killed server."""
+    """A vLLM of this test alone, in its own session: its engine would outlive a killed server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

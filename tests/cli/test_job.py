@@ -1,4 +1,4 @@
-"""A job is checked whole before anything starts, and resumed with the settings it was started with."""
+"""A job is checked whole before anything starts, and resumed with the settings it began with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands over a stored run: show, ls, sql, verify, status; plain lines off a terminal and JSON."""
+"""Commands over a stored run: show, ls, sql, verify, status; plain lines and JSON."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ async def test_stages(
     tmp_path: Path,
     victim: str,
 ) -> None:
-    """RUN or EVAL dies while it holds rollouts: after the wave no sandbox of any attempt is left."""
+    """RUN or EVAL dies while it holds rollouts: after the wave no sandbox is left."""
     root = tmp_path / "root"
     pool = {"slots": 4}
     config = ServiceConfig.model_validate(

@@ -20,7 +20,7 @@ def key(n: int) -> AttemptKey:
 
 
 class Wire:
-    """One producer's ledger and one consumer's grants per side, joined by queues that can be cut."""
+    """A producer's ledger and a consumer's grants per side, joined by queues that can be cut."""
 
     def __init__(self, redelivered: bool, num_producers: int, slots: int) -> None:
         self.ledgers = [Ledger(redelivered=redelivered) for _ in range(num_producers)]

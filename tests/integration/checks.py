@@ -13,7 +13,8 @@ from prorl.supervisor.root import box_dir
 from prorl.types import Json
 
 ONCE = """
-select count(*) as rows, count(distinct rollout_id) as rollouts, count(distinct rollout_key) as keys,
+select count(*) as rows, count(distinct rollout_id) as rollouts,
+    count(distinct rollout_key) as keys,
     count(*) filter (status not in ('completed', 'failed', 'cancelled')) as undecided
 from rollouts
 """

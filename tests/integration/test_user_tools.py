@@ -23,7 +23,8 @@ PACKAGE = {
 
         class Weather:
             description = "Weather in one city."
-            parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+            properties = {"city": {"type": "string"}}
+            parameters = {"type": "object", "properties": properties, "required": ["city"]}
 
             def __init__(self):
                 self.seen = []
@@ -61,10 +62,12 @@ PACKAGE = {
                 return await sandbox.get("seen.txt")
 
             async def score(self, task, artefact, sandbox, deadline):
-                return Score(parts=(RewardPart(name="seen", value=float(artefact == b"user saw ['Oslo', 'Rome']")),))
+                seen = float(artefact == b"user saw ['Oslo', 'Rome']")
+                return Score(parts=(RewardPart(name="seen", value=seen),))
 
             def reference(self, task):
-                return Solution(tuple(ToolCall("weather", {"city": city}) for city in ("Oslo", "Rome")), "I went.")
+                calls = (ToolCall("weather", {"city": city}) for city in ("Oslo", "Rome"))
+                return Solution(tuple(calls), "I went.")
     """
     ),
 }

@@ -23,7 +23,7 @@ from tests.service.world import World, group, world
 
 
 class ModelServer:
-    """Speaks the embedded backend's words about weights, or vLLM's; writes down what it was told."""
+    """Speaks the embedded backend's words about weights, or vLLM's; notes what it was told."""
 
     def __init__(self, vllm: str = "") -> None:
         self.said: list[str] = []

@@ -1,4 +1,4 @@
-"""Growth: rows that end together are converted together, and what cannot be converted fails alone."""
+"""Rows that end together are converted together; what cannot be converted fails alone."""
 
 from __future__ import annotations
 

@@ -178,9 +178,7 @@ async def test_a_backend_lost_in_a_turn_is_infra_and_leaves_no_sandbox() -> None
     await run.operator.close()
 
 
-async def test_a_backend_that_cannot_be_reached_or_gives_raw_logprobs_gets_no_rollout_and_leaves_no_sandbox() -> (
-    None
-):
+async def test_a_backend_out_of_reach_or_with_raw_logprobs_gets_no_rollout_and_no_sandbox() -> None:
     tokenizer = load_tokenizer("bytes")
     renderer = ChatMLRenderer(tokenizer)
     async with TokenServer(

@@ -109,7 +109,7 @@ def check(root: Path) -> None:
 
 
 def prepare(root: Path) -> None:
-    """A fresh run with six rollouts on their way, one ended without a trajectory, one group event."""
+    """A fresh run: six rollouts on their way, one ended without a trajectory, one group event."""
     new_run(root)
     (root / "acked").mkdir()
     log = FileLog(root / "log.json")

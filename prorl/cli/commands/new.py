@@ -1,4 +1,4 @@
-"""`prorl new env NAME`: an env that works, with its test and its tasks, to be changed into yours."""
+"""`prorl new env NAME`: an env that works, with test and tasks, to be changed into yours."""
 
 from __future__ import annotations
 

@@ -70,7 +70,8 @@ async def _serve(config: ServiceConfig) -> int:
         )
         if running.config.listener is not None:
             say(
-                f"others   {running.config.listener.url}   join files in {running.config.root / 'join'}"
+                f"others   {running.config.listener.url}"
+                f"   join files in {running.config.root / 'join'}"
             )
         say(
             "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the"

@@ -19,25 +19,32 @@ if TYPE_CHECKING:
 SETS = """
 with sets as (select distinct group_id, data_source from rollouts),
 decided as (
-    select data_source, count(*) filter (kept) as kept, count(*) filter (reason = 'all_equal') as dropped,
+    select data_source, count(*) filter (kept) as kept,
+        count(*) filter (reason = 'all_equal') as dropped,
         count(*) filter (not kept and reason <> 'all_equal') as cut
     from groups join sets using (group_id) where event = 'decided' group by data_source),
 sampled as (
-    select data_source, sum(len(logprobs)) as trained_ids from sequences join sets using (group_id) group by data_source),
+    select data_source, sum(len(logprobs)) as trained_ids
+    from sequences join sets using (group_id) group by data_source),
 said as (
     select data_source, sum(completion_tokens) as said_ids
-    from turns join (select rollout_id, attempt, data_source from rollouts where valid) using (rollout_id, attempt) group by data_source)
+    from turns join (select rollout_id, attempt, data_source from rollouts where valid)
+        using (rollout_id, attempt) group by data_source)
 select data_source as "set", kept + dropped as groups, kept, dropped, cut,
     count(*) filter (valid) as rollouts, avg(num_turns) filter (valid) as turns,
-    sum(num_tokens) filter (valid)::bigint as tokens, sum(num_sampled) filter (valid)::bigint as sampled,
+    sum(num_tokens) filter (valid)::bigint as tokens,
+    sum(num_sampled) filter (valid)::bigint as sampled,
     any_value(trained_ids / said_ids) as exact_share
-from rollouts join decided using (data_source) join sampled using (data_source) join said using (data_source)
+from rollouts join decided using (data_source) join sampled using (data_source)
+    join said using (data_source)
 group by all order by 1
 """
 
 TIMES = """
-select sum(llm_s) as llm_s, sum(tool_s) as tool_s, sum(init_s) as init_s, sum(eval_s) as eval_s, sum(run_s) as run_s,
-    sum(num_sampled)::bigint as sampled from rollouts where status = 'completed' and max_version >= {oldest}
+select sum(llm_s) as llm_s, sum(tool_s) as tool_s, sum(init_s) as init_s,
+    sum(eval_s) as eval_s, sum(run_s) as run_s,
+    sum(num_sampled)::bigint as sampled
+from rollouts where status = 'completed' and max_version >= {oldest}
 """
 
 CURVE = """
