@@ -27,6 +27,7 @@ COMMANDS = (
     ("new", "Start an env of your own: a folder with what works, to be changed."),
     ("check", "Whether tasks can be trusted: the oracle scores 1, a no-op 0, twice the same."),
     ("serve", "A service that stays: trainers and `prorl status` reach it over HTTP and Flight."),
+    ("cluster", "Nodes for a service, placed by Dask: processes here, or jobs of Slurm, PBS ..."),
     ("node", "Work for a service on another host: sandboxes, INIT, RUN and EVAL here."),
     ("status", "What the service of a root is doing."),
     ("ls", "The runs of a root."),

@@ -1,0 +1,131 @@
+"""`python -m prorl.deploy.placed SCHEDULER --name N --join FILE`: a node that Dask has placed.
+
+The process is the node: its supervisor runs sandboxd, INIT, RUN and EVAL as `prorl node` does. In
+its loop it holds a Dask `Worker` as a handle, by which the cluster sees it and asks it to leave.
+Dask schedules nothing here and holds no truth: when the scheduler dies the node goes on and
+registers with the next one; when Dask retires the worker the node leaves in order.
+
+It takes the arguments of `dask worker` that it needs and passes over the others, so that
+dask-jobqueue can start it as its `worker_command`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import dask
+from distributed import Worker
+
+from prorl.config import ServiceConfig, load_file, parse
+from prorl.deploy.node import node
+from prorl.deploy.running import Stop, signals
+from prorl.errors import ProrlError
+from prorl.supervisor.service import Supervisor
+from prorl.tls import Join
+
+RETRY_S = 1.0
+"""Between attempts to register with a scheduler that is away."""
+
+ASKED = "scheduler-"
+"""How the reason begins with which Dask closes a worker that it retires."""
+
+FRUGAL = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "5s",
+    "distributed.worker.memory.monitor-interval": "5s",
+    "distributed.worker.memory.terminate": False,
+    "distributed.worker.memory.pause": False,
+}
+"""A handle does no work: measured 3 instead of 30 ms of CPU a second."""
+
+log = logging.getLogger("prorl.deploy")
+
+
+class Handle(Worker):  # type: ignore[misc]
+    """A Dask worker that remembers why it was closed."""
+
+    why = ""
+
+    async def close(self, *args: object, reason: str = "worker-close", **kwargs: object) -> object:
+        """Close, the first reason kept."""
+        self.why = self.why or reason
+        return await super().close(*args, reason=reason, **kwargs)
+
+
+async def be_seen(scheduler: str, name: str) -> None:
+    """Hold a handle until Dask retires it; register again for as long as the scheduler is away."""
+    while True:
+        try:
+            async with Handle(
+                scheduler, name=name, nthreads=1, resources={"NODE": 1}, dashboard=False
+            ) as handle:
+                log.info("registered with %s", scheduler)
+                await handle.finished()
+                if handle.why.startswith(ASKED):
+                    return
+        except (OSError, TimeoutError) as error:
+            log.info("no scheduler at %s: %s", scheduler, error)
+        await asyncio.sleep(RETRY_S)
+
+
+async def live(supervisor: Supervisor, scheduler: str, name: str, stop: Stop) -> None:
+    """Work until a signal, or until Dask retires the node. Raises what broke the node."""
+    works = [
+        asyncio.ensure_future(work)
+        for work in (supervisor.failed(), be_seen(scheduler, name), stop.asked.wait())
+    ]
+    try:
+        done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        for work in done:
+            work.result()
+    finally:
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+
+
+async def serve(scheduler: str, name: str, join: Path, config: ServiceConfig) -> None:
+    """The life of a placed node."""
+    async with signals() as stop:
+        supervisor = await asyncio.to_thread(node, Join.read(join), config)
+        stop.arm(supervisor.kill)
+        async with supervisor:
+            log.info("node %s works", name)
+            await live(supervisor, scheduler, name, stop)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; exit code 1 with one line for what somebody can mend."""
+    parser = argparse.ArgumentParser(prog="python -m prorl.deploy.placed")
+    parser.add_argument("scheduler")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--join", type=Path, required=True)
+    parser.add_argument("--config", type=Path, help="YAML or JSON of service settings")
+    asked, _ = parser.parse_known_args(argv)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    dask.config.set(FRUGAL)
+    scratch = Path(tempfile.gettempdir()) / f"prorl-node-{asked.name}-{os.getpid()}"
+    try:
+        given = load_file(asked.config) if asked.config else {}
+        values = {**given, "root": scratch, "node_id": asked.name}
+        config = parse(ServiceConfig, values, str(asked.config))
+        asyncio.run(serve(asked.scheduler, asked.name, asked.join, config))
+    except ProrlError as error:
+        log.error("%s", error)
+        return 1
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

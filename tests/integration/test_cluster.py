@@ -1,0 +1,101 @@
+"""Nodes that Dask places: as processes of this host; as jobs only their script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import prorl
+from prorl.deploy.running import in_thread
+from prorl.types import Json
+from tests.integration.test_nodes import POOL, TASKS, finished, nodes
+from tests.integration.test_outside import join_file
+
+pytest.importorskip("distributed", reason="placing nodes needs the extra `dask`")
+pytest.importorskip("dask_jobqueue", reason="placing jobs needs the extra `dask`")
+
+from prorl.deploy import cluster as clusters
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture
+async def client(tmp_path: Path, sandbox_kind: str) -> AsyncIterator[tuple[prorl.Client, Path]]:
+    """A service without workers, and the join file of its nodes."""
+    async with nodes(tmp_path, sandbox_kind) as (running, _):
+        made = prorl.connect(running.config.root)
+        yield made, join_file(running, "node")
+        made.close()
+
+
+async def workers(client: prorl.Client, count: int) -> set[str]:
+    """Wait until so many nodes have a RUN that is registered."""
+    async with asyncio.timeout(100):
+        while True:
+            found = (await in_thread(client.status))["workers"]
+            names = {worker["node"] for worker in found if worker["role"] == "run"}
+            if len(names) == count:
+                return names
+            await asyncio.sleep(0.2)
+
+
+async def test_dask_places_nodes_and_takes_them_away_again(
+    client: tuple[prorl.Client, Path], tmp_path: Path, sandbox_kind: str
+) -> None:
+    service, join = client
+    settings: dict[str, Json] = {"sandbox": {"kind": sandbox_kind}, "run": POOL, "init": POOL}
+    path = clusters.write_settings(tmp_path, settings)
+    async with clusters.local(join, path) as cluster:
+        cluster.scale(2)
+        both = await workers(service, 2)
+        service.create_run(run_id="far")
+        service.submit("far", TASKS, n=2, key="k", last=True)
+        cluster.scale(1)
+        assert await workers(service, 1) < both
+        view = await finished(service)
+        assert view["counts"]["completed"] == 2 * len(TASKS)
+    await workers(service, 0)
+
+
+async def test_a_node_goes_on_when_its_scheduler_is_killed(
+    client: tuple[prorl.Client, Path], tmp_path: Path, sandbox_kind: str
+) -> None:
+    service, join = client
+    path = clusters.write_settings(tmp_path, {"sandbox": {"kind": sandbox_kind}})
+    told = tmp_path / "scheduler.json"
+    argv = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    argv += ["--no-dashboard", "--scheduler-file", str(told)]
+    scheduler = await asyncio.create_subprocess_exec(sys.executable, *argv)
+    async with asyncio.timeout(60):
+        while not (told.exists() and told.read_text()):
+            await asyncio.sleep(0.1)
+    address = json.loads(told.read_text())["address"]
+    placed = clusters.NodeProcess(address, "n1", join, path)
+    await placed.start()
+    try:
+        await workers(service, 1)
+        scheduler.kill()
+        await scheduler.wait()
+        service.create_run(run_id="far")
+        service.submit("far", TASKS, n=2, key="k", last=True)
+        assert (await finished(service))["counts"]["completed"] == 2 * len(TASKS)
+    finally:
+        await placed.close()
+
+
+async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
+    join, path = tmp_path / "node.json", tmp_path / "nodes.json"
+    made: Any = clusters.jobs("slurm", join, path, cores=4, memory="8GB", queue="scavenge")
+    async with made as cluster:
+        script = cluster.job_script()
+    assert "#SBATCH --requeue" in script
+    assert "#SBATCH -p scavenge" in script
+    assert f"exec srun --ntasks=1 {clusters.sys.executable} -m prorl.deploy.placed" in script
+    assert f"--join {join}" in script
+    assert f"--config {path}" in script
