@@ -96,6 +96,6 @@ async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:
         script = cluster.job_script()
     assert "#SBATCH --requeue" in script
     assert "#SBATCH -p scavenge" in script
-    assert f"exec srun --ntasks=1 {clusters.sys.executable} -m prorl.deploy.placed" in script
+    assert f"exec srun --ntasks=1 {sys.executable} -m prorl.deploy.placed" in script
     assert f"--join {join}" in script
     assert f"--config {path}" in script
