@@ -377,6 +377,17 @@ class Prepares(Protocol):
         """
 
 
+@runtime_checkable
+class Verifies(Protocol):
+    """What an Env has besides, whose tasks can be wrong in ways that only a sandbox shows."""
+
+    async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
+        """Try the task itself in a fresh EVAL sandbox, prepared as for `score`; once a node.
+
+        Raises RolloutError with a code of the class `task` when no policy could be judged by it.
+        """
+
+
 class Reference(Protocol):
     """A known way through a task: the tool calls an oracle makes, then its final answer."""
 

@@ -32,7 +32,7 @@ from prorl.backends import open_backend
 from prorl.errors import BackendError, RolloutError
 from prorl.failures import FailureClass
 from prorl.limits import Deadline
-from prorl.protocols import Backend, Env, Prepares, Sandbox
+from prorl.protocols import Backend, Env, Prepares, Sandbox, Verifies
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
 from prorl.tools.server.files import Files
@@ -134,6 +134,18 @@ async def play(
     async with _box(env, task, Stage.EVAL, boxes) as sandbox:
         score = await env.score(task, trajectory.artefact, sandbox, Deadline(limits.eval_s))
     return Played(trajectory, score)
+
+
+async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: float = 600) -> None:
+    """Try the task itself, where its env can do that (`prorl.protocols.Verifies`).
+
+    Raises TaskError, RolloutError.
+    """
+    env.check(task)
+    if isinstance(env, Verifies):
+        async with _box(env, task, Stage.EVAL, boxes or _local) as sandbox:
+            assert sandbox is not None
+            await env.verify(task, sandbox, Deadline(limit_s))
 
 
 @asynccontextmanager

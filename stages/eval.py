@@ -3,6 +3,8 @@
 RAN -> SCORED. Scores the artefact, and nothing but the artefact, in a fresh sandbox. Idempotent: a
 row may come twice.
 
+Before the first row of a task the task itself is tried once (`verified.py`).
+
 A row that failed in RUN with class infra, task or cancelled passes unscored. A grader that fails is
 `grader_error`: the rollout is masked, never scored 0. Trouble with the sandbox is tried again here,
 on the same attempt, `TRIES` times at most and within `limits.eval_s`; what remains is
@@ -25,6 +27,7 @@ from prorl.protocols import Env, Prepares, SandboxHost
 from prorl.rows import Added, Row
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.stages.prepare import prepare
+from prorl.stages.verified import Verified
 from prorl.types import NO_FAILURE, AttemptKey, Failure, FailureCode, Score, Stage, Task
 
 TRIES = 3
@@ -59,6 +62,7 @@ class EvalOperator:
         clock: Clock = time.monotonic,
     ) -> None:
         self._host, self._get_env, self._is_cut, self._clock = host, get_env, is_cut, clock
+        self._verified = Verified(host, clock)
 
     async def __call__(self, row: Row) -> Added:
         """Score one row; never raises for what grading can suffer."""
@@ -87,6 +91,11 @@ class EvalOperator:
             env, task, owner_of(key), row.value("artefact"), Deadline(eval_s, clock=self._clock)
         )
         try:
+            # in its own time: what is tried once for all siblings is no rollout's to pay
+            await self._verified.check(
+                env, task, job.owner, 2 * eval_s, lambda: self._stop(job.owner)
+            )
+            job = job._replace(deadline=Deadline(eval_s, clock=self._clock))
             async with asyncio.timeout(eval_s + GRACE_S):
                 return await self._tries(job)
         except TimeoutError:

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from prorl.envs import get_env
 from prorl.envs.swe import SweEnv
-from prorl.errors import GraderError, RolloutError, TaskError
+from prorl.errors import GraderError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.sandbox.host import UnixSandboxHost
@@ -57,12 +57,17 @@ def _task(task: Task = CALC, **data: Json) -> Task:
 
 
 async def _change(host: UnixSandboxHost, task: Task, *calls: ToolCall) -> bytes:
-    """The artefact of an agent that makes these calls."""
+    """The artefact of an agent that makes these calls; empty if it broke its workspace."""
     async with _prepared(host, task, Stage.RUN) as sandbox:
         for call in calls:
             done = await ENV.call(task, sandbox, call, 10.0)
             assert done.exit_code == 0, done.output
-        return await ENV.artefact(task, "done", sandbox)
+        try:
+            return await ENV.artefact(task, "done", sandbox)
+        except SandboxError as error:
+            if error.code is not FailureCode.SANDBOX_BROKEN:
+                raise
+            return b""
 
 
 async def _score(host: UnixSandboxHost, task: Task, artefact: bytes, eval_s: float = 60.0) -> Score:
@@ -138,6 +143,39 @@ async def test_half_a_solution_is_none_and_its_share_is_kept(host: UnixSandboxHo
         f"{FIX}; sed -i 's/def parse/def parse(text): return 1234567\\ndef unused/' calc/parse.py",
     )
     assert (broken.reward, broken.parts[2].value) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "git init -q vendored; echo x > vendored/file; git -C vendored add -A",
+        "echo x > secret; chmod 000 secret; mkdir shut; echo x > shut/file; chmod 000 shut",
+        "head -c 600000 /dev/urandom > core; yes | head -c 3000000 > build.log",
+        "mkfifo pipe; ln -s / root; ln -s nowhere dangling",
+        "for i in $(seq 300); do head -c 9000 /dev/urandom > data$i; done",
+        "git config core.hooksPath /nowhere; git config diff.external false; git stash -q -u",
+    ],
+    ids=["a repository", "shut files", "large files", "odd files", "many files", "git's settings"],
+)
+async def test_a_fix_counts_beside_what_git_stumbles_over(
+    host: UnixSandboxHost, beside: str
+) -> None:
+    score = await _bash(host, f"{beside}; {FIX}")
+    assert score.reward == 1, score.log
+
+
+async def test_a_workspace_that_cannot_be_read_is_the_policys_failure_and_says_so(
+    host: UnixSandboxHost,
+) -> None:
+    for command, says in (
+        ("rm -rf .git", "its repository is broken"),
+        ("yes | head -c 900000 | shuf -i 1-140000 > calc/parse.py", "are more than 524288 bytes"),
+    ):
+        async with _prepared(host, CALC, Stage.RUN) as sandbox:
+            await sandbox.exec(["bash", "-c", command], 20.0)
+            with pytest.raises(SandboxError, match=says) as caught:
+                await ENV.artefact(CALC, "done", sandbox)
+        assert caught.value.code is FailureCode.SANDBOX_BROKEN
 
 
 # ---- what does not
@@ -299,11 +337,72 @@ async def test_a_workspace_that_cannot_be_prepared_is_the_tasks_fault(
         ({"setup": ["make"]}, "data.setup is"),
         ({"sandbox": {"memory": 1}}, "data.sandbox has memory; expected .*memory_bytes"),
         ({"tools": ["wether"]}, "unknown tool 'wether'"),
+        (
+            {"test_cmd": "make test", "test_command": ""},
+            "test_cmd is not read; expected data.test_",
+        ),
+        ({"repo_archive": "x.tar"}, "repo_archive is not read; expected data.archive; rename it"),
+        ({"environment": {"A B": "c"}}, "environment has 'A B'"),
+        ({"environment": {"A": 1}}, "environment has 'A': 1"),
+        ({"sandbox": {"memory_bytes": "2G"}}, "sandbox.memory_bytes is '2G'; expected int"),
     ],
 )
 async def test_bad_tasks_are_refused(data: dict[str, Json], says: str) -> None:
     with pytest.raises(TaskError, match=says):
         ENV.check(_task(**data))
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+async def test_tasks_whose_lists_hold_are_taken(host: UnixSandboxHost, task: Task) -> None:
+    await _verify(host, task)
+
+
+async def _verify(host: UnixSandboxHost, task: Task) -> None:
+    async with _prepared(host, task, Stage.EVAL) as sandbox:
+        await ENV.verify(task, sandbox, Deadline(60.0))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            {
+                "environment": {"PYTHONPATH": "/nowhere"},
+                "test_command": "cd tests; python3 -m unittest -v test_parse",
+            },
+            r"2 of 2 PASS_TO_PASS tests do not pass on the untouched repository, e\.g\. 'test_plain",
+        ),
+        ({"patch": ""}, ""),
+        ({"FAIL_TO_PASS": ["test_plain (tests.test_parse.ParseTest)"]}, "pass on the untouched"),
+        (
+            {"FAIL_TO_PASS": ["test_gone (tests.test_parse.ParseTest)"]},
+            "1 of 1 FAIL_TO_PASS tests do not pass with the reference patch",
+        ),
+        ({"patch": "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"}, "reference patch does not apply"),
+        ({"test_command": "sleep 30", "timeout_s": 0.5}, "did not end in time"),
+    ],
+)
+async def test_a_task_whose_own_lists_do_not_hold_is_refused(
+    host: UnixSandboxHost, data: dict[str, Json], says: str
+) -> None:
+    if not says:
+        await _verify(host, _task(**data))
+        return
+    with pytest.raises(RolloutError, match=says) as caught:
+        await _verify(host, _task(**data))
+    assert caught.value.code is FailureCode.BAD_TASK
+
+
+async def test_setup_tests_and_the_agents_bash_have_the_tasks_environment(
+    host: UnixSandboxHost,
+) -> None:
+    task = _task(
+        environment={"COLOUR": "deep blue"},
+        setup="[ \"$COLOUR\" = 'deep blue' ]",
+        test_command='[ "$COLOUR" = "deep blue" ] && python3 -m unittest -v tests.test_parse',
+    )
+    call = ToolCall("bash", {"command": f'[ "$COLOUR" = "deep blue" ] && {FIX}'})
+    assert (await _score(host, task, await _change(host, task, call))).reward == 1
 
 
 # ---- repositories that come as one file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.envs.swe_report import passed_tests
+from prorl.envs.swe.report import passed_tests
 
 
 @pytest.mark.parametrize(

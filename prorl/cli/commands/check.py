@@ -18,7 +18,7 @@ from prorl.protocols import Env, Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
 from prorl.tasks import read_tasks
-from prorl.testing import Boxes, play, scripted
+from prorl.testing import Boxes, play, scripted, verify
 from prorl.types import RolloutLimits, SandboxSpec, Task
 
 LIMITS = RolloutLimits(init_s=900, run_s=1200, eval_s=600, max_turns=64, max_tokens=1 << 20)
@@ -112,6 +112,7 @@ def _boxes(host: SandboxHost) -> Boxes:
 async def _check_one(env: Env, task: Task, boxes: Boxes) -> Finding:
     """Never raises for what is wrong with the task."""
     try:
+        await verify(env, task, boxes=boxes, limit_s=2 * LIMITS.eval_s)
         first, again, useless = [
             (await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)).score
             for policy in ("oracle", "oracle", "noop")

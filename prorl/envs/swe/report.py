@@ -1,4 +1,4 @@
-"""Reading patches and test reports.
+"""Reading test reports.
 
 Pure functions over text that a policy may have written: nothing here trusts it, or raises.
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 
-_PATHS = re.compile(r"^(?:---|\+\+\+) (?:\"?[ab]/)([^\t\"\n]+)", re.MULTILINE)
-_GIT = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 _PYTEST = re.compile(r"^(PASSED|XFAIL|FAILED|ERROR|XPASS|SKIPPED) (\S.*)$")
 _UNITTEST = re.compile(r"^(\w+) \(([\w.]+)\)(.*)$")
 _SUMMARY = re.compile(r"^(FAIL|ERROR): (\w+) \(([\w.]+)\)")
@@ -22,22 +20,18 @@ _VERDICT = re.compile(
 _GOOD = {"PASSED", "XFAIL", "ok", "expected failure"}
 
 
-def patch_paths(patch: str) -> tuple[str, ...]:
-    """Files that a unified diff touches, in its order.
-
-    >>> patch_paths("--- a/tests/test_a.py\\n+++ b/tests/test_a.py\\n--- /dev/null\\n+++ b/new.py\\n")
-    ('tests/test_a.py', 'new.py')
-    """
-    found = [*_PATHS.findall(patch), *(path for both in _GIT.findall(patch) for path in both)]
-    return tuple(dict.fromkeys(found))
-
-
 def passed_tests(report: str) -> frozenset[str]:
     """Names of the tests that passed and nowhere failed.
 
     >>> sorted(passed_tests("PASSED t.py::a\\nPASSED t.py::b\\nFAILED t.py::b - x\\ntest_c (t.T.test_c) ... ok"))
     ['t.py::a', 'test_c (t.T)', 'test_c (t.T.test_c)']
     """
+    passed, failed = verdicts(report)
+    return passed - failed
+
+
+def verdicts(report: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Names of tests that passed somewhere, and of those that failed somewhere."""
     passed: set[str] = set()
     failed: set[str] = set()
     waiting: tuple[str, ...] = ()
@@ -58,7 +52,7 @@ def passed_tests(report: str) -> frozenset[str]:
         if status:
             (passed if status in _GOOD else failed).update(names)
             waiting = ()
-    return frozenset(passed - failed)
+    return frozenset(passed), frozenset(failed)
 
 
 def _verdict(text: str) -> str:

@@ -1,0 +1,302 @@
+"""Software-engineering tasks in SWE-bench's shape (Jimenez et al. 2024): change a repository so
+that hidden tests pass.
+
+| `task.data` | |
+|---|---|
+| FAIL_TO_PASS, PASS_TO_PASS | names of tests that must pass afterwards; lists, or lists as JSON text |
+| test_patch | unified diff that brings the hidden tests |
+| patch | the reference solution, for oracles and for `verify` |
+| files, archive | the repository: path -> text; or a .tar[.gz] or git .bundle on the node (with `base_commit`) |
+| image | folder or .sif to run in; it may hold the repository, which `setup` then copies into the workspace |
+| setup | shell commands that make the workspace ready, as the agent's user; run once a node for siblings of a task |
+| test_command | shell commands that run the tests; default: pytest on the files of `test_patch` |
+| environment | variables of setup, tests and the agent's bash: name -> text |
+| timeout_s, setup_s | limits of tests (60) and setup (600), below `limits.eval_s` and `limits.init_s` |
+| verified | true: `verify` is left out, somebody has done it |
+| tools, sandbox | further tools (`prorl/tools`); fields of SandboxSpec |
+| protected | patterns of files that do not count, instead of `guard.PROTECTED` |
+
+The repository lies in the workspace as one git commit without history: a later fix cannot be read
+out of it. An image needs git and python3. What crosses into EVAL is the diff to that commit. EVAL
+prepares a fresh workspace in the same way, brings the tests, then the diff without what decides
+about it (`guard.py`), runs the tests and asks for each named one's verdict.
+
+The reward is 1 when all named tests pass, else 0; a diff that does not apply, tests that hang or a
+sandbox that they break are 0 too. A workspace whose changes cannot be read any more is the policy's
+failure, `sandbox_broken`. Once a node the task itself is tried (`verify`): on the untouched
+repository PASS_TO_PASS must pass and FAIL_TO_PASS not, and with the reference all of them; a task
+for which that does not hold is `bad_task`, and no policy is blamed.
+
+Who can forge a verdict. The tests share a process with the code that they test, as in SWE-bench.
+
+| harness | told by | what remains possible |
+|---|---|---|
+| pytest, unittest (Django's runner too) | a witness in the process, over a socket with a key | code that finds the witness in its own process; values that equal everything |
+| any other | its log | code that prints the log of tests that passed |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from hashlib import blake2b
+from pathlib import Path
+
+from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.swe import fields, guard, shell
+from prorl.envs.swe.apply import apply, guarded_apply
+from prorl.envs.swe.fields import check_fields
+from prorl.envs.swe.tested import Tested, run_tests
+from prorl.envs.swe.verdict import (
+    LOG_CHARS,
+    NOTHING,
+    bad_task,
+    check_reference,
+    check_untouched,
+    forged,
+    score_of,
+)
+from prorl.envs.tools import BASH, FILES, text_field
+from prorl.errors import GraderError, NotFoundError, SandboxError, TaskError
+from prorl.limits import Deadline
+from prorl.protocols import Sandbox
+from prorl.types import FailureCode, Score, Task, ToolCall, ToolResult
+
+MAX_ARCHIVE_BYTES = 256 << 20
+TESTS_S, SETUP_S, DIFF_S = 60.0, 600.0, 40.0
+GOLD_PATCH = ".git/reference.patch"
+MAX_VERIFIED = 10_000
+"""Tasks whose own functions of the test runner are remembered, by the process that scores."""
+
+_VERIFIED: dict[str, Tested] = {}
+
+_SYSTEM = (
+    "You work on a repository, which is your workspace. Change it so that it does what the user"
+    " asks for; hidden tests decide. Look around with bash, edit with files or bash, run what helps"
+    " you. Your changes in the workspace count as they are: when they are complete, say so in a"
+    " sentence."
+)
+
+
+class SweEnv(BaseEnv):
+    """Implements `prorl.protocols.Prepares`, too."""
+
+    name = "swe"
+    system = _SYSTEM
+    needs = ("test_patch",)
+    offers = (BASH, FILES)
+    scores_in_sandbox = True
+
+    def check(self, task: Task) -> None:
+        """The fields are there and of the right form; nothing is run. Raises TaskError."""
+        super().check(task)
+        check_fields(task)
+
+    # ---- the workspace
+
+    def preparation(self, task: Task) -> str:
+        """Everything that `prepare` reads, where there is a setup or an archive: else a copy saves
+        nothing.
+        """
+        data, archive = task.data, task.data.get("archive", "")
+        if not data.get("setup") and not archive:
+            return ""
+        about = Path(archive).stat() if archive and Path(archive).is_file() else None
+        stamp = [about.st_size, about.st_mtime_ns] if about else []
+        return json.dumps(
+            [
+                data.get("files", {}),
+                archive,
+                stamp,
+                data.get("base_commit", ""),
+                data.get("setup", ""),
+                data.get("environment", {}),
+            ],
+            sort_keys=True,
+        )
+
+    async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
+        """Repository, setup, one commit.
+
+        Raises TaskError when the task's own parts fail, SandboxError.
+        """
+        assert sandbox is not None
+        for path, text in fields.files(task).items():
+            await sandbox.put(path, text.encode(), 0o755 if text.startswith("#!") else 0o644)
+        if archive := task.data.get("archive"):
+            await self._unpack(task, archive, sandbox)
+        if setup := task.data.get("setup"):
+            await _run(task, sandbox, "setup", setup, float(task.data.get("setup_s", SETUP_S)))
+        await _run(task, sandbox, "the first commit", shell.BASE, SETUP_S)
+
+    async def _unpack(self, task: Task, archive: str, sandbox: Sandbox) -> None:
+        path = Path(archive)
+        try:
+            if path.stat().st_size > MAX_ARCHIVE_BYTES:
+                raise TaskError(
+                    f"task {task.task_id!r}: {archive} is larger than {MAX_ARCHIVE_BYTES} bytes",
+                    mend="put it into an image",
+                )
+            content = await asyncio.to_thread(path.read_bytes)
+        except OSError as cause:
+            raise TaskError(
+                f"task {task.task_id!r}: cannot read {archive} on this node: {cause.strerror}",
+                "an archive",
+            ) from cause
+        await sandbox.put(shell.ARCHIVE, content)
+        script = (
+            f"BASE_COMMIT={shlex.quote(task.data.get('base_commit', ''))}\n{shell.UNPACK_BUNDLE}"
+            if path.suffix == ".bundle"
+            else shell.UNPACK_TAR
+        )
+        await _run(task, sandbox, f"unpacking {path.name}", script, SETUP_S)
+
+    async def call(
+        self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
+    ) -> ToolResult:
+        """Run a tool; bash in the task's environment."""
+        exports = fields.exports(task)
+        command = call.arguments.get("command") if call.name == BASH.name else None
+        if exports and isinstance(command, str):
+            call = call._replace(arguments={**call.arguments, "command": exports + command})
+        return await super().call(task, sandbox, call, timeout_s)
+
+    async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
+        """The diff to the first commit, new files included, ignored ones not; the largest new files
+        are left out where it would be too large. Raises SandboxError when the agent has made that
+        impossible.
+        """
+        assert sandbox is not None
+        done = await sandbox.exec(["bash", "-c", shell.ARTEFACT], DIFF_S)
+        problem = "cannot be read: its repository is broken"
+        if done.timed_out:
+            problem = f"cannot be read in {DIFF_S:g} s"
+        elif done.exit_code == shell.TOO_LARGE:
+            problem = f"are more than {shell.MAX_PATCH_BYTES} bytes"
+        elif done.exit_code == 0:
+            try:
+                return await sandbox.get(shell.DIFF, shell.MAX_PATCH_BYTES)
+            except (NotFoundError, OSError):
+                pass
+        raise SandboxError(
+            FailureCode.SANDBOX_BROKEN,
+            f"a workspace whose changes {problem}: {done.output.strip()[-500:]}",
+        )
+
+    # ---- scoring
+
+    async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
+        """Whether the task's own lists hold here: in a prepared sandbox of its own, once a node.
+
+        Raises RolloutError with BAD_TASK, GraderError, SandboxError.
+        """
+        if task.data.get("verified"):
+            return
+        await _bring_tests(task, sandbox)
+        command = fields.command(task)
+        before = await self._tested(task, sandbox, deadline, command, is_ours=True)
+        check_untouched(task, before)
+        if isinstance(task.data.get("patch"), str) and task.data["patch"].strip():
+            applied = await apply(
+                sandbox,
+                task.data["patch"].encode(),
+                guard.patch_paths(text_field(task, "test_patch")),
+            )
+            if applied.exit_code != 0:
+                raise bad_task(
+                    task, f"the reference patch does not apply: {applied.output[-1000:]}"
+                )
+            after = await self._tested(task, sandbox, deadline, command, is_ours=True)
+            check_reference(task, after)
+            before = before._replace(replaced=before.replaced | after.replaced)
+        while len(_VERIFIED) >= MAX_VERIFIED:
+            del _VERIFIED[next(iter(_VERIFIED))]
+        _VERIFIED[_digest(task)] = before
+
+    async def score(
+        self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
+    ) -> Score:
+        """Apply tests and diff, run the tests.
+
+        Raises GraderError, SandboxError, RolloutError for a task whose tests do not apply.
+        """
+        assert sandbox is not None
+        if not artefact.strip():
+            return score_of(task, NOTHING, "no change")
+        await _bring_tests(task, sandbox)
+        problem, left = await guarded_apply(sandbox, artefact, fields.rules(task))
+        if problem:
+            return score_of(task, NOTHING, f"the change does not apply: {problem}")
+        try:
+            tested = await self._tested(task, sandbox, deadline, fields.command(task))
+        except SandboxError as error:
+            if error.code is not FailureCode.SANDBOX_BROKEN:
+                raise
+            return score_of(task, NOTHING, f"the tests broke their sandbox: {error.message}")
+        log = left + tested.log[len(left) - LOG_CHARS :]
+        if problem := forged(tested, _VERIFIED.get(_digest(task), NOTHING)):
+            return score_of(task, NOTHING, f"{problem}\n{log}"[:LOG_CHARS])
+        return score_of(task, tested, log)
+
+    async def _tested(
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        deadline: Deadline,
+        command: str,
+        *,
+        is_ours: bool = False,
+    ) -> Tested:
+        """Run the tests; `is_ours` when no policy has had a hand in them."""
+        wanted_s = float(task.data.get("timeout_s", TESTS_S))
+        limit_s = min(wanted_s, deadline.remaining_s)
+        # compiled files of one source must not be taken for another's, of equal size and second
+        ours = {"PYTHONDONTWRITEBYTECODE": "1"} if is_ours else {}
+        environment = {**fields.environment(task), **ours}
+        image = shell.IMAGE_ENVIRONMENT if task.data.get("image") else ""
+        tested = await run_tests(sandbox, image + command, limit_s, environment)
+        if tested.timed_out and limit_s < wanted_s:
+            raise GraderError(
+                FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"
+            )
+        return tested
+
+    def reference(self, task: Task) -> Solution:
+        """Write the reference patch to a file and apply it."""
+        self.check(task)
+        write = ToolCall(
+            "files",
+            {"command": "create", "path": GOLD_PATCH, "file_text": text_field(task, "patch")},
+        )
+        apply = ToolCall(
+            "bash", {"command": f"git apply --whitespace=nowarn {GOLD_PATCH} && git status --short"}
+        )
+        return Solution((write, apply), "The change is in the workspace.")
+
+
+async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: float) -> None:
+    """Run a script of the task's in the workspace. Raises TaskError when it fails."""
+    done = await sandbox.exec(["bash", "-c", f"set -e\n{fields.exports(task)}{script}"], limit_s)
+    if done.timed_out or done.exit_code != 0:
+        end = (
+            f"did not end in {limit_s:g} s"
+            if done.timed_out
+            else f"ended with exit status {done.exit_code}"
+        )
+        raise TaskError(
+            f"task {task.task_id!r}: {what} {end}: {done.output.strip()[-1000:]}",
+            mend="run it by hand in such a sandbox",
+        )
+
+
+async def _bring_tests(task: Task, sandbox: Sandbox) -> None:
+    """Apply the tests' patch to the untouched repository. Raises RolloutError for the task."""
+    applied = await apply(sandbox, text_field(task, "test_patch").encode())
+    if applied.exit_code != 0:
+        raise bad_task(task, f"test_patch does not apply: {applied.output[-1000:]}")
+
+
+def _digest(task: Task) -> str:
+    text = json.dumps([task.task_id, task.data], sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,0 +1,80 @@
+"""Brings tests and change into a fresh EVAL workspace, before any code of the change has run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from prorl.envs.swe import guard, shell
+from prorl.envs.swe.guard import Rules
+from prorl.protocols import Sandbox
+from prorl.types import ToolResult
+
+GIT_S = 60.0
+MAX_PATHS_BYTES = 8 << 20
+_SHOWN_PATHS = 5
+_WILD = re.compile(r"([*?\[\\])")
+
+
+async def apply(sandbox: Sandbox, patch: bytes, without: Collection[str] = ()) -> ToolResult:
+    """`git apply`, without these paths."""
+    # a byte that is no UTF-8 has become U+FFFD, which stands for any here
+    patterns = (_WILD.sub(r"\\\1", path).replace("\ufffd", "*") for path in without)
+    argv = ["git", "apply", "--whitespace=nowarn", *(f"--exclude={one}" for one in patterns), "-"]
+    return await sandbox.exec(argv, GIT_S, patch)
+
+
+async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[str, str]:
+    """Apply what counts of a change: (why it does not apply, what was left out, for people)."""
+    if guard.moves_files(change):
+        return "it renames files, which a diff of ours never does", ""
+    listed = await sandbox.exec(["bash", "-c", shell.PATHS_OF], GIT_S, change)
+    if listed.exit_code != 0:
+        return listed.output, ""
+    rows = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).split(b"\0")
+    paths = [row.split(b"\t", 2)[2].decode("utf-8", "replace") for row in rows if b"\t" in row]
+    there = await _there(sandbox, guard.questions(paths))
+    left = guard.left_out(paths, rules, there)
+    settings = [
+        path
+        for path in paths
+        if path.rpartition("/")[2] in guard.SETTINGS and path not in {*left, *rules.reference}
+    ]
+    before = {path: await _content(sandbox, path) for path in settings}
+    applied = await apply(sandbox, change, left)
+    if applied.exit_code != 0:
+        return applied.output, ""
+    for path, content in before.items():
+        now = await _content(sandbox, path)
+        if guard.runner_part(path, now) != guard.runner_part(path, content):
+            left[path] = "settings of the test runner"
+            await sandbox.exec(["rm", "-f", path], GIT_S)
+            if content is not None:
+                await sandbox.put(path, content)
+    return "", _told(left)
+
+
+async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:
+    """Which of the paths exist."""
+    if not paths:
+        return frozenset()
+    await sandbox.put(shell.ASKED, "".join(f"{path}\0" for path in paths).encode())
+    await sandbox.exec(["bash", "-c", shell.THERE], GIT_S)
+    found = (await sandbox.get(shell.PATHS, MAX_PATHS_BYTES)).decode("utf-8", "replace")
+    return frozenset(found.split("\0"))
+
+
+async def _content(sandbox: Sandbox, path: str) -> bytes | None:
+    """A settings file; None when it is none."""
+    try:
+        return await sandbox.get(path)
+    except OSError:
+        return None
+
+
+def _told(left: dict[str, str]) -> str:
+    if not left:
+        return ""
+    shown = ", ".join(f"{path} ({why})" for path, why in list(left.items())[:_SHOWN_PATHS])
+    more = f" and {len(left) - _SHOWN_PATHS} more" if len(left) > _SHOWN_PATHS else ""
+    return f"left out of the change: {shown}{more}\n"

@@ -1,0 +1,124 @@
+"""What the `swe` env reads from `task.data`, and what it refuses there."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+
+from prorl.envs.swe import guard, shell
+from prorl.envs.tools import text_field
+from prorl.errors import TaskError
+from prorl.types import Json, Task
+
+_KINDS: Mapping[str, type] = {
+    "files": dict,
+    "archive": str,
+    "base_commit": str,
+    "setup": str,
+    "test_command": str,
+    "environment": dict,
+    "protected": list,
+    "verified": bool,
+}
+_ALIASES = {
+    "test_cmd": "test_command",
+    "test_commands": "test_command",
+    "install": "setup",
+    "pre_install": "setup",
+    "repo_archive": "archive",
+    "env": "environment",
+    "env_vars": "environment",
+    "docker_image": "image",
+    "image_name": "image",
+}
+"""Names of other producers, which would be ignored here: `prorl/tasks` translates whole rows."""
+
+
+def check_fields(task: Task) -> None:
+    """The fields are there and of the right form. Raises TaskError."""
+    if not test_names(task, "FAIL_TO_PASS"):
+        raise TaskError(
+            f"task {task.task_id!r}: FAIL_TO_PASS is empty",
+            "at least one test that a solution makes pass",
+        )
+    test_names(task, "PASS_TO_PASS")
+    if not guard.patch_paths(text_field(task, "test_patch")):
+        raise TaskError(f"task {task.task_id!r}: data.test_patch names no file", "a unified diff")
+    for name, kind in _KINDS.items():
+        if not isinstance(task.data.get(name, kind()), kind):
+            raise TaskError(
+                f"task {task.task_id!r}: data.{name} is {task.data[name]!r}"[:300],
+                f"a {kind.__name__}",
+            )
+    for name, ours in _ALIASES.items():
+        if task.data.get(name) and not task.data.get(ours):
+            raise TaskError(
+                f"task {task.task_id!r}: data.{name} is not read",
+                f"data.{ours}",
+                "rename it, or give the row to prorl as its producer wrote it",
+            )
+    if not any(task.data.get(source) for source in ("files", "archive", "image")):
+        raise TaskError(
+            f"task {task.task_id!r}: no repository", "data.files, data.archive or data.image"
+        )
+    for name, text in environment(task).items():
+        if not name.isidentifier() or not isinstance(text, str):
+            raise TaskError(
+                f"task {task.task_id!r}: data.environment has {name!r}: {text!r}"[:300],
+                "names of variables with texts",
+            )
+    if wrong := [path for path, text in files(task).items() if not isinstance(text, str)]:
+        raise TaskError(f"task {task.task_id!r}: data.files[{wrong[0]!r}]", "text")
+
+
+def files(task: Task) -> Mapping[str, str]:
+    """The repository, where it is in the task itself."""
+    found: Mapping[str, str] = task.data.get("files") or {}
+    return found
+
+
+def environment(task: Task) -> Mapping[str, str]:
+    """Variables of setup, tests and the agent's bash."""
+    found: Mapping[str, str] = task.data.get("environment") or {}
+    return found
+
+
+def exports(task: Task) -> str:
+    """Lines of bash that set the environment."""
+    return shell.exports(environment(task), task.data.get("image") or "")
+
+
+def command(task: Task) -> str:
+    """What runs the tests: the task's own, or pytest on the Python files of `test_patch`."""
+    if own := task.data.get("test_command"):
+        return str(own)
+    paths = guard.patch_paths(text_field(task, "test_patch"))
+    words = " ".join(shlex.quote(path) for path in paths if path.endswith(".py"))
+    return f"python3 -m pytest -rA -p no:cacheprovider {words}"
+
+
+def rules(task: Task) -> guard.Rules:
+    """What of a change does not count."""
+    return guard.make_rules(
+        text_field(task, "test_patch"),
+        (*test_names(task, "FAIL_TO_PASS"), *test_names(task, "PASS_TO_PASS")),
+        str(task.data.get("patch") or ""),
+        command(task),
+        task.data.get("protected"),
+    )
+
+
+def test_names(task: Task, key: str) -> tuple[str, ...]:
+    """Names of tests: a list, or its JSON text as in the published data sets. Raises TaskError."""
+    names: Json = task.data.get(key, [])
+    try:
+        names = json.loads(names) if isinstance(names, str) else names
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise TaskError(
+            f"task {task.task_id!r}: data.{key} is {task.data.get(key)!r}"[:300],
+            "a list of tests' names",
+        )
+    return tuple(names)

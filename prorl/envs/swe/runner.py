@@ -1,0 +1,235 @@
+"""Runs the tests of a task in a fresh EVAL sandbox, and says what came out where they cannot reach.
+
+A program for `python3 -I -c`, shipped as text: standard library, Python 3.8 or newer.
+
+    stdin: one JSON object {"nonce", "command", "limit_s", "witness", "harness", "environment",
+    "report", "max_log_bytes"}
+    stdout: `NONCE {"digest", "exit_code", "timed_out"}`; all else is in the file `report`
+
+The tests are a child with pipes of its own. This process is not dumpable, so that its memory and
+descriptors, standard output among them, are closed to processes of the same uid; it adopts what
+the tests leave behind and ends it before it writes. The report is a file that they might still
+have changed, so its digest goes by standard output. What pytest and unittest saw comes over a
+socket (`witness.py`), whose key is given once to each session.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from typing import Any
+
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
+GRACE_S = 5.0
+MAX_SAID_BYTES = 16 << 20
+"""More is not listened to: the session counts as one that never ended."""
+
+
+def hide() -> None:
+    """Close this process to others of the same uid, and adopt orphans (Linux)."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Sessions:
+    """What witnesses say: lines that begin with the key of the session that is open."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._key = b""
+        self._said = b""
+        self._num_bytes = 0
+        self.found: list[dict[str, Any]] = []
+        self._offer()
+
+    def _offer(self) -> None:
+        """A fresh key for the next session."""
+        self._key = os.urandom(16).hex().encode()
+        try:
+            self._end.sendall(self._key)
+        except BrokenPipeError:  # nobody is left who could report
+            self._key = b""
+
+    def hear(self) -> bool:
+        """Read what is there; False at the end."""
+        try:
+            data = self._end.recv(1 << 16)
+        except ConnectionResetError:  # every other end was closed before it read its key
+            return False
+        self._num_bytes += len(data)
+        self._said += data if self._num_bytes <= MAX_SAID_BYTES else b""
+        *lines, self._said = self._said.split(b"\n")
+        for line in lines:
+            if self._key and line.startswith(self._key):
+                self._take(json.loads(line[len(self._key) :].decode("utf-8", "replace")))
+        return bool(data)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        say = message.pop("say", "")
+        if say == "start":
+            self.found.append({"ended": False})
+        elif self.found:
+            self.found[-1].update(message)
+            if say == "bye":
+                self.found[-1]["ended"] = True
+                self._offer()
+
+
+def environment(job: dict[str, Any], witness_fd: int, place: str) -> dict[str, str]:
+    """The tests' own, with the witness in front."""
+    env = {**os.environ, **job["environment"]}
+    env["PRORL_WITNESS"] = str(witness_fd)
+    for name, ours, between in (
+        ("PYTHONPATH", place, ":"),
+        ("PYTEST_ADDOPTS", "-p prorl_pytest", " "),
+    ):
+        kept = env.get(name, "")
+        env[name] = ours + between + kept if kept else ours
+    return env
+
+
+def with_witness(command: str, place: str) -> str:
+    """A command that sets PYTHONPATH of its own, with the witness kept in front."""
+    return re.sub(r"(?<![\w$])PYTHONPATH=([\"']?)", rf"PYTHONPATH=\1{place}:", command)
+
+
+def module_file(content: bytes) -> int:
+    """The witness as a file that nobody can change, by a descriptor that children inherit."""
+    fd = os.memfd_create("witness", 0)
+    os.write(fd, content)
+    read_only = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    os.close(fd)
+    return read_only
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Start the tests, listen until they end or time is up, end what is left."""
+    ours, theirs = socket.socketpair()
+    module = module_file(base64.b64decode(job["witness"]))
+    place = f"/proc/self/fd/{module}"
+    sessions = Sessions(ours)
+    child = subprocess.Popen(
+        ["bash", "-c", with_witness(job["command"], place)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(job, theirs.fileno(), place),
+        pass_fds=(theirs.fileno(), module),
+        start_new_session=True,
+    )
+    theirs.close()
+    os.close(module)
+    log, timed_out = listen(child, ours, sessions, job)
+    end_all(child)
+    return {
+        "workspace": os.getcwd(),
+        "exit_code": child.returncode,
+        "timed_out": timed_out,
+        "log": log.decode("utf-8", "replace"),
+        "sessions": sessions.found,
+    }
+
+
+def listen(
+    child: subprocess.Popen[bytes], ours: socket.socket, sessions: Sessions, job: dict[str, Any]
+) -> tuple[bytes, bool]:
+    """(end of what the tests printed, whether time was up)."""
+    assert child.stdout is not None
+    until = time.monotonic() + job["limit_s"]
+    log, keep = bytearray(), job["max_log_bytes"]
+    output = child.stdout.fileno()
+    open_ends = {output, ours.fileno()}
+    ended_at = 0.0
+    while True:
+        now = time.monotonic()
+        if child.poll() is not None:
+            ended_at = ended_at or now
+        if now >= until or (ended_at and (output not in open_ends or now >= ended_at + 1.0)):
+            break
+        for fd in select.select(list(open_ends), [], [], min(0.2, until - now))[0]:
+            if fd == output:
+                data = os.read(fd, 1 << 16)
+                log += data
+                if len(log) > 2 * keep:
+                    del log[:-keep]
+                if not data:
+                    open_ends.discard(fd)
+            elif not sessions.hear():
+                open_ends.discard(fd)
+    while select.select([ours], [], [], 0)[0] and sessions.hear():
+        pass
+    return bytes(log[-keep:]), child.poll() is None
+
+
+def end_all(child: subprocess.Popen[bytes]) -> None:
+    """End every descendant, the ones that fled into sessions of their own included."""
+    until = time.monotonic() + GRACE_S
+    while time.monotonic() < until:
+        left = children()
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        child.poll()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+        if not left:
+            return
+        time.sleep(0.01)
+
+
+def children() -> list[int]:
+    """Direct children; those of theirs become ours when they end."""
+    found = []
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if name.isdigit() and int(parent) == os.getpid() and state != "Z":
+            found.append(int(name))
+    return found
+
+
+def write(path: str, content: bytes) -> None:
+    """A fresh file, whatever lies there."""
+    if os.path.lexists(path):
+        os.unlink(path)
+    with open(path, "xb") as file:
+        file.write(content)
+
+
+def main() -> int:
+    """Read the job, run it, write the report, say its digest."""
+    hide()
+    job = json.loads(sys.stdin.read())
+    found = run(job)
+    content = zlib.compress(json.dumps(found).encode())
+    try:
+        write(job["report"], content)
+    except OSError:  # the tests have taken its folder: the digest fits nothing then
+        pass
+    digest = hashlib.sha256(content).hexdigest()
+    print(job["nonce"] + " " + json.dumps({"digest": digest}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

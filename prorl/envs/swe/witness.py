@@ -1,0 +1,308 @@
+"""What sees the tests' outcomes from inside pytest or unittest, and tells the runner.
+
+Shipped as text into sandboxes (`runner.py`): standard library, Python 3.7 or newer. pytest loads it
+before anything of the repository, by `-p prorl_pytest`; for unittest a `sitecustomize` beside it
+loads it when the interpreter starts.
+
+It answers to the runner alone, over a socket whose key it reads once. At the end it says what
+passed, whether a test that must fail failed (the canary), and which of the runner's own functions
+were replaced while the repository's code ran.
+
+Not promised: the tests share a process with the code that they test. Code that looks for this
+module, and keeps the canary alive, can lie to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+CANARY = "prorl_canary"
+FUNCTIONS = (
+    ("_pytest.runner", "CallInfo.from_call"),
+    ("_pytest.runner", "call_runtest_hook"),
+    ("_pytest.runner", "call_and_report"),
+    ("_pytest.runner", "runtestprotocol"),
+    ("_pytest.runner", "pytest_runtest_call"),
+    ("_pytest.runner", "pytest_runtest_makereport"),
+    ("_pytest.reports", "TestReport.from_item_and_call"),
+    ("_pytest.reports", "TestReport.__init__"),
+    ("_pytest.python", "pytest_pyfunc_call"),
+    ("_pytest.python", "Function.runtest"),
+    ("_pytest.unittest", "TestCaseFunction.runtest"),
+    ("_pytest.unittest", "TestCaseFunction.addFailure"),
+    ("_pytest.unittest", "TestCaseFunction.addError"),
+    ("_pytest.python_api", "raises"),
+    ("_pytest.raises", "raises"),
+    ("_pytest.python_api", "approx"),
+    ("_pytest.outcomes", "fail"),
+    ("_pytest.assertion.rewrite", "AssertionRewriter.run"),
+    ("pluggy", "HookCaller.__call__"),
+    ("pluggy._hooks", "HookCaller.__call__"),
+    ("pluggy._hooks", "_HookCaller.__call__"),
+    ("unittest.case", "TestCase.__call__"),
+    ("unittest.case", "TestCase.run"),
+    ("unittest.case", "TestCase._callTestMethod"),
+    ("unittest.case", "TestCase.fail"),
+    ("unittest.case", "TestCase.assertTrue"),
+    ("unittest.case", "TestCase.assertFalse"),
+    ("unittest.case", "TestCase.assertEqual"),
+    ("unittest.case", "TestCase._baseAssertEqual"),
+    ("unittest.case", "TestCase._getAssertEqualityFunc"),
+    ("unittest.case", "TestCase.assertRaises"),
+    ("unittest.case", "TestCase.assertIn"),
+    ("unittest.case", "TestCase.assertIs"),
+    ("unittest.case", "TestCase.assertIsNone"),
+    ("unittest.case", "TestCase.assertMultiLineEqual"),
+    ("unittest.case", "TestCase.assertSequenceEqual"),
+    ("unittest.case", "TestCase.assertDictEqual"),
+    ("unittest.case", "TestCase.assertListEqual"),
+    ("unittest.case", "_AssertRaisesContext.__exit__"),
+    ("unittest.case", "_Outcome.testPartExecutor"),
+    ("unittest.suite", "TestSuite.run"),
+    ("unittest.loader", "TestLoader.loadTestsFromModule"),
+    ("unittest.loader", "TestLoader.loadTestsFromName"),
+)
+
+
+class Witness:
+    """One session's outcomes, kept here until its end."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        os.set_inheritable(fd, False)
+        self._key = self._socket.recv(64)
+        self._pid = os.getpid()
+        self._outcomes: dict[str, bool] = {}
+
+        self._before = fingerprints()
+        self._send({"say": "start"})
+        atexit.register(self._bye)
+
+    def note(self, names: Iterable[str], good: bool) -> None:
+        """A test's verdict; one that is ever bad stays bad."""
+        for name in names:
+            self._outcomes[name] = good and self._outcomes.get(name, True)
+
+    def tell(self) -> None:
+        """Everything seen so far, and what was replaced."""
+        if os.getpid() == self._pid:
+            now = fingerprints()
+            changed = sorted(
+                name for name, mark in self._before.items() if now.get(name, mark) != mark
+            )
+            self._send({"say": "seen", "outcomes": self._outcomes, "replaced": changed})
+
+    def _bye(self) -> None:
+        if os.getpid() == self._pid:
+            self._send({"say": "bye", "modules": origins()})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._socket.sendall(self._key + json.dumps(message).encode() + b"\n")
+
+
+def fingerprints() -> dict[str, tuple[int, int]]:
+    """What the runner's functions are: identity of function and code."""
+    found = {}
+    for module, path in FUNCTIONS:
+        thing: Any = sys.modules.get(module)
+        if thing is None:
+            continue
+        for name in path.split("."):
+            thing = getattr(thing, name, None)
+        thing = getattr(thing, "__func__", thing)
+        found[f"{module}.{path}"] = (id(thing), id(getattr(thing, "__code__", None)))
+    return found
+
+
+def origins() -> dict[str, str]:
+    """Where the top-level modules lie that were imported, those of Python itself left out."""
+    found = {}
+    library = os.path.dirname(os.__file__)
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if "." in name or not isinstance(path, str):
+            continue
+        if not path.startswith(library) or "-packages" in path:
+            found[name] = path
+    return found
+
+
+def connect() -> Witness | None:
+    """The witness of this process, once; None where nobody listens."""
+    fd = os.environ.pop("PRORL_WITNESS", "")
+    # what the tests start themselves must find neither
+    for name, between in (("PYTHONPATH", ":"), ("PYTEST_ADDOPTS", " ")):
+        parts = os.environ.pop(name, "").replace("-p prorl_pytest", "").split(between)
+        kept = between.join(
+            part for part in parts if part and not part.startswith("/proc/self/fd/")
+        )
+        if kept:
+            os.environ[name] = kept
+    if not fd:
+        return None
+    try:
+        return Witness(int(fd))
+    except (OSError, ValueError):
+        return None
+
+
+# ---- pytest
+
+
+class Plugin:
+    """Hooks of pytest."""
+
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
+        self._canary_failed = False
+        self._config: Any = None
+
+    def watch(self, config: Any) -> None:
+        """Workers of xdist have no witness: what they see is reported here, too."""
+        plugins = getattr(config.option, "plugins", None)
+        if plugins and "prorl_pytest" in plugins:
+            plugins.remove("prorl_pytest")
+        self._config = config
+
+    def pytest_collection_modifyitems(self, session: Any, items: list[Any]) -> None:
+        """One more test, which must fail."""
+        canary = make_canary(session)
+        if canary is not None:
+            items.append(canary)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Each phase of each test."""
+        if report.nodeid.endswith(CANARY):
+            self._canary_failed = self._canary_failed or report.outcome == "failed"
+            return
+        names = {report.nodeid}
+        relative = getattr(self._config, "cwd_relative_nodeid", None)
+        if relative is not None:
+            names.add(relative(report.nodeid))
+        is_xfail = hasattr(report, "wasxfail") and report.outcome == "skipped"
+        is_good = report.outcome == "passed" and not hasattr(report, "wasxfail")
+        if report.when == "call":
+            self._witness.note(names, is_good or is_xfail)
+        elif report.outcome != "passed":
+            self._witness.note(names, is_xfail)
+
+    def pytest_sessionfinish(self, session: Any) -> None:
+        """Tell before others may end the process."""
+        self._witness.note([CANARY], self._canary_failed)
+        self._witness.tell()
+
+
+def make_canary(session: Any) -> Any:
+    """A test that fails, as this pytest makes tests; None where it cannot."""
+    import pytest
+
+    class Canary(pytest.Item):
+        def runtest(self) -> None:
+            raise AssertionError(CANARY)
+
+        def repr_failure(self, *of: Any, **style: Any) -> Any:
+            return "as it must: the tests are seen to fail where they do"
+
+        def reportinfo(self) -> Any:
+            return str(session.fspath), 0, CANARY
+
+    try:
+        if hasattr(Canary, "from_parent"):
+            return Canary.from_parent(session, name=CANARY)
+        return Canary(CANARY, session)
+    except (TypeError, AttributeError):
+        return None
+
+
+def attach(config: Any, witness: Witness | None) -> None:
+    """Called by `prorl_pytest`, which has connected before the repository's code was read."""
+    if witness is not None:
+        plugin = Plugin(witness)
+        plugin.watch(config)
+        config.pluginmanager.register(plugin, "prorl_witness_hooks")
+
+
+# ---- unittest
+
+
+def watch_unittest() -> None:
+    """Wrap what every result of unittest goes through."""
+    import unittest.result
+
+    result: Any = unittest.result.TestResult
+    state: dict[str, Any] = {"witness": None, "asked": False}
+
+    def witness() -> Any:
+        if not state["asked"]:
+            state["asked"] = True
+            state["witness"] = connect()
+            if state["witness"] is not None:
+                atexit.register(finish)
+        return state["witness"]
+
+    def finish() -> None:
+        failed = canary_of_unittest()
+        state["witness"].note([CANARY], failed)
+        state["witness"].tell()
+
+    def wrap(name: str, good: bool) -> None:
+        original = getattr(result, name, None)
+        if original is None:
+            return
+
+        def add(self: Any, test: Any, *rest: Any) -> Any:
+            seen = witness()
+            if seen is not None and not str(getattr(test, "id", str)()).endswith(CANARY):
+                seen.note(names_of(test), good if name != "addSubTest" else rest[-1] is None)
+            return original(self, test, *rest)
+
+        setattr(result, name, add)
+
+    for name, good in (
+        ("addSuccess", True),
+        ("addExpectedFailure", True),
+        ("addFailure", False),
+        ("addError", False),
+        ("addSkip", False),
+        ("addUnexpectedSuccess", False),
+        ("addSubTest", True),
+    ):
+        wrap(name, good)
+
+    begin = result.startTestRun
+
+    def start_run(self: Any) -> Any:
+        witness()
+        return begin(self)
+
+    result.startTestRun = start_run
+
+
+def canary_of_unittest() -> bool:
+    """Whether a test that fails is told to have failed."""
+    import unittest
+
+    class Canary(unittest.TestCase):
+        def prorl_canary(self) -> None:
+            self.assertEqual(1, 2)  # noqa: PT009
+
+    outcome = unittest.TestResult()
+    Canary(CANARY).run(outcome)
+    return len(outcome.failures) == 1
+
+
+def names_of(test: Any) -> set[str]:
+    """As unittest prints it, before and since Python 3.11, by its dotted name, and by its text."""
+    identity = str(test.id()) if hasattr(test, "id") else str(test)
+    place, _, method = identity.rpartition(".")
+    names = {str(test), identity, f"{method} ({place})"}
+    names.add(f"{method} ({place}.{method})")
+    describe = getattr(test, "shortDescription", None)
+    text = describe() if describe is not None else None
+    return names | ({text} if text else set())

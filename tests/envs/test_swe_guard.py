@@ -1,0 +1,84 @@
+"""What of a change counts, decided from paths alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from prorl.envs.swe.guard import graded_file, left_out, make_rules, questions, runner_part
+
+TEST_PATCH = "--- a/pkg/tests/test_a.py\n+++ b/pkg/tests/test_a.py\n"
+PATCH = "--- a/pkg/a.py\n+++ b/pkg/a.py\n--- a/conftest.py\n+++ b/conftest.py\n"
+NAMES = ("pkg/tests/test_a.py::test_x", "pkg/a.py::pkg.a.f", "test_y (pkg.more.tests.T)", "Go/x")
+RULES = make_rules(TEST_PATCH, NAMES, PATCH, "make check && ./bin/test -v")
+BASE = {"pkg", "pkg/__init__.py", "src", "scripts", "src/logging", "src/logging/__init__.py"}
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("pkg/a.py", ""),
+        ("pkg/b.py", ""),
+        ("pkg/tests/test_a.py", "graded"),
+        ("pkg/more/tests.py", "graded"),
+        ("other/pkg/more/tests.py", "graded"),
+        ("pkg/tests/data.json", "in the graded tests' folder"),
+        ("pkg/testing/tool.py", ""),
+        ("conftest.py", ""),
+        ("deep/conftest.py", "steers the test runner"),
+        ("src/x.egg-info/entry_points.txt", "steers the test runner"),
+        ("Makefile", "started by the test command"),
+        ("bin/test", "started by the test command"),
+        ("argparse.py", "shadows argparse.py"),
+        ("scripts/argparse.py", "shadows argparse.py"),
+        ("src/pluggy/__init__.py", "shadows pluggy"),
+        ("src/_bisect.cpython-311-x86_64-linux-gnu.so", "shadows _bisect.cpython"),
+        ("pytest_evil.py", "shadows pytest_evil.py"),
+        ("pkg/argparse.py", ""),
+        ("src/logging/handlers.py", ""),
+        ("new/argparse.py", ""),
+        ("types.txt", ""),
+    ],
+)
+def test_what_is_left_out_and_why(path: str, why: str) -> None:
+    found = left_out([path], RULES, BASE & set(questions([path])))
+    assert found.get(path, "").startswith(why)
+    assert bool(found) == bool(why)
+
+
+def test_a_tasks_own_protected_files_replace_ours() -> None:
+    rules = make_rules(TEST_PATCH, (), "", "pytest", ["*.lock"])
+    assert set(left_out(["deep/a.lock", "x/conftest.py"], rules, ())) == {"deep/a.lock"}
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("tests/a.py::T::test[a::b]", "tests/a.py"),
+        ("test_a (m.T.test_a)", "/m.py"),
+        ("test_a (m.T)", "/m.py"),
+        ("src/app.test.js", "src/app.test.js"),
+        ("it adds numbers", ""),
+        ("TestAdd/negative", ""),
+    ],
+)
+def test_files_that_tests_names_tell_of(name: str, path: str) -> None:
+    assert graded_file(name) == path
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "same"),
+    [
+        ("pyproject.toml", "[project]\nname='a'", "[project]\nname='b'\ndependencies=['x']", True),
+        ("pyproject.toml", "", "[tool.pytest.ini_options]\naddopts='-p x'", False),
+        ("pyproject.toml", "", "[tool]\npytest = {ini_options = {addopts = '-p x'}}", False),
+        ("pyproject.toml", "", "[project.entry-points.pytest11]\nx = 'x'", False),
+        ("pyproject.toml", "", "[broken", False),
+        ("setup.cfg", "[metadata]\nname=a", "[metadata]\nname=b", True),
+        ("setup.cfg", "", "[options.entry_points]\npytest11 = x = x", False),
+        ("package.json", '{"dependencies": {}}', '{"dependencies": {"a": "1"}}', True),
+        ("package.json", "{}", '{"scripts": {"test": "true"}}', False),
+        ("package.json", "{}", "[]", False),
+    ],
+)
+def test_the_runners_part_of_settings(path: str, before: str, after: str, same: bool) -> None:
+    assert (runner_part(path, before.encode()) == runner_part(path, after.encode())) is same
