@@ -122,7 +122,12 @@ def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:
             f"none of {', '.join(sorted(RESERVED_NAMES))}",
             "choose another with --name",
         )
-    return parse(RunConfig, {**values, "run_id": name}, "run")
+    config = parse(RunConfig, {**values, "run_id": name}, "run")
+    if config.renderer.model and Path(config.renderer.model).exists():
+        model = str(Path(config.renderer.model).absolute())
+        renderer = config.renderer.model_copy(update={"model": model})
+        config = config.model_copy(update={"renderer": renderer})
+    return config
 
 
 def backend(policy: str) -> str:
