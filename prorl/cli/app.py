@@ -40,6 +40,7 @@ COMMANDS = (
     ("replay", "Serve a stored run to trainers, in the order in which it was delivered."),
     ("schema", "The columns of every edge and table; `--config` the JSON schema of config files."),
     ("image", "Images for sandboxes, made without any container registry: build, ls, rm."),
+    ("renderer", "How a model's directory is spoken: family, stop tokens, what is proved."),
     ("doctor", "Probe this machine; each finding comes with its fix."),
     ("bench", "Measure, with rivals in the same run."),
 )

@@ -107,6 +107,7 @@ class Plan:
         )
         get_agent(run.agent)
         check_backend(service.backends)
+        check_model(job, service, run)
         sets_of_tasks = load(job)
         plan = cls(
             job=job.model_copy(update={"name": name}),
@@ -171,6 +172,20 @@ def load(job: Job) -> list[TaskSet]:
     return [
         read_tasks(spec, job.env, job.limit, skip_bad=job.skip_bad, check=check) for spec in specs
     ]
+
+
+def check_model(job: Job, service: ServiceConfig, run: RunConfig) -> None:
+    """Whether a model server's model is known: its vocabulary is never guessed. Raises
+    ConfigError.
+    """
+    if not any(map(is_server, service.backends)) or "tokenizer" in job.service:
+        return
+    if service.tokenizer == "bytes" and not (run.renderer.model or run.renderer.name):
+        raise ConfigError(
+            f"--policy {job.policy} without its model's directory",
+            "tokenizer.json and chat template of the model that it serves",
+            "add --set run.renderer.model=DIR",
+        )
 
 
 def check_backend(backends: Iterable[str]) -> None:

@@ -188,11 +188,15 @@ class TemplateRenderer:
         """For the run's manifest: family, hash of the template, what was proved."""
         proof = self.proof
         found = proof.findings.items() if proof else ()
+        stops = {id: text for text, id in self.tokenizer.specials.items()}
         return {
             "family": self.family.name,
             "template_sha256": self.template.sha256,
+            "switches": list(self.template.switches),
+            "stop_tokens": [stops.get(id, str(id)) for id in self.stop_token_ids],
             "thinks": bool(proof and proof.thinks),
-            "tools": not (proof and proof.tools),
+            "how": proof.summary()[0] if proof else "",
+            "no_tools": proof.tools if proof else "",
             "proof": {kind.value: finding.verdict.value for kind, finding in found},
         }
 

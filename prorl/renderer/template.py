@@ -23,7 +23,7 @@ from typing import Any
 
 import jinja2
 import orjson
-from jinja2 import meta
+from jinja2 import meta, nodes
 
 from prorl.errors import ConfigError
 from prorl.renderer.sandbox import Sandbox, TemplateFault
@@ -43,7 +43,7 @@ class ChatTemplate:
         self._sandbox = Sandbox(today)
         try:
             self._template = self._sandbox.from_string(source)
-            self.reads = frozenset(meta.find_undeclared_variables(self._sandbox.parse(source)))
+            self.reads = _read_by(self._sandbox.parse(source))
         except jinja2.TemplateError as cause:
             raise ConfigError(
                 f"{where}: {cause}", "a Jinja template", "take the file from the model's repository"
@@ -103,6 +103,19 @@ class ChatTemplate:
             return self.render(messages, tools, add_generation_prompt=add_generation_prompt)
         except TemplateFault:
             return None
+
+
+def _read_by(tree: nodes.Template) -> frozenset[str]:
+    """Variables that a template expects; one that it sets itself counts if it asks whether it is
+    defined.
+    """
+    own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
+    asked = {
+        test.node.name
+        for test in tree.find_all(nodes.Test)
+        if test.name == "defined" and isinstance(test.node, nodes.Name)
+    }
+    return frozenset(meta.find_undeclared_variables(tree)) - (own - asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
