@@ -176,6 +176,11 @@ class ServiceConfig(_Model):
             " is then run by the service; always on with `prorl run`"
         ),
     )
+    max_queued_rollouts: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="accepted and not leased, of all runs; more are refused with HTTP 429",
+    )
     trace: bool = Field(
         default=False,
         description="write when each row passes each edge to ROOT/trace (`prorl bench pipeline`)",

@@ -12,7 +12,8 @@
     |-- NotFoundError (LookupError)       an unknown run, group, rollout, sandbox (HTTP 404)
     |-- FencedError                       a write for a superseded attempt (HTTP 409)
     |-- UnavailableError (ConnectionError)  a process, socket or service that is not there now;
-    |                                     trying again may help
+    |   |                                 trying again may help
+    |   `-- QueueFullError                more rollouts wait than the service takes (HTTP 429)
     |-- StorageError (OSError)            the store could not make something durable
     `-- RolloutError                      a rollout failed; becomes a row, never a crash
         |-- SandboxError                  the sandbox could not be made, reached or kept
@@ -89,6 +90,10 @@ class FencedError(ProrlError):
 
 class UnavailableError(ProrlError, ConnectionError):
     """A process or service cannot be reached now."""
+
+
+class QueueFullError(UnavailableError):
+    """More rollouts wait than the service takes (HTTP 429): send it again when some have ended."""
 
 
 class StorageError(ProrlError, OSError):

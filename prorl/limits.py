@@ -19,6 +19,18 @@ Clock = Callable[[], float]
 """Monotonic seconds."""
 
 
+def steady(wall: Clock, clock: Clock) -> Clock:
+    """Seconds since the epoch that never jump: somebody who sets the clock changes no duration.
+
+    >>> wall, clock = [100.0], [0.0]
+    >>> now = steady(lambda: wall[0], lambda: clock[0])
+    >>> wall[0] = 7300.0; clock[0] = 5.0; now()
+    105.0
+    """
+    began = wall() - clock()
+    return lambda: began + clock()
+
+
 @dataclass(slots=True)
 class Deadline:
     """A budget that runs down on the receiver's own clock and can be paused (a backend that takes

@@ -283,4 +283,4 @@ class LiveOrder:
         check_seq(seq, self.delivered, self.run_id)
         self._used_at = self._clock()
         await self._save_cursor(consumer, seq)
-        self._cursors[consumer] = seq
+        self._cursors[consumer] = max(seq, self.committed(consumer))

@@ -60,7 +60,7 @@ class ReplayOrder:
     async def commit(self, consumer: str, seq: int) -> None:
         """See `Order`; kept in memory."""
         check_seq(seq, self.delivered, self.run_id)
-        self._cursors[consumer] = seq
+        self._cursors[consumer] = max(seq, self.committed(consumer))
 
 
 def delivery_order(stored: StoredRun) -> list[int]:

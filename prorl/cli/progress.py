@@ -235,17 +235,32 @@ def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
     )
 
 
+def _unread(run: Mapping[str, Json]) -> int:
+    """Kept groups that the primary consumer of a stream has not committed: it reads from this
+    service, which must not leave before.
+    """
+    if run["config"]["delivery"] != "stream" or run["cancelled"]:
+        return 0
+    return (
+        int(run["groups"]["kept"]) + int(run["delivered"]) - int(run["cursors"].get("primary", 0))
+    )
+
+
 async def follow(client: Client, running: Running, run: str, total: int, show: Show) -> Snapshot:
     """Watch a run until it is finished; a gateway that is being restarted is waited for."""
-    shown = display(show)
+    shown, told = display(show), False
     try:
         while True:
             answer = await in_thread(client.run, run)
             now = snapshot(answer, total, time.monotonic())
             running.note_commits(int(answer["commits"]))
             shown.update(now)
-            if now.finished:
+            unread = _unread(answer) if now.finished else 0
+            if now.finished and not unread:
                 return now
+            if unread and not told:
+                told = True
+                note(f"done; waiting until the consumer has read and committed {unread} groups")
             await asyncio.sleep(POLL_S)
     finally:
         shown.close()

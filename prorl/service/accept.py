@@ -16,7 +16,7 @@ from typing import NamedTuple
 import orjson
 
 from prorl.config import GroupBody, RunConfig
-from prorl.errors import ConflictError, TaskError
+from prorl.errors import ConflictError, QueueFullError, TaskError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
 from prorl.service import messages
@@ -30,6 +30,12 @@ from prorl.types import GroupState, RolloutState, Task
 
 CheckTask = Callable[[Task], None]
 """Raises TaskError for a task that its env cannot run."""
+
+
+MAX_TASK_BYTES = 4 << 20
+"""Of a task as JSON: each of its rollouts carries it through every stage."""
+
+MAX_EXTRA_BYTES = 256 << 10
 
 
 class Candidate(NamedTuple):
@@ -58,8 +64,15 @@ class Acceptance:
     """Accepts runs and groups."""
 
     def __init__(
-        self, log: ControlLog, state: State, journal: Journal, clock: Clock, wall: Clock
+        self,
+        log: ControlLog,
+        state: State,
+        journal: Journal,
+        clock: Clock,
+        wall: Clock,
+        max_queued: int,
     ) -> None:
+        self._max_queued = max_queued
         self._log, self._state, self._journal, self._clock, self._wall = (
             log,
             state,
@@ -85,10 +98,10 @@ class Acceptance:
             return False
         now = self._wall()
         run = RunRecord(config=config, digest=name, created_at=now, granted_at=self._clock())
-        self._state.runs[run.run_id] = run
+        self._state.add(run)
         text = orjson.dumps(config.model_dump(mode="json")).decode()
         self._journal.insert(
-            sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, 0, 0, now, 0.0, 0.0)
+            sql.INSERT_RUN, (run.run_id, text, name, "open", 0, 0, 0, 0, now, 0.0, 0.0, "")
         )
         self._journal.urgent = True
         return True
@@ -115,9 +128,9 @@ class Acceptance:
             task = Task(**dict(body.task))
             try:
                 check(task)
+                candidate = _candidate(body, task, default)
             except TaskError as error:
                 raise TaskError(f"{where}: {error.given}", error.expected, error.mend) from None
-            candidate = _candidate(body, task, default)
             if candidate.key:
                 known = self.known(run, candidate.key)
                 if (
@@ -168,6 +181,22 @@ class Acceptance:
             self._journal.send_store(row)
         return accepted
 
+    def check_room(self, run: RunRecord, candidates: Sequence[Candidate]) -> None:
+        """Before the first of a request is accepted.
+
+        Raises QueueFullError when the service takes no more.
+        """
+        queued = sum(run.rollout_states[RolloutState.QUEUED] for run in self._state.open.values())
+        wanted = sum(candidate.n for candidate in candidates)
+        if queued + wanted <= self._max_queued:
+            return
+        wanted = sum(one.n for one in candidates if not (one.key and self.known(run, one.key)))
+        if wanted and queued + wanted > self._max_queued:
+            raise QueueFullError(
+                f"{queued:,} rollouts wait, {wanted:,} more would exceed {self._max_queued:,};"
+                " send them when some have ended, or raise `max_queued_rollouts`"
+            )
+
     def _add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
         task, limits = candidate.task, run.config.limits
         group_id = run.next_group
@@ -204,7 +233,10 @@ class Acceptance:
         ]
         self._insert(group)
         run.add(group)
-        run.pool.append(group)
+        run.pool.append(group.group_id, now)
+        run.group_size = max(run.group_size, group.n)
+        self._journal.settle(group)
+        self._journal.run(run)
         run.next_group += 1
         run.next_rollout += group.n
         run.undecided += 1
@@ -237,8 +269,23 @@ class Acceptance:
 
 
 def _candidate(body: GroupBody, task: Task, default: str) -> Candidate:
-    text = task_to_json(task)
+    try:
+        text, extra = task_to_json(task), orjson.dumps(body.extra).decode()
+    except orjson.JSONEncodeError as error:
+        raise TaskError(
+            f"`data` or `extra`: {error}", "JSON with integers below 2^64 and at most 254 levels"
+        ) from None
+    _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
+    _check_size("`extra`", extra, MAX_EXTRA_BYTES)
     sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
-    extra = orjson.dumps(body.extra).decode()
     name = digest(text.encode(), str(body.n).encode(), sampling.encode())
     return Candidate(task, text, body.n, body.key, name, sampling, extra)
+
+
+def _check_size(what: str, text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise TaskError(
+            f"{what} takes {len(text):,} bytes",
+            f"at most {limit:,}",
+            "put what is large into an image or a file that the env reads",
+        )

@@ -155,6 +155,7 @@ def _run(
         created,
         created,
         ended,
+        "",
     )
 
 

@@ -195,6 +195,7 @@ async def _accept(
     for first in range(0, len(body.groups), CHUNK):
         candidates += acceptance.check(run, body.groups[first : first + CHUNK], check, seen, first)
         await asyncio.sleep(0)
+    acceptance.check_room(run, candidates)
     accepted: list[tuple[GroupRecord, bool]] = []
     for first in range(0, len(candidates), CHUNK):
         accepted += acceptance.groups(run, candidates[first : first + CHUNK])

@@ -29,9 +29,9 @@ from prorl.service.journal import Journal
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_rollout
-from prorl.service.rollouts import IN_HAND, Rollouts
+from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import reached
-from prorl.service.state import RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.types import FAILURE_CLASS, AttemptKey, RolloutState
 
 
@@ -202,6 +202,7 @@ class Commits:
         if run.state != "open" or not no_more or run.undecided or not stored:
             return False
         run.state, run.finished_at = "finished", self._wall()
+        self._state.open.pop(run.run_id, None)
         self._journal.run(run)
         outcome = "cancelled" if run.cancelled else "finished"
         self._journal.send_store(ControlRow.of(Finished(state=outcome), run_id=run.run_id))

@@ -8,8 +8,8 @@ durable.
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections import deque
 from collections.abc import Iterable
 
 from prorl.config import RunConfig
@@ -40,12 +40,20 @@ from prorl.service.groups import Groups
 from prorl.service.journal import Batch, Journal
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.log import ControlLog
-from prorl.service.recover import load, load_rollout
+from prorl.service.recover import load, load_group, load_rollout
 from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import may_open
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.workers import CLAIM_GRACE_S, Workers
 from prorl.types import FailureCode, GroupState, RolloutState
+
+PIECE = 500
+"""Rollouts that are ended in one go."""
+
+UNDECIDED = 4000
+"""Groups of a run in memory at which ending more waits for the store to decide some."""
+
+_NOBODY = "no worker took it within {:g} s"
 
 
 class Core:
@@ -57,17 +65,17 @@ class Core:
         backends: Iterable[str] = (),
         clock: Clock = time.monotonic,
         wall: Clock = time.time,
+        max_queued: int = 1_000_000,
     ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
         self.journal = Journal()
-        self._turn = 0
         stored = log.read("SELECT name FROM backends WHERE state = 'ready' ORDER BY added_at")
         self.state = State(Balancer([*backends, *(name for (name,) in stored)]))
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
         self.groups = Groups(log, self.journal, self.rollouts, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
-        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall)
+        self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued)
         for record in load(log, self.state, clock()):
             self.rollouts.doubt(record, CLAIM_GRACE_S)
 
@@ -80,17 +88,28 @@ class Core:
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:
         """A group. Raises NotFoundError."""
-        group = self.groups.find(self.run(run_id), group_id)
+        run = self.run(run_id)
+        group = self.groups.find(run, group_id) if 0 <= group_id < run.next_group else None
         if group is None:
             raise NotFoundError(f"run {run_id!r} has no group {group_id}")
+        return self._held(group)
+
+    def _held(self, group: GroupRecord) -> GroupRecord:
+        """In memory until it is at rest, if it may still change."""
+        if group.state is GroupState.OPEN and group.group_id not in group.run.groups:
+            group.run.add(group)
+            self.journal.settle(group)
         return group
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
         """A rollout. Raises NotFoundError."""
         run = self.run(run_id)
-        record = run.rollouts.get(rollout_id) or load_rollout(self.log, run, rollout_id)
+        known = 0 <= rollout_id < run.next_rollout
+        record = run.rollouts.get(rollout_id) if known else None
+        record = record or (load_rollout(self.log, run, rollout_id) if known else None)
         if record is None:
             raise NotFoundError(f"run {run_id!r} has no rollout {rollout_id}")
+        self._held(record.group)
         return record
 
     # ---- requests of clients
@@ -117,10 +136,11 @@ class Core:
         self.journal.urgent = True
 
     def cancel_run(self, run: RunRecord) -> None:
-        """End everything that has not ended; the run takes nothing more."""
+        """End everything that has not ended, the pool bit by bit (`prune`); the run takes nothing
+        more.
+        """
         if run.state == "open":
             run.cancelled = run.last = True
-            run.pool.clear()
             self.journal.run(run)
             for group in list(run.groups.values()):
                 self.groups.cancel(group, FailureCode.CANCELLED)
@@ -237,17 +257,47 @@ class Core:
     # ---- time
 
     def pump(self, room: int) -> None:
-        """Grant up to `room` leases, one run after the other, starting groups as the sampler
-        allows.
+        """Grant up to `room` leases, each to the run with fewest in hand, starting groups as the
+        sampler allows: a run of long rollouts does not come to own every slot.
         """
-        runs = deque(run for run in self.state.runs.values() if run.ready or run.pool)
-        runs.rotate(-self._turn)
+        runs = [
+            (run.in_hand, place, run)
+            for place, run in enumerate(self.state.open.values())
+            if run.ready or run.pool
+        ]
+        heapq.heapify(runs)
         while room > 0 and runs:
-            run = runs.popleft()
+            in_hand, place, run = runs[0]
             if self._grant_next(run):
-                runs.append(run)
+                heapq.heapreplace(runs, (in_hand + 1, place, run))
                 room -= 1
-                self._turn = (self._turn + 1) % len(runs)
+            else:
+                heapq.heappop(runs)
+
+    def prune(self) -> bool:
+        """End up to `PIECE` rollouts that will never start; whether there are more."""
+        room = PIECE
+        for run in self.state.open.values():
+            doom = run.doom if run.pool else None
+            while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
+                group = self._load(run, run.pool.popleft())
+                room -= group.n
+                why = _NOBODY.format(run.config.limits.queue_s) if run.expired else ""
+                for rollout in group.rollouts:
+                    if rollout.life.state is RolloutState.QUEUED:
+                        self.rollouts.apply(rollout, doom, why)
+                self.journal.urgent = True
+            if room <= 0:
+                return True
+        return False
+
+    def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
+        """A group of the pool, from memory or the log, in memory from now on."""
+        group = run.groups.get(group_id) or load_group(self.log, run, group_id, self._clock())
+        assert group is not None, f"group {group_id} of {run.run_id} is in the pool"
+        run.add(group)
+        self.journal.settle(group)
+        return group
 
     def _grant_next(self, run: RunRecord) -> bool:
         record = self._next(run)
@@ -258,7 +308,7 @@ class Core:
             run.ready.appendleft(record)
             return False
         record.backend = backend
-        run.granted_at = self._clock()
+        run.granted_at, run.expired = self._clock(), False
         if not run.started_at:
             run.started_at = self._wall()
             self.journal.run(run)
@@ -272,10 +322,10 @@ class Core:
                 record = run.ready.popleft()
                 if record.life.state is RolloutState.QUEUED:
                     return record
-            if not run.pool or not may_open(run.demand):
+            if not run.pool or run.doom or not may_open(run.demand):
                 return None
-            group = run.pool.popleft()
-            if group.state is GroupState.OPEN and group.pending:
+            group = self._load(run, run.pool.popleft())
+            if group.pending:
                 self._open(group)
 
     def _open(self, group: GroupRecord) -> None:
@@ -290,32 +340,25 @@ class Core:
         """
         self.rollouts.settle_orphans()
         now = self._clock()
-        for run in self.state.runs.values():
-            if run.state == "open":
-                self._expire(run, now)
-                self.commits.finish(run)
+        for run in list(self.state.open.values()):
+            self._expire(run, now)
+            self.commits.finish(run)
 
     def _expire(self, run: RunRecord, now: float) -> None:
-        """Waiting counts while the run wants leases and gets none: not behind its own backpressure,
-        nor in a queue that moves.
+        """Waiting counts while the run wants leases and nobody works: not behind its own
+        backpressure, nor behind other runs, nor in a queue that moves.
         """
         held_back = not run.ready and (not run.pool or not may_open(run.demand))
-        if held_back:
+        behind_others = any(other.in_hand for other in self.state.open.values() if other is not run)
+        if held_back or behind_others:
             run.granted_at = now
         budget_s = run.config.limits.queue_s
         if now - run.granted_at <= budget_s:
             return
-        waiting = [
-            r
-            for group in run.groups.values()
-            if group.state is GroupState.OPEN
-            for r in group.rollouts
-        ]
-        for record in waiting:
-            if record.life.state is RolloutState.QUEUED and now - record.since > budget_s:
-                self.rollouts.apply(
-                    record, Event(kind=EventKind.EXPIRE), f"no worker took it within {budget_s:g} s"
-                )
+        run.expired = bool(run.pool) and now - run.pool.first_since() > budget_s
+        for record in [r for r in run.ready if r.life.state is RolloutState.QUEUED]:
+            if now - record.since > budget_s:
+                self.rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
         self.journal.urgent = True
 
     # ---- after a transaction
@@ -323,7 +366,7 @@ class Core:
     def durable(self, batch: Batch) -> None:
         """Forget groups that need not stay in memory."""
         for group in batch.settled:
-            if not group.settled:
+            if not group.at_rest:
                 continue
             if self.journal.pending(group):
                 self.journal.settle(group)

@@ -18,7 +18,7 @@ import time
 from prorl.config import ServiceConfig
 from prorl.control import Ack, ControlRow, Kind, Paused, Problem, Welcome, from_batch, to_batch
 from prorl.errors import FencedError, StorageError, UserError
-from prorl.limits import Clock
+from prorl.limits import Clock, steady
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.service.core import Core
@@ -54,7 +54,8 @@ class Gateway:
         wall: Clock = time.time,
     ) -> None:
         self.config = config
-        self.core = Core(control_log, config.backends, clock, wall)
+        wall = steady(wall, clock)
+        self.core = Core(control_log, config.backends, clock, wall, config.max_queued_rollouts)
         self._log, self._network, self.wall = control_log, network, wall
         self.leases = Leases(
             self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
@@ -112,6 +113,8 @@ class Gateway:
             await self._dirty.wait()
             self._dirty.clear()
             self.core.pump(self.leases.room)
+            if self.core.prune():
+                self.wake()  # the rest after this transaction
             if (
                 self.core.journal.urgent
                 or self._waiters

@@ -113,7 +113,8 @@ class Groups:
         self._event(group, "delivered", True)
 
     def cursor(self, run: RunRecord, consumer: str, seq: int) -> None:
-        """Everything below `seq` is trained and durable; a lower one than before is honoured.
+        """Everything below `seq` is trained and durable; a late or repeated commit of less changes
+        nothing (a trainer that was rolled back reads by the cursor of its checkpoint).
 
         Raises ConflictError.
         """
@@ -123,7 +124,10 @@ class Groups:
                 f"at most {run.next_delivery}, where run {run.run_id} is",
                 "is this another run's cursor?",
             )
+        if seq < run.cursors.get(consumer, 0):
+            return
         run.cursors[consumer] = seq
+        self._journal.run(run)
         self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
         if consumer == "primary" and seq > run.acked:
             self._ack(run, run.acked, seq)
@@ -165,6 +169,7 @@ class Groups:
                 f"{run.given_version + 1}, one above the last",
             )
         run.given_version = version
+        self._journal.run(run)
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
 
@@ -174,12 +179,14 @@ class Groups:
         if version <= run.version:
             return False
         run.version = version
+        self._journal.run(run)
         self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
         return True
 
     def cancel_redundant(self, run: RunRecord) -> None:
-        """The run has enough: end what is not decided."""
-        run.pool.clear()
+        """The run has enough: end what was started and is not decided; the pool ends bit by bit
+        (`Core.prune`).
+        """
         for group in list(run.groups.values()):
             if group.state is GroupState.OPEN:
                 self.cancel(group, FailureCode.REDUNDANT)

@@ -24,6 +24,7 @@ from prorl.errors import (
     ForbiddenError,
     NotFoundError,
     ProrlError,
+    QueueFullError,
     StorageError,
     UnavailableError,
     UserError,
@@ -41,6 +42,7 @@ _ERRORS: tuple[tuple[type[ProrlError], int, str], ...] = (
     (ConflictError, 409, "conflict"),
     (FencedError, 409, "fenced"),
     (UserError, 422, "invalid"),
+    (QueueFullError, 429, "queue_full"),
     (UnavailableError, 503, "unavailable"),
     (StorageError, 507, "storage"),
 )

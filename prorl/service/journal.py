@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from prorl.control import ControlRow
+from prorl.service import counters
 from prorl.service import log_schema as sql
 from prorl.service.log import Write
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, WorkerRecord
@@ -79,7 +80,7 @@ class Journal:
         self._groups[record] = None
 
     def run(self, record: RunRecord) -> None:
-        """It changed."""
+        """It changed, or a count of it; a change of a group or rollout of it says so too."""
         self._runs[record] = None
 
     def send(self, worker: WorkerRecord, row: ControlRow) -> None:
@@ -133,6 +134,8 @@ class Journal:
                     [(*group_row(g), g.run.run_id, g.group_id) for g in self._groups],
                 )
             )
+        self._runs |= dict.fromkeys(rollout.run for rollout in self._rollouts)
+        self._runs |= dict.fromkeys(group.run for group in self._groups)
         if self._runs:
             batch.writes.append((sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in self._runs]))
         self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}
@@ -181,4 +184,5 @@ def run_row(record: RunRecord) -> tuple[Any, ...]:
         record.events_stored,
         record.started_at,
         record.finished_at,
+        counters.dump(record),
     )

@@ -6,14 +6,15 @@ Ids (`group_id`, `rollout_id`, `commit_seq`, `event_seq`, `delivery_seq`) are de
 columns hold values of the enums in `prorl.types`; `at` of a group event is microseconds since the
 epoch, every other time seconds. A rollout is *stored* when `part` names the part that holds its
 row; a group's task when `runs.tasks_stored` is above its id; a group event when
-`runs.events_stored` is above its `event_seq`. A version's `note` is the path of its weights.
+`runs.events_stored` is above its `event_seq`. `runs.counters` is the JSON of `counters.py`, empty
+when nobody has counted. A partial index is used only by a query that repeats its condition. A version's `note` is the path of its weights.
 """
 
 from __future__ import annotations
 
 from prorl.control import TrajectorySummary
 
-LOG_VERSION = 2
+LOG_VERSION = 3
 """Raised by one with every change of the tables below."""
 
 SUMMARY_COLUMNS = TrajectorySummary.__struct_fields__
@@ -25,7 +26,7 @@ CREATE TABLE runs (
     run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
     cancelled INTEGER NOT NULL, tasks_stored INTEGER NOT NULL, events_stored INTEGER NOT NULL,
-    created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL
+    created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL, counters TEXT NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE groups (
@@ -41,6 +42,9 @@ CREATE TABLE groups (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX groups_key ON groups (run_id, key);
 CREATE UNIQUE INDEX groups_delivery ON groups (run_id, delivery_seq) WHERE delivery_seq >= 0;
+CREATE INDEX groups_started ON groups (run_id, group_id) WHERE state = 'open' AND opened = 1;
+CREATE INDEX groups_pooled ON groups (run_id, group_id) WHERE state = 'open' AND opened = 0;
+CREATE INDEX groups_kept ON groups (run_id, group_id) WHERE state = 'kept';
 
 CREATE TABLE rollouts (
     run_id TEXT NOT NULL, rollout_id INTEGER NOT NULL, group_id INTEGER NOT NULL,
@@ -52,7 +56,7 @@ CREATE TABLE rollouts (
     {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMARY_COLUMNS)},
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
-CREATE INDEX rollouts_unstored ON rollouts (run_id, group_id) WHERE part = '';
+CREATE INDEX rollouts_ended ON rollouts (run_id, group_id) WHERE part = '' AND state IN ('failed', 'cancelled');
 
 CREATE TABLE parts (
     run_id TEXT NOT NULL, commit_seq INTEGER NOT NULL, part TEXT NOT NULL, files TEXT NOT NULL,
@@ -60,6 +64,7 @@ CREATE TABLE parts (
     PRIMARY KEY (run_id, commit_seq)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX parts_name ON parts (run_id, part);
+CREATE INDEX parts_unpublished ON parts (run_id, commit_seq) WHERE published = 0;
 
 CREATE TABLE group_events (
     run_id TEXT NOT NULL, event_seq INTEGER NOT NULL, group_id INTEGER NOT NULL,
@@ -112,6 +117,7 @@ RUN_COLUMNS = (
     "created_at",
     "started_at",
     "finished_at",
+    "counters",
 )
 RUN_CHANGES = (
     "state",
@@ -121,6 +127,7 @@ RUN_CHANGES = (
     "events_stored",
     "started_at",
     "finished_at",
+    "counters",
 )
 GROUP_COLUMNS = (
     "run_id",
@@ -197,5 +204,5 @@ PUBLISH_VERSION = update_sql("versions", ("published",), ("run_id", "version"))
 UPSERT_BACKEND = "INSERT OR REPLACE INTO backends (name, state, added_at) VALUES (?, ?, ?)"
 ACK_GROUPS = (
     "UPDATE groups SET state = 'acked' WHERE run_id = ? AND delivery_seq >= ? AND delivery_seq < ?"
-    " AND state = 'delivered'"
+    " AND delivery_seq >= 0 AND state = 'delivered'"
 )

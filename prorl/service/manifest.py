@@ -43,6 +43,10 @@ def write_manifest(
     folder = service.root / run.run_id
     path = folder / MANIFEST
     config = run.model_dump(mode="json")
+    if folder.exists() and not folder.is_dir():
+        raise ConflictError(
+            f"{folder} is a file of the service", "a name that is free", "choose another run_id"
+        )
     try:
         found = _read(path)
         if found is not None:

@@ -1,7 +1,7 @@
 """From the control log back to memory: whole at start, single groups later.
 
-Rebuilt from the log alone; what the log cannot know (who holds an attempt) comes from the workers'
-`hello` within `RECOVERY_GRACE_S`.
+Rebuilt from the log alone, by what is unfinished and not by what was ever done; what the log cannot
+know (who holds an attempt) comes from the workers' `hello` within `RECOVERY_GRACE_S`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import orjson
 from prorl.config import RunConfig, parse
 from prorl.control import TrajectorySummary
 from prorl.errors import SchemaError
+from prorl.service import counters
 from prorl.service import log_schema as sql
 from prorl.service.lifecycle import RolloutLife
 from prorl.service.log import ControlLog
-from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.service.state import IN_HAND, GroupRecord, RolloutRecord, RunRecord, State
 from prorl.types import FailureCode, GroupState, RolloutState
 
 _GROUPS = f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups WHERE run_id = ?"
 _ROLLOUTS = f"SELECT {', '.join(sql.ROLLOUT_COLUMNS)} FROM rollouts WHERE run_id = ?"
-_LIVE = """
-    AND (state = 'open' OR group_id >= ?
-        OR group_id IN (SELECT group_id FROM rollouts WHERE run_id = ? AND part = ''))
-    ORDER BY group_id
-"""
+_STARTED = f"{_GROUPS} AND state = 'open' AND opened = 1 ORDER BY group_id"
+_POOLED = (
+    "SELECT group_id FROM groups WHERE run_id = ? AND state = 'open' AND opened = 0"
+    " ORDER BY group_id"
+)
 _IN_GROUP = " AND rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id"
 
 
@@ -36,29 +37,31 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
     Returns the rollouts whose attempts are in somebody's hands.
     """
     for values in log.read(f"SELECT {', '.join(sql.RUN_COLUMNS)} FROM runs ORDER BY created_at"):
-        run = _run(dict(zip(sql.RUN_COLUMNS, values, strict=True)))
-        state.runs[run.run_id] = run
-        _counters(log, run)
+        fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
+        run = _run(fields)
+        state.add(run)
+        if fields["counters"]:
+            counters.restore(run, fields["counters"])
+        else:
+            count(log, run)
+        _lists(log, run)
         if run.state == "open":
             _live(log, run, now)
-    in_hand = [r for run in state.runs.values() for r in run.rollouts.values() if _has_attempt(r)]
+    in_hand = [
+        r for run in state.open.values() for r in run.rollouts.values() if r.life.state in IN_HAND
+    ]
     for record in in_hand:
         if record.backend:
             state.balancer.assign((record.run.run_id, record.rollout_id), record.backend)
     return in_hand
 
 
-def load_group(log: ControlLog, run: RunRecord, group_id: int) -> GroupRecord | None:
+def load_group(
+    log: ControlLog, run: RunRecord, group_id: int, now: float = 0.0
+) -> GroupRecord | None:
     """A group that memory has forgotten. The caller decides whether it becomes live again."""
     rows = log.read(f"{_GROUPS} AND group_id = ?", (run.run_id, group_id))
-    if not rows:
-        return None
-    group = _group(run, rows[0])
-    for values in log.read(
-        _ROLLOUTS + _IN_GROUP, (run.run_id, group.first_rollout, group.first_rollout + group.n)
-    ):
-        _add_rollout(group, values, 0.0)
-    return group
+    return _members(log, _group(run, rows[0]), now) if rows else None
 
 
 def load_key(log: ControlLog, run: RunRecord, key: str) -> GroupRecord | None:
@@ -75,10 +78,6 @@ def load_rollout(log: ControlLog, run: RunRecord, rollout_id: int) -> RolloutRec
     )
     group = load_group(log, run, rows[0][0]) if rows else None
     return next((r for r in group.rollouts if r.rollout_id == rollout_id), None) if group else None
-
-
-def _has_attempt(record: RolloutRecord) -> bool:
-    return record.life.state in (RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED)
 
 
 def _run(values: dict[str, Any]) -> RunRecord:
@@ -102,7 +101,9 @@ def _run(values: dict[str, Any]) -> RunRecord:
     )
 
 
-def _counters(log: ControlLog, run: RunRecord) -> None:
+def count(log: ControlLog, run: RunRecord) -> None:
+    """Set a run's counts from its rows, all of them: for a log that was made by `adopt`."""
+
     def one(statement: str) -> Any:
         return log.read(statement, (run.run_id,))[0][0]
 
@@ -123,14 +124,7 @@ def _counters(log: ControlLog, run: RunRecord) -> None:
     )
     run.given_version = one("SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?")
     run.unstored = one("SELECT count(*) FROM rollouts WHERE run_id = ? AND part = ''")
-    run.cursors = dict(
-        log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", (run.run_id,))
-    )
-    run.parts = dict(
-        log.read(
-            "SELECT part, commit_seq FROM parts WHERE run_id = ? AND NOT published", (run.run_id,)
-        )
-    )
+    run.group_size = one("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?")
     states = dict(
         log.read(
             "SELECT state, count(*) FROM groups WHERE run_id = ? GROUP BY state", (run.run_id,)
@@ -155,26 +149,28 @@ def _counters(log: ControlLog, run: RunRecord) -> None:
     )[0]
 
 
+def _lists(log: ControlLog, run: RunRecord) -> None:
+    cursors = "SELECT consumer, seq FROM cursors WHERE run_id = ?"
+    parts = "SELECT part, commit_seq FROM parts WHERE run_id = ? AND published = 0"
+    run.cursors = dict(log.read(cursors, (run.run_id,)))
+    run.parts = dict(log.read(parts, (run.run_id,)))
+
+
 def _live(log: ControlLog, run: RunRecord, now: float) -> None:
-    groups = {
-        values[1]: _group(run, values)
-        for values in log.read(_GROUPS + _LIVE, (run.run_id, run.tasks_stored, run.run_id))
-    }
-    if groups:
-        for values in log.read(
-            f"{_ROLLOUTS} AND group_id >= ? ORDER BY rollout_id", (run.run_id, min(groups))
-        ):
-            if values[2] in groups:
-                _add_rollout(groups[values[2]], values, now)
-    for group in groups.values():
+    for values in log.read(_STARTED, (run.run_id,)):
+        group = _members(log, _group(run, values), now)
         run.add(group)
-        if group.state is not GroupState.OPEN:
-            continue
-        if not group.opened:
-            run.pool.append(group)
-        else:
-            run.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
+        run.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
+    for (group_id,) in log.read(_POOLED, (run.run_id,)):
+        run.pool.append(group_id, now)
     run.granted_at = now
+
+
+def _members(log: ControlLog, group: GroupRecord, now: float) -> GroupRecord:
+    first, end = group.first_rollout, group.first_rollout + group.n
+    for values in log.read(_ROLLOUTS + _IN_GROUP, (group.run.run_id, first, end)):
+        _add_rollout(group, values, now)
+    return group
 
 
 def _group(run: RunRecord, values: tuple[Any, ...]) -> GroupRecord:

@@ -14,12 +14,10 @@ from prorl.limits import Clock
 from prorl.service import messages
 from prorl.service.journal import Journal
 from prorl.service.lifecycle import Action, Event, EventKind, step
-from prorl.service.state import RolloutRecord, State, WorkerRecord
+from prorl.service.state import IN_HAND, GroupRecord, RolloutRecord, State, WorkerRecord
 from prorl.types import AttemptKey, FailureCode, RolloutState
 
 RELEASE_GRACE_S = 1.0
-
-IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
 
 _TERMINAL = frozenset(state for state in RolloutState if state.terminal)
 
@@ -80,9 +78,19 @@ class Rollouts:
                 self._journal.send_store(messages.terminal_row(record, self._wall()))
             case Action.CHECK_GROUP:
                 if record.group.pending == 0:
+                    self._started(record.group)
                     self._journal.send_store(messages.group_complete_row(record.group))
             case Action.FENCE:
                 pass
+
+    def _started(self, group: GroupRecord) -> None:
+        """A group that ended before it was started counts as started: now it waits for its
+        decision, not in the pool.
+        """
+        if not group.opened:
+            group.opened = True
+            group.run.open_groups += 1
+            self._journal.group(group)
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
         """Tell a worker to stop an attempt."""

@@ -23,7 +23,7 @@ _TERMINALS = """
     WHERE run_id = ? AND part = '' AND state IN ('failed', 'cancelled') ORDER BY group_id
 """
 _COMPLETE = """
-    SELECT group_id FROM groups g WHERE run_id = ? AND state = 'open' AND NOT EXISTS (
+    SELECT group_id FROM groups g WHERE run_id = ? AND state = 'open' AND opened = 1 AND NOT EXISTS (
         SELECT 1 FROM rollouts r WHERE r.run_id = g.run_id AND r.rollout_id >= g.first_rollout
         AND r.rollout_id < g.first_rollout + g.n
         AND r.state NOT IN ('completed', 'failed', 'cancelled'))
@@ -39,7 +39,7 @@ _EVENTS = (
     " ORDER BY event_seq"
 )
 _UNPUBLISHED = (
-    "SELECT commit_seq, part, files FROM parts WHERE run_id = ? AND NOT published ORDER BY"
+    "SELECT commit_seq, part, files FROM parts WHERE run_id = ? AND published = 0 ORDER BY"
     " commit_seq"
 )
 
@@ -79,7 +79,7 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
         run_id=run_id,
         filter=run.config.filter,
         delivery=run.config.delivery,
-        group_size=column("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?")[0],
+        group_size=run.group_size,
         state=run.state,
         tasks=tasks[0] if tasks else (),
         unpublished=tuple(_unpublished(*row) for row in log.read(_UNPUBLISHED, (run_id,))),

@@ -17,14 +17,17 @@ from prorl.config import RunConfig
 from prorl.control import Stats, TrajectorySummary
 from prorl.filters import find_filter
 from prorl.service.balancer import Balancer
-from prorl.service.lifecycle import RolloutLife
-from prorl.service.sampler import Demand
-from prorl.types import AttemptKey, GroupState
+from prorl.service.lifecycle import Event, EventKind, RolloutLife
+from prorl.service.pool import Pool
+from prorl.service.sampler import Demand, reached
+from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
 NO_TRAJECTORY = TrajectorySummary()
 
 ADOPTED = "adopted"
 """State of a run whose log was made from its directory (`adopt.py`): nothing writes to it."""
+
+IN_HAND = frozenset({RolloutState.LEASED, RolloutState.RUNNING, RolloutState.RESERVED})
 
 ROLES = ("init", "run", "eval", "store")
 
@@ -98,8 +101,13 @@ class GroupRecord:
     """Members that are not terminal."""
 
     @property
+    def at_rest(self) -> bool:
+        """Whether it need not stay in memory: not started, or settled."""
+        return self.settled or (self.state is GroupState.OPEN and not self.opened)
+
+    @property
     def settled(self) -> bool:
-        """Whether nothing will change but its delivery: it need not stay in memory."""
+        """Whether nothing will change but its delivery."""
         return (
             self.state is not GroupState.OPEN
             and self.group_id < self.run.tasks_stored
@@ -126,8 +134,8 @@ class RunRecord:
     rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
     """Commits that are not published yet, by part."""
-    pool: deque[GroupRecord] = field(default_factory=deque)
-    """Accepted, not started. Bounded by what clients may submit."""
+    pool: Pool = field(default_factory=Pool)
+    """Accepted, not started; their records are in the log only."""
     ready: deque[RolloutRecord] = field(default_factory=deque)
     """Members of started groups that wait for a lease."""
     next_group: int = 0
@@ -139,6 +147,8 @@ class RunRecord:
     events_stored: int = 0
     unstored: int = 0
     """Rollouts whose row no part holds yet."""
+    group_size: int = 1
+    """Of the largest group."""
     open_groups: int = 0
     """Started and not decided."""
     undecided: int = 0
@@ -158,12 +168,29 @@ class RunRecord:
     reward_sum: float = 0.0
     num_rewards: int = 0
     granted_at: float = 0.0
-    """When it last moved: a lease was granted, or backpressure held it."""
+    """When it last moved: a lease was granted, or somebody else held it back."""
+    expired: bool = False
+    """Nobody has worked for it within its budget for waiting: what waits ends."""
 
     @property
     def run_id(self) -> str:
         """Its name."""
         return self.config.run_id
+
+    @property
+    def in_hand(self) -> int:
+        """Rollouts that somebody works on."""
+        states = self.rollout_states
+        return sum(states[state] for state in IN_HAND)
+
+    @property
+    def doom(self) -> Event | None:
+        """How everything that waits in the pool ends; None while it may still start."""
+        if self.cancelled:
+            return Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED)
+        if reached(self.demand):
+            return Event(kind=EventKind.CANCEL, code=FailureCode.REDUNDANT)
+        return Event(kind=EventKind.EXPIRE) if self.expired else None
 
     @property
     def demand(self) -> Demand:
@@ -183,7 +210,7 @@ class RunRecord:
         )
 
     def forget(self, group: GroupRecord) -> None:
-        """Drop a settled group from memory; the log keeps it."""
+        """Drop a group that is at rest from memory; the log keeps it."""
         self.groups.pop(group.group_id, None)
         self.keys.pop(group.key, None)
         for rollout in group.rollouts:
@@ -236,8 +263,16 @@ class State:
 
     def __init__(self, balancer: Balancer | None = None) -> None:
         self.runs: dict[str, RunRecord] = {}
+        self.open: dict[str, RunRecord] = {}
+        """Those that are not finished: all that costs anything."""
         self.workers: dict[str, WorkerRecord] = {}
         self.balancer = balancer or Balancer()
+
+    def add(self, run: RunRecord) -> None:
+        """Take a run in."""
+        self.runs[run.run_id] = run
+        if run.state == "open":
+            self.open[run.run_id] = run
 
     def of_role(self, role: str) -> list[WorkerRecord]:
         """Workers of a role, in the order in which they came."""

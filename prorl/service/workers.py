@@ -16,8 +16,8 @@ from prorl.errors import FencedError, UserError
 from prorl.limits import Clock
 from prorl.service.commits import Commits
 from prorl.service.journal import Journal
-from prorl.service.rollouts import IN_HAND, Rollouts
-from prorl.service.state import ROLES, RolloutRecord, State, WorkerRecord
+from prorl.service.rollouts import Rollouts
+from prorl.service.state import IN_HAND, ROLES, RolloutRecord, State, WorkerRecord
 from prorl.types import AttemptKey
 
 CLAIM_GRACE_S = 2.0

@@ -239,3 +239,39 @@ def test_answers_never_wait_for_an_ack() -> None:
             assert accepted.proto == socket.IPPROTO_TCP, (
                 "what asyncio looks at before it sets TCP_NODELAY"
             )
+
+
+async def test_what_the_border_cannot_keep_is_refused_in_one_line(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        task = {"task_id": "t", "env": "noop", "prompt": "x"}
+        for body, text in (
+            ({"task": task, "extra": {"x": 2**64}}, "Integer exceeds 64-bit"),
+            ({"task": {**task, "data": {"x": [-(2**63) - 1]}}}, "Integer exceeds 64-bit"),
+            ({"task": {**task, "prompt": "y" * (5 << 20)}}, "at most 4,194,304"),
+            ({"task": task, "extra": {"x": "y" * (1 << 20)}}, "`extra` takes 1,048,584 bytes"),
+        ):
+            # orjson, which the service writes with, does not take the first two.
+            status, answer = await w.http_text("POST", "/v1/runs/r/groups", {"groups": [body]})
+            assert (status, text in answer["message"]) == (422, True), answer
+            assert "groups[0] (task 't')" in answer["message"]
+        for path in ("groups", "rollouts"):
+            for number in (2**63, 2**64, -1):
+                assert (await w.http("GET", f"/v1/runs/r/{path}/{number}"))[0] in (404, 422)
+                assert (await w.http("DELETE", f"/v1/runs/r/{path}/{number}"))[0] in (404, 422)
+        (w.config.root / "token").write_text("secret")
+        for name in ("token", "control.db", "control.lock"):
+            status, answer = await w.http("POST", "/v1/runs", {"run_id": name})
+            assert (status, "choose another run_id" in answer["message"]) == (409, True), answer
+
+
+async def test_a_full_queue_is_429_and_accepts_nothing_of_the_request(tmp_path: Path) -> None:
+    async with world(tmp_path, max_queued_rollouts=1000) as w:
+        await w.run()
+        first = await w.submit(*(group(f"{i}", key=f"k{i}") for i in range(1000)))
+        body = [group("a").model_dump(mode="json")]
+        status, answer = await w.http("POST", "/v1/runs/r/groups", {"groups": body})
+        assert (status, answer["code"]) == (429, "queue_full"), answer
+        assert (await w.view())["counts"]["queued"] == 1000
+        again = await w.submit(*(group(f"{i}", key=f"k{i}") for i in range(1000)))
+        assert [one["group_id"] for one in again] == [one["group_id"] for one in first]

@@ -34,10 +34,9 @@ from prorl.errors import ConflictError
 from prorl.schema import SCHEMA_VERSION
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
-from prorl.service.recover import load
-from prorl.service.rollouts import IN_HAND
+from prorl.service.recover import count, load
 from prorl.service.snapshot import run_snapshot
-from prorl.service.state import RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.types import GroupState, Json, RolloutState
 from tests.service.world import group, no_check, run_config
 
@@ -86,7 +85,7 @@ def facts(run: RunRecord) -> Json:
                 [(r.life, r.reward, r.part, r.backend) for r in g.rollouts],
             )
             for g in run.groups.values()
-            if not g.settled
+            if g.state is GroupState.OPEN and g.opened
         },
     }
 
@@ -341,6 +340,12 @@ class Machine(RuleBasedStateMachine):
         elif pick % 7 == 0:
             self.core.cancel_run(self.run)
 
+    @precondition(lambda self: self.run.next_rollout)
+    @rule(pick=PICK)
+    def cancel_anything(self, pick: int) -> None:
+        """A rollout by its id: of the pool, in hand, or long decided."""
+        self.core.cancel_rollout(self.core.rollout("r", pick % self.run.next_rollout))
+
     @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))
     def time(self, seconds: float) -> None:
         """Time passes."""
@@ -350,6 +355,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def write(self) -> None:
         """A transaction: from here on it is a promise."""
+        self.core.prune()
         batch = self.core.journal.take()
         if batch.writes:
             self.log.write_now(batch.writes)
@@ -371,6 +377,10 @@ class Machine(RuleBasedStateMachine):
         state = State()
         load(self.log, state, self.now)
         assert facts(state.runs["r"]) == facts(self.run)
+        count(self.log, state.runs["r"])
+        assert facts(state.runs["r"]) == facts(self.run), "counters are what rows say"
+        pool = list(state.runs["r"].pool)  # ours may name groups that were cancelled in it
+        assert [group_id for group_id in self.run.pool if group_id in pool] == pool
         run_snapshot(self.log, self.run, self.now)
         self.check_promises()
 
@@ -400,14 +410,17 @@ class Machine(RuleBasedStateMachine):
         for record in run.rollouts.values():
             state = record.life.state
             if state is RolloutState.QUEUED:
-                assert record in ready if record.group.opened else record.group in pool
+                assert record in ready if record.group.opened else record.group.group_id in pool
             elif state in IN_HAND:
                 assert record.holders or record in buffered or record in self.core.rollouts._orphans
             else:
                 assert not record.holders
         assert sum(run.rollout_states.values()) == run.next_rollout
         assert sum(run.group_states.values()) == run.next_group
-        assert run.open_groups <= run.config.max_open_groups
+        ended = sum(
+            g.opened and not g.pending and g.state is GroupState.OPEN for g in run.groups.values()
+        )
+        assert run.open_groups - ended <= run.config.max_open_groups
         in_flight = sum(r.life.state in IN_HAND for r in run.rollouts.values())
         assert self.core.state.balancer.in_flight("scripted:oracle") == in_flight
 
