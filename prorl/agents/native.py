@@ -54,7 +54,8 @@ from prorl.types import (
 ARTEFACT_S = 45.0
 """For fetching the artefact, also when the deadline has passed: it is what the policy is scored by.
 
-A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame.
+A sandbox client's own limit for a file (30 s) comes first, since it knows who is to blame. One that
+answers, but slowly, is as its agent has made it.
 """
 TOOL_GRACE_S = 15.0
 """After a tool call's own limit; its sandbox has answered by then or is lost."""
@@ -92,7 +93,10 @@ class _Ear:
 
 
 class NativeAgent:
-    """Implements `prorl.protocols.Agent`; holds no state."""
+    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
+
+    def __init__(self, artefact_s: float = ARTEFACT_S) -> None:
+        self._artefact_s = artefact_s
 
     async def run(self, context: AgentContext) -> Trajectory:
         """Drive one attempt to its end.
@@ -104,7 +108,7 @@ class NativeAgent:
             end = await _ended(attempt.drive())
             artefact = b""
             if end.failure.failure_class.trains:
-                end, artefact = await attempt.artefact(end)
+                end, artefact = await attempt.artefact(end, self._artefact_s)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not context.cancelled() or task is None:
@@ -320,24 +324,31 @@ class _Attempt:
 
     # ---- the end
 
-    async def artefact(self, end: End) -> tuple[End, bytes]:
+    async def artefact(self, end: End, limit_s: float) -> tuple[End, bytes]:
         """What crosses into EVAL.
 
         A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
         """
-        context = self._context
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, "artefact"):
-                async with asyncio.timeout(ARTEFACT_S):
-                    return end, await context.env.artefact(
-                        context.task, self._record.final, context.sandbox
-                    )
+                return end, await self._fetch(limit_s)
         except RolloutError as error:
             ours = FAILURE_CLASS[error.code] is FailureClass.INFRA
             keep = end.stop is StopReason.SANDBOX_BROKEN or (
                 end.stop is not StopReason.DONE and not ours
             )
             return (end if keep else _end(error.code, error.message)), b""
+
+    async def _fetch(self, limit_s: float) -> bytes:
+        context = self._context
+        try:
+            async with asyncio.timeout(limit_s) as guard:
+                return await context.env.artefact(context.task, self._record.final, context.sandbox)
+        except TimeoutError as cause:
+            if context.sandbox is None or not guard.expired():
+                raise
+            message = f"the sandbox did not give its artefact in {limit_s:g} s"
+            raise SandboxError(FailureCode.SANDBOX_BROKEN, message) from cause
 
     def trajectory(self, end: End, artefact: bytes) -> Trajectory:
         """The record as it is now."""

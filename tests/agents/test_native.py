@@ -370,6 +370,21 @@ async def test_an_artefact_that_cannot_be_fetched_is_not_an_empty_answer(
     assert (trajectory.stop_reason, trajectory.failure.code) == (StopReason.FAILED, code)
 
 
+async def test_a_sandbox_that_gives_its_artefact_too_slowly_is_no_excuse(tmp_path: Path) -> None:
+    env = ToolEnv()
+
+    async def artefact(*_: object) -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+    env.artefact = artefact  # type: ignore[attr-defined]
+    slow = context(Replies(ANSWER), env, sandbox=LocalSandbox(tmp_path))
+    trajectory = await NativeAgent(artefact_s=0.05).run(slow)
+    assert trajectory.failure.code is FailureCode.SANDBOX_BROKEN
+    without = await NativeAgent(artefact_s=0.05).run(context(Replies(ANSWER), env))
+    assert without.failure.code is FailureCode.STAGE_ERROR
+
+
 async def test_cancelling_keeps_the_turns_and_ends_the_task() -> None:
     flag: list[bool] = []
     backend = Replies(CALL, None)
