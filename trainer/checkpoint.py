@@ -5,6 +5,7 @@ whole or not at all.
                                       loadable by transformers, vLLM and the embedded engine
                        trainer.pt     optimizer and random state
                        trainer.json   step, version, cursor
+                       figures.json   the step's figures: their row is written after the checkpoint
 
 Invariants: a directory named `step-*` is complete and durable (files are synced, then the directory
 is renamed into place); its cursor is the one whose groups its weights have seen, no more and no
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     *,
     source: Path,
+    figures: Mapping[str, float],
     keep: int = 3,
 ) -> Path:
     """Write a checkpoint and return its directory.
@@ -76,6 +79,7 @@ def save(
             {"optimizer": optimizer.state_dict(), "random": _random_state()}, temp / "trainer.pt"
         )
         (temp / "trainer.json").write_bytes(orjson.dumps(asdict(progress)))
+        (temp / "figures.json").write_bytes(orjson.dumps(figures))
         _sync(*temp.iterdir(), temp)
         if final.exists():
             final.rename(root / f"{_TEMP}replaced")
@@ -99,6 +103,16 @@ def read_progress(path: Path) -> Progress:
     """Where the training stood at a checkpoint. Raises ConfigError."""
     try:
         return Progress(**orjson.loads((path / "trainer.json").read_bytes()))
+    except (OSError, TypeError, orjson.JSONDecodeError) as error:
+        raise ConfigError(
+            f"checkpoint {path}: {error}", "a directory that the trainer wrote"
+        ) from None
+
+
+def read_figures(path: Path) -> dict[str, float]:
+    """The figures of the step that made a checkpoint. Raises ConfigError."""
+    try:
+        return dict(orjson.loads((path / "figures.json").read_bytes()))
     except (OSError, TypeError, orjson.JSONDecodeError) as error:
         raise ConfigError(
             f"checkpoint {path}: {error}", "a directory that the trainer wrote"

@@ -22,11 +22,11 @@ import torch
 from prorl.client import Client, PackedBatch
 from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
-from prorl.trainer.checkpoint import Progress, newest, read_progress, save
+from prorl.trainer.checkpoint import Progress, newest, read_figures, read_progress, save
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.feed import Feed
 from prorl.trainer.learner import Learner
-from prorl.trainer.metrics import Hook, StepTimer, write_row
+from prorl.trainer.metrics import Hook, StepTimer, has_row, write_row
 from prorl.trainer.shuffled import shuffled
 
 
@@ -47,6 +47,8 @@ def train(
     progress = read_progress(found) if found else Progress(cursor=str(Cursor(config.run, 0)))
     learner = Learner(config, found or config.model, resume=found is not None)
     if found:
+        if not has_row(config.output / "metrics", progress.step):  # we died between the two
+            write_row(config.output / "metrics", progress.step, read_figures(found))
         announce(client, config, progress, found)
 
     feed = make_feed(config, client)
@@ -59,6 +61,7 @@ def train(
         progress = replace(
             progress, step=progress.step + 1, version=progress.version + 1, cursor=batch.cursor
         )
+        figures |= {"version": progress.version}
         with timer("checkpoint"):
             path = save(
                 checkpoints,
@@ -66,12 +69,13 @@ def train(
                 learner.model,
                 learner.optimizer,
                 source=config.model,
+                figures=figures,
                 keep=config.keep_checkpoints,
             )
         with timer("publish"):
             announce(client, config, progress, path)
             feed()
-        figures |= timer.take() | {"version": progress.version}
+        figures |= timer.take()
         write_row(config.output / "metrics", progress.step, figures)
         for hook in hooks:
             hook(progress.step, figures)

@@ -62,6 +62,11 @@ def write_row(folder: Path, step: int, figures: Mapping[str, float]) -> None:
     temp.rename(final)
 
 
+def has_row(folder: Path, step: int) -> bool:
+    """Whether a step's row is there."""
+    return (folder / f"step-{step:08d}.parquet").exists()
+
+
 def tensorboard(folder: Path) -> Hook:
     """A hook that writes TensorBoard scalars below `folder`; needs the package `tensorboard`."""
     from torch.utils.tensorboard import SummaryWriter

@@ -26,7 +26,7 @@ def test_restored_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     stepped(model, optimizer)
     progress = Progress(step=1, version=1, cursor="demo@4")
-    path = save(tmp_path / "out", progress, model, optimizer, source=source)
+    path = save(tmp_path / "out", progress, model, optimizer, source=source, figures={})
     drawn = torch.rand(1)
     stepped(model, optimizer)
 
@@ -52,6 +52,7 @@ def test_transformers_loads_it_without_us(tmp_path: Path) -> None:
         model,
         torch.optim.AdamW(model.parameters()),
         source=source,
+        figures={},
     )
     plain: Any = AutoModelForCausalLM.from_pretrained(path)
     assert "prorl" not in (path / "config.json").read_text()
@@ -68,7 +69,15 @@ def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
     left.mkdir(parents=True)
     assert newest(tmp_path / "out") is None
     for step in (1, 2, 3, 3):
-        save(tmp_path / "out", Progress(step=step), model, optimizer, source=source, keep=2)
+        save(
+            tmp_path / "out",
+            Progress(step=step),
+            model,
+            optimizer,
+            source=source,
+            figures={},
+            keep=2,
+        )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "step-00000002",
         "step-00000003",
@@ -79,10 +88,10 @@ def test_a_save_that_fails_midway_leaves_the_one_before(tmp_path: Path) -> None:
     source = save_model(tmp_path / "model")
     model = load_model(source)
     optimizer = torch.optim.AdamW(model.parameters())
-    first = save(tmp_path / "out", Progress(step=1), model, optimizer, source=source)
+    first = save(tmp_path / "out", Progress(step=1), model, optimizer, source=source, figures={})
     (source / "vocab.json").mkdir()
     with pytest.raises(StorageError):
-        save(tmp_path / "out", Progress(step=2), model, optimizer, source=source)
+        save(tmp_path / "out", Progress(step=2), model, optimizer, source=source, figures={})
     assert newest(tmp_path / "out") == first
 
 
@@ -98,4 +107,5 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             model,
             torch.optim.AdamW(model.parameters()),
             source=tmp_path,
+            figures={},
         )

@@ -119,6 +119,18 @@ def test_resumed_in_this_process_it_ends_with_equal_bits(
     assert read_progress(path).cursor == f"demo@{6 * GROUPS}"
 
 
+def test_a_step_whose_checkpoint_is_durable_has_its_row(
+    location: str, model_dir: Path, tmp_path: Path
+) -> None:
+    """Killed between its checkpoint and its metrics, a trainer once ended with a row less."""
+    first = losses(settings(location, model_dir, tmp_path / "out", steps=2))
+    (tmp_path / "out" / "metrics" / "step-00000002.parquet").unlink()
+    losses(settings(location, model_dir, tmp_path / "out", steps=3))
+    rows = pq.read_table(tmp_path / "out" / "metrics").sort_by("step").to_pylist()
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["loss"] for row in rows[:2]] == first
+
+
 def test_a_run_that_ends_ends_the_training(location: str, model_dir: Path, tmp_path: Path) -> None:
     found = losses(settings(location, model_dir, tmp_path / "end", steps=99, groups_per_step=25))
     assert len(found) == 3
