@@ -356,8 +356,8 @@ def explain(error: ValidationError, model: type[BaseModel], where: str) -> Confi
     path = ".".join(str(part) for part in first["loc"]) or "(top level)"
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(first["loc"][-1]), _keys(model), n=1)
-        mend = f"did you mean `{close[0]}`?" if close else "see `prorl schema --config`"
-        return ConfigError(f"{where}: unknown key `{path}`", "a known key", mend)
+        hint = f"did you mean `{close[0]}`?" if close else "see `prorl schema --config`"
+        return ConfigError(f"{where}: unknown key `{path}`", "a known key", hint)
     return ConfigError(f"{where}: `{path}` = {first.get('input')!r}", first["msg"].lower())
 
 

@@ -47,16 +47,16 @@ class UserError(ProrlError, ValueError):
     The message says what was given, what was expected and how to mend it.
     """
 
-    def __init__(self, given: str, expected: str = "", mend: str = "") -> None:
-        super().__init__(given, expected, mend)
-        self.given, self.expected, self.mend = given, expected, mend
+    def __init__(self, given: str, expected: str = "", hint: str = "") -> None:
+        super().__init__(given, expected, hint)
+        self.given, self.expected, self.hint = given, expected, hint
 
     def __str__(self) -> str:
         parts = [self.given]
         if self.expected:
             parts.append(f"expected {self.expected}")
-        if self.mend:
-            parts.append(self.mend)
+        if self.hint:
+            parts.append(self.hint)
         return "; ".join(parts)
 
 

@@ -91,13 +91,13 @@ def unknown(group: str, name: str, known: Iterable[str], error: type[UserError])
     """The error for a name that nobody has registered."""
     names = sorted(set(known))
     near = difflib.get_close_matches(name, names, n=1)
-    mend = (
+    hint = (
         f"did you mean {near[0]!r}?"
         if near
         else f"register your own as an entry point of the group {group!r}"
     )
     return error(
-        f"unknown {noun(group)} {name!r}", f"one of {', '.join(names)}" if names else "", mend
+        f"unknown {noun(group)} {name!r}", f"one of {', '.join(names)}" if names else "", hint
     )
 
 
@@ -175,7 +175,7 @@ def _blaming(
     name: str,
     done: str,
     error: type[UserError],
-    mend: str = "mend the package that registers it, or uninstall it",
+    hint: str = "mend the package that registers it, or uninstall it",
 ) -> Iterator[None]:
     """Whatever a part's own code raises becomes `error`, which names the part."""
     try:
@@ -184,7 +184,7 @@ def _blaming(
         ):
             yield
     except RolloutError as cause:
-        raise error(cause.message, mend=mend) from cause
+        raise error(cause.message, hint=hint) from cause
 
 
 def noun(group: str) -> str:

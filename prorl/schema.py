@@ -383,8 +383,8 @@ def check_version(found: int | str | None, where: str) -> None:
     if found is not None and int(found) == SCHEMA_VERSION:
         return
     newer = found is not None and int(found) > SCHEMA_VERSION
-    mend = "upgrade prorl to read it" if newer else "write it again with this prorl"
-    raise SchemaError(f"{where} has schema version {found}", f"version {SCHEMA_VERSION}", mend)
+    hint = "upgrade prorl to read it" if newer else "write it again with this prorl"
+    raise SchemaError(f"{where} has schema version {found}", f"version {SCHEMA_VERSION}", hint)
 
 
 def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:

@@ -205,12 +205,12 @@ def load_tokenizer(spec: str) -> Tokenizer:
     if spec == "bytes":
         return ByteTokenizer()
     if not Path(spec).is_dir():
-        mend = (
+        hint = (
             "did you mean `bytes`?"
             if difflib.get_close_matches(spec, ["bytes", "byte"])
             else "name an existing directory"
         )
         raise ConfigError(
-            f"unknown tokenizer {spec!r}", "`bytes` or a Hugging Face directory", mend
+            f"unknown tokenizer {spec!r}", "`bytes` or a Hugging Face directory", hint
         )
     return HFTokenizer(spec)

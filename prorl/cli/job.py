@@ -199,9 +199,9 @@ def check_backend(backends: Iterable[str]) -> None:
                     5,
                 ).close()
             except (OSError, ValueError) as error:
-                mend = "start it, or use a scripted policy such as oracle"
+                hint = "start it, or use a scripted policy such as oracle"
                 raise ConfigError(
-                    f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", mend
+                    f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", hint
                 ) from None
 
 

@@ -38,9 +38,9 @@ def run_directory(run: str, root: Path) -> Path:
             return candidate
     known = list_runs(root)
     close = difflib.get_close_matches(run, known, n=1)
-    mend = (
+    hint = (
         f"did you mean `{close[0]}`?" if close else f"runs there: {', '.join(known[-5:]) or 'none'}"
     )
     raise NotFoundError(
-        f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {mend}"
+        f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {hint}"
     )

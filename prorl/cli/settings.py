@@ -143,12 +143,12 @@ def backend(policy: str) -> str:
     if is_known(url) and _is_listed(url):
         return url
     close = difflib.get_close_matches(name.rpartition(":")[2], (*POLICIES, "toy"), n=1)
-    mend = f"did you mean `{close[0]}`?" if close else ""
+    hint = f"did you mean `{close[0]}`?" if close else ""
     expected = (
         f"one of {', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a"
         " model server"
     )
-    raise ConfigError(f"policy {policy!r}", expected, mend)
+    raise ConfigError(f"policy {policy!r}", expected, hint)
 
 
 def _is_listed(url: str) -> bool:

@@ -150,7 +150,7 @@ def to_flight(error: ProrlError) -> fl.FlightError:
     """The error as it crosses the wire: class and clear text, no traceback."""
     said: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
     if isinstance(error, UserError):
-        said["parts"] = [error.given, error.expected, error.mend]
+        said["parts"] = [error.given, error.expected, error.hint]
     return fl.FlightServerError(str(error), extra_info=orjson.dumps(said))
 
 

@@ -77,7 +77,7 @@ def main() -> None:
     try:
         found: Json = {"facts": describe(make_renderer(spec), spec)}
     except UserError as error:
-        found = {"refused": [error.given, error.expected, error.mend]}
+        found = {"refused": [error.given, error.expected, error.hint]}
     sys.stdout.buffer.write(orjson.dumps(found))
 
 

@@ -90,9 +90,9 @@ class Acceptance:
         known = self._state.runs.get(config.run_id)
         if known is not None:
             if known.digest != name:
-                mend = "choose another run_id, or send the config that it has"
+                hint = "choose another run_id, or send the config that it has"
                 raise ConflictError(
-                    f"run {config.run_id!r} exists with another config", "the same config", mend
+                    f"run {config.run_id!r} exists with another config", "the same config", hint
                 )
             self._journal.urgent = True
             return False
@@ -130,7 +130,7 @@ class Acceptance:
                 check(task)
                 candidate = _candidate(body, task, default)
             except TaskError as error:
-                raise TaskError(f"{where}: {error.given}", error.expected, error.mend) from None
+                raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
             if candidate.key:
                 known = self.known(run, candidate.key)
                 if (
@@ -164,7 +164,7 @@ class Acceptance:
             if known is not None and known.digest != candidate.digest:
                 raise ConflictError(
                     f"key {candidate.key!r} was used for another task, n or sampling",
-                    mend="use another key",
+                    hint="use another key",
                 )
             if known is None and (run.last or run.state != "open"):
                 why = (

@@ -117,11 +117,11 @@ class Core:
     def create_run(self, config: RunConfig) -> bool:
         """Accept a run; False when it was there. Raises ConflictError, UserError."""
         if not config.backends and not self.state.balancer.states:
-            mend = (
+            hint = (
                 "name `backends` in the run, in the service's config, or add one: POST /v1/backends"
             )
             raise UserError(
-                f"run {config.run_id!r} has no backend to sample from", "at least one backend", mend
+                f"run {config.run_id!r} has no backend to sample from", "at least one backend", hint
             )
         created = self.acceptance.run(config)
         if created:

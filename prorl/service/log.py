@@ -135,9 +135,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} is not a control log of prorl", "a root made by `prorl`"
         ) from None
     if found != LOG_VERSION:
-        mend = (
+        hint = (
             "upgrade prorl to read it"
             if found > LOG_VERSION
             else "use another root; this prorl cannot migrate it"
         )
-        raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", mend)
+        raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)

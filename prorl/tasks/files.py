@@ -142,4 +142,4 @@ def _at(place: str) -> Iterator[None]:
     try:
         yield
     except TaskError as error:
-        raise TaskError(f"{place}: {error.given}", error.expected, error.mend) from None
+        raise TaskError(f"{place}: {error.given}", error.expected, error.hint) from None

@@ -47,11 +47,11 @@ class KVCache:
     def __init__(self, shape: Shape, rows: int, length: int) -> None:
         size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
         if 4 * math.prod(size) > MAX_CACHE_BYTES:
-            mend = "lower --max-num-seqs or --max-model-len, or serve this model with vLLM"
+            hint = "lower --max-num-seqs or --max-model-len, or serve this model with vLLM"
             raise ConfigError(
                 f"a key-value cache of {4 * math.prod(size) >> 20} MiB",
                 f"at most {MAX_CACHE_BYTES >> 20} MiB",
-                mend,
+                hint,
             )
         self.rows, self.length = rows, length
         self.values: Float32 = np.zeros(size, dtype=np.float32)

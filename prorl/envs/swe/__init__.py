@@ -136,7 +136,7 @@ class SweEnv(BaseEnv):
             if path.stat().st_size > MAX_ARCHIVE_BYTES:
                 raise TaskError(
                     f"task {task.task_id!r}: {archive} is larger than {MAX_ARCHIVE_BYTES} bytes",
-                    mend="put it into an image",
+                    hint="put it into an image",
                 )
             content = await asyncio.to_thread(path.read_bytes)
         except OSError as cause:
@@ -286,7 +286,7 @@ async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: fl
         )
         raise TaskError(
             f"task {task.task_id!r}: {what} {end}: {done.output.strip()[-1000:]}",
-            mend="run it by hand in such a sandbox",
+            hint="run it by hand in such a sandbox",
         )
 
 

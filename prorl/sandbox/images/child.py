@@ -203,7 +203,7 @@ def main() -> None:
         reply = {
             "error": error.given,
             "expected": error.expected,
-            "mend": error.mend,
+            "mend": error.hint,
             "mistake": True,
             "tool": False,
         }

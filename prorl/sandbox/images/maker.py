@@ -202,9 +202,9 @@ def _debian(suite: str, tree: Path, work: Path, job: dict[str, str]) -> None:
     words = ["--variant=minbase", *([f"--include={job['include']}"] if job.get("include") else [])]
     if shutil.which("mmdebstrap"):
         if os.getuid() != 0 and not _has_subuids():
-            mend = "add a line for this user to /etc/subuid and /etc/subgid, or build it as root"
+            hint = "add a line for this user to /etc/subuid and /etc/subgid, or build it as root"
             raise UserError(
-                f"{job['source']} without root", "uids of one's own (/etc/subuid, newuidmap)", mend
+                f"{job['source']} without root", "uids of one's own (/etc/subuid, newuidmap)", hint
             )
         archive = str(work / "root.tar")
         _run(

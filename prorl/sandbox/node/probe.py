@@ -86,7 +86,7 @@ async def choose(kind: str = kinds.AUTO) -> str:
         found = await probe_one(kind)
         if not found.works:
             raise ConfigError(
-                f"sandbox kind {kind} does not work here: {found.reason}", mend=found.fix
+                f"sandbox kind {kind} does not work here: {found.reason}", hint=found.fix
             )
         return kind
     reasons = []

@@ -69,9 +69,9 @@ def detect(row: Row) -> Format:
     shapes = " | ".join(
         f"{one.name}: {', '.join(key.replace('|', ' or ') for key in one.keys)}" for one in known
     )
-    mend = "rename the keys, or write rows with task_id, env, prompt and data"
+    hint = "rename the keys, or write rows with task_id, env, prompt and data"
     raise TaskError(
-        f"keys {', '.join(map(repr, row)) or '(none)'} are of no known format", shapes, mend
+        f"keys {', '.join(map(repr, row)) or '(none)'} are of no known format", shapes, hint
     )
 
 
