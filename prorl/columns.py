@@ -1,4 +1,4 @@
-"""Records <-> rows: each conversion is one function, and all of them are here.
+"""Records <-> rows of the edges: each conversion is one function.
 
 A stage reads its row with `read_*` and answers with `*_columns`: what it adds, as Python values,
 which `prorl.rows.grow` converts for many rows at once. Token sequences: `prorl/sequences.py`.

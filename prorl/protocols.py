@@ -303,11 +303,10 @@ class SandboxHost(Protocol):
     async def prepare(
         self, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
     ) -> bool:
-        """Make of a fresh sandbox what `work` makes of it: by `work`, or as a copy of what it made
-        for an equal key on this node.
+        """Run `work` on a fresh sandbox, or restore the snapshot of an earlier call with this key.
 
-        Callers with equal keys wait for the first of them; when its work raises, the next one does
-        its own. Whether it is a copy.
+        True if restored. Snapshots belong to the node. Callers with equal keys wait for the first
+        of them; when its work raises, the next one does its own.
         """
 
     async def stop(self, ref: SandboxRef) -> None:
@@ -364,10 +363,9 @@ class Env(Protocol):
 
 
 @runtime_checkable
-class Prepares(Protocol):
-    """What an Env has besides, whose `prepare` is worth doing once a node and not once a rollout.
-
-    EVAL's sandbox is prepared too then.
+class CachedWorkspace(Protocol):
+    """Optional part of an Env: the prepared workspace is built once per node and copied for
+    siblings and EVAL.
     """
 
     def preparation(self, task: Task) -> str:

@@ -32,7 +32,7 @@ from prorl.backends import open_backend
 from prorl.errors import BackendError, RolloutError
 from prorl.failures import FailureClass
 from prorl.limits import Deadline
-from prorl.protocols import Backend, Env, Prepares, Sandbox, Verifies
+from prorl.protocols import Backend, CachedWorkspace, Env, Sandbox, Verifies
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
 from prorl.tools.server.files import Files
@@ -154,7 +154,7 @@ async def _box(env: Env, task: Task, stage: Stage, boxes: Boxes) -> AsyncIterato
     spec = env.sandbox(task, stage)
     async with AsyncExitStack() as stack:
         sandbox = await stack.enter_async_context(boxes(spec)) if spec else None
-        if stage is Stage.RUN or (sandbox is not None and isinstance(env, Prepares)):
+        if stage is Stage.RUN or (sandbox is not None and isinstance(env, CachedWorkspace)):
             await env.prepare(task, sandbox)
         yield sandbox
 

@@ -127,10 +127,11 @@ class RolloutLimits:
     max_tokens: int = 16384
     """Tokens of a sequence, context included."""
     max_attempts: int = 3
-    """Attempts after infra failures; deaths of our own workers are counted apart
-    (`max_worker_losses`).
+    """Attempts in all that may fail with class infra: 3 = two retries. Deaths of our own workers
+    are counted apart.
     """
     max_worker_losses: int = 10
+    """Attempts in all that may be lost to such deaths."""
 
 
 class ToolSpec(NamedTuple):

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from prorl.columns import read_failure, read_key, read_limit, read_task, scored_columns
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
-from prorl.protocols import Env, Prepares, SandboxHost
+from prorl.protocols import CachedWorkspace, Env, SandboxHost
 from prorl.rows import Added, Row
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.stages.prepare import prepare
@@ -127,7 +127,7 @@ class EvalOperator:
             if spec is not None:
                 ref = await self._host.start(job.owner, "eval", spec)
                 sandbox = await stack.enter_async_context(self._host.connect(ref))
-                if isinstance(job.env, Prepares):
+                if isinstance(job.env, CachedWorkspace):
                     await prepare(self._host, job.env, job.task, spec, sandbox)
             with boundary(GraderError, FailureCode.GRADER_ERROR, f"{job.env.name}.score"):
                 return await job.env.score(job.task, job.artefact, sandbox, job.deadline)

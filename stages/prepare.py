@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 
 from prorl.errors import RolloutError, SandboxError, boundary
-from prorl.protocols import Env, Prepares, Sandbox, SandboxHost
+from prorl.protocols import CachedWorkspace, Env, Sandbox, SandboxHost
 from prorl.types import FailureCode, SandboxSpec, Task
 
 
@@ -18,7 +18,7 @@ async def prepare(
 
     Raises TaskError, RolloutError; a sandbox that breaks now was not broken by the policy.
     """
-    text = env.preparation(task) if isinstance(env, Prepares) else ""
+    text = env.preparation(task) if isinstance(env, CachedWorkspace) else ""
 
     async def work() -> None:
         with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{env.name}.prepare"):

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, boundary
 from prorl.limits import Clock, Deadline
-from prorl.protocols import Env, Prepares, SandboxHost, Verifies
+from prorl.protocols import CachedWorkspace, Env, SandboxHost, Verifies
 from prorl.stages.prepare import prepare
 from prorl.task_json import task_to_json
 from prorl.types import Failure, FailureClass, FailureCode, Stage, Task
@@ -88,7 +88,7 @@ class Verified:
         ref = await self._host.start(owner, "eval", spec)
         async with self._host.connect(ref) as sandbox:
             try:
-                if isinstance(env, Prepares):
+                if isinstance(env, CachedWorkspace):
                     await prepare(self._host, env, task, spec, sandbox)
                 with boundary(GraderError, FailureCode.GRADER_ERROR, f"{env.name}.verify"):
                     await env.verify(task, sandbox, Deadline(limit_s, clock=self._clock))

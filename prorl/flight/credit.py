@@ -12,11 +12,11 @@ hand never exceeds `slots`. With several, together they have at most twice `slot
 at least), so that a busy upstream among idle ones still fills half of the slots or more; an
 upstream's idle credit above its share is taken back when another joins.
 
-Credit in rows is exact: what one book gave and has not seen used is what the other may use. Credit
-in bytes is a window: a grant with bytes widens (or narrows) it, each row sent takes its size from
-it, a grant of rows with 0 bytes gives back what the oldest rows took (the producer counts both, so
-nothing drifts). A row goes while the window is positive, so one row larger than the window passes
-alone. Not promised: fairness between rows of different size.
+Row credit = granted - received, counted alike at both ends. Byte credit is a window: a grant with
+bytes widens (or narrows) it, each row sent shrinks it by its size, and a grant of rows with 0 bytes
+refunds what the oldest rows took; the producer counts both, so nothing drifts. A row goes while the
+window is positive, so one row larger than the window passes alone. Not promised: fairness between
+rows of different size.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class Acceptance:
         run.pool.append(group.group_id, now)
         run.group_size = max(run.group_size, group.n)
         self._journal.settle(group)
-        self._journal.run(run)
+        self._journal.mark_run(run)
         run.next_group += 1
         run.next_rollout += group.n
         run.undecided += 1

@@ -27,7 +27,7 @@ from prorl.renderer.check import check as check_renderer
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
 from prorl.service.gateway import Gateway
-from prorl.service.http import Border, error_body, status_of
+from prorl.service.http import GuardMiddleware, error_body, status_of
 from prorl.service.manifest import check_there, code_version, write_manifest
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.storage import check_filter
@@ -78,7 +78,7 @@ def reply(content: Json, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def create_app(gateway: Gateway, check: CheckTask | None = None) -> Border:
+def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddleware:
     """The ASGI app of a gateway, token and limits included."""
     app = FastAPI(
         title="prorl",
@@ -93,7 +93,7 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> Border:
     _service(app, gateway)
     _errors(app)
     app.openapi = _openapi(app)  # type: ignore[method-assign]
-    return Border(app, gateway.config.token)
+    return GuardMiddleware(app, gateway.config.token)
 
 
 def _run(gateway: Gateway, run_id: str) -> RunRecord:

@@ -108,7 +108,7 @@ class Commits:
             sql.INSERT_PART,
             (run.run_id, commit_seq, part, msgspec.json.encode(asked.files).decode(), 0),
         )
-        self._journal.run(run)
+        self._journal.mark_run(run)
         self._journal.urgent = True
         return Committed(commit_seq=commit_seq)
 
@@ -164,7 +164,7 @@ class Commits:
     def _stored(self, record: RolloutRecord, part: str) -> None:
         record.part = part
         record.run.unstored -= 1
-        self._journal.rollout(record)
+        self._journal.mark_rollout(record)
         if record.group.settled:
             self._journal.settle(record.group)
 
@@ -203,7 +203,7 @@ class Commits:
             return False
         run.state, run.finished_at = "finished", self._wall()
         self._state.open.pop(run.run_id, None)
-        self._journal.run(run)
+        self._journal.mark_run(run)
         outcome = "cancelled" if run.cancelled else "finished"
         self._journal.send_store(ControlRow.of(Finished(state=outcome), run_id=run.run_id))
         self._journal.urgent = True

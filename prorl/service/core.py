@@ -1,5 +1,7 @@
-"""The gateway's mind: what comes in (control rows, requests, time) becomes changes of the state,
-and a journal of what to write and say.
+"""The gateway's functional core: events in, changes of the state and effects out.
+
+Events are control rows, requests and time; effects are what to write and what to say, collected in
+a journal.
 
 No I/O but reads of the log, no await, no thread: `gateway.py` brings the events and carries the
 journal out. What a method answers may be told to others only after the journal's next `take` is
@@ -77,7 +79,7 @@ class Core:
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued)
         for record in load(log, self.state, clock()):
-            self.rollouts.doubt(record, CLAIM_GRACE_S)
+            self.rollouts.await_claim(record, CLAIM_GRACE_S)
 
     def run(self, run_id: str) -> RunRecord:
         """A run by name. Raises NotFoundError."""
@@ -132,7 +134,7 @@ class Core:
         """No more groups will come."""
         if not run.last:
             run.last = True
-            self.journal.run(run)
+            self.journal.mark_run(run)
         self.journal.urgent = True
 
     def cancel_run(self, run: RunRecord) -> None:
@@ -141,7 +143,7 @@ class Core:
         """
         if run.state == "open":
             run.cancelled = run.last = True
-            self.journal.run(run)
+            self.journal.mark_run(run)
             for group in list(run.groups.values()):
                 self.groups.cancel(group, FailureCode.CANCELLED)
         self.journal.urgent = True
@@ -311,7 +313,7 @@ class Core:
         run.granted_at, run.expired = self._clock(), False
         if not run.started_at:
             run.started_at = self._wall()
-            self.journal.run(run)
+            self.journal.mark_run(run)
         self.rollouts.apply(record, Event(kind=EventKind.LEASE))
         self.journal.urgent = True
         return True
@@ -332,7 +334,7 @@ class Core:
         group.opened = True
         group.run.open_groups += 1
         group.run.ready.extend(group.rollouts)
-        self.journal.group(group)
+        self.journal.mark_group(group)
 
     def sweep(self) -> None:
         """What only time decides: claims that did not come, budgets for waiting that are used up,

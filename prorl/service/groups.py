@@ -127,7 +127,7 @@ class Groups:
         if seq < run.cursors.get(consumer, 0):
             return
         run.cursors[consumer] = seq
-        self._journal.run(run)
+        self._journal.mark_run(run)
         self._journal.insert(sql.UPSERT_CURSOR, (run.run_id, consumer, seq, self._wall()))
         if consumer == "primary" and seq > run.acked:
             self._ack(run, run.acked, seq)
@@ -141,7 +141,7 @@ class Groups:
         for group in run.groups.values():
             if first <= group.delivery_seq < end:
                 group.state = group_step(group.state, GroupEvent.ACK)
-                self._journal.group(group)
+                self._journal.mark_group(group)
 
     def give_version(self, run: RunRecord, version: int, path: str) -> int:
         """An id for the weights in `path`:
@@ -169,7 +169,7 @@ class Groups:
                 f"{run.given_version + 1}, one above the last",
             )
         run.given_version = version
-        self._journal.run(run)
+        self._journal.mark_run(run)
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
 
@@ -179,7 +179,7 @@ class Groups:
         if version <= run.version:
             return False
         run.version = version
-        self._journal.run(run)
+        self._journal.mark_run(run)
         self._journal.insert(sql.PUBLISH_VERSION, (1, run.run_id, version))
         return True
 
@@ -204,7 +204,7 @@ class Groups:
         states[group.state] += 1
         if group.group_id not in group.run.groups:
             group.run.add(group)  # until this is durable the log would give back what it was
-        self._journal.group(group)
+        self._journal.mark_group(group)
         if group.settled:
             self._journal.settle(group)
 

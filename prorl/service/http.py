@@ -68,8 +68,10 @@ def error_body(code: str, message: str, request_id: str) -> bytes:
     return orjson.dumps({"code": code, "message": text, "request_id": request_id})
 
 
-class Border:
-    """ASGI middleware around the app."""
+class GuardMiddleware:
+    """ASGI middleware around the app: refuses before the app sees a request, turns what it raises
+    into an error body.
+    """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()

@@ -71,16 +71,18 @@ class Journal:
         """Run a statement of `log_schema`."""
         self._inserts[statement].append(row)
 
-    def rollout(self, record: RolloutRecord) -> None:
-        """It changed."""
+    def mark_rollout(self, record: RolloutRecord) -> None:
+        """Update its row in the next transaction."""
         self._rollouts[record] = None
 
-    def group(self, record: GroupRecord) -> None:
-        """It changed."""
+    def mark_group(self, record: GroupRecord) -> None:
+        """Update its row in the next transaction."""
         self._groups[record] = None
 
-    def run(self, record: RunRecord) -> None:
-        """It changed, or a count of it; a change of a group or rollout of it says so too."""
+    def mark_run(self, record: RunRecord) -> None:
+        """Update its row and counts in the next transaction; a change of a group or rollout of it
+        does so too.
+        """
         self._runs[record] = None
 
     def send(self, worker: WorkerRecord, row: ControlRow) -> None:

@@ -130,7 +130,7 @@ class Leases:
             current = record is not None and _current(record, attempt)
             if worker is None:
                 if record is not None and current:
-                    self._rollouts.doubt(record, CLAIM_GRACE_S)
+                    self._rollouts.await_claim(record, CLAIM_GRACE_S)
             elif record is not None and current:
                 self._rollouts.hold(record, worker)
             else:
@@ -141,7 +141,7 @@ class Leases:
             record = self._rollouts.find(run_id, rollout_id)
             if record is not None and _current(record, attempt) and not record.taken:
                 grace_s = max((worker.grace_s for worker in record.holders), default=0.0)
-                self._rollouts.doubt(record, max(CLAIM_GRACE_S, grace_s))
+                self._rollouts.await_claim(record, max(CLAIM_GRACE_S, grace_s))
 
     def _batch(self, records: list[RolloutRecord]) -> pa.RecordBatch:
         wall, now = self._wall(), self._clock()

@@ -52,7 +52,7 @@ class Rollouts:
                 states[life.state] += 1
                 if life.state in _TERMINAL:
                     record.group.pending -= 1
-            self._journal.rollout(record)
+            self._journal.mark_rollout(record)
         for action in actions:
             self._act(record, action)
         return Action.FENCE not in actions
@@ -90,7 +90,7 @@ class Rollouts:
         if not group.opened:
             group.opened = True
             group.run.open_groups += 1
-            self._journal.group(group)
+            self._journal.mark_group(group)
 
     def stop(self, worker: WorkerRecord, key: AttemptKey) -> None:
         """Tell a worker to stop an attempt."""
@@ -114,12 +114,14 @@ class Rollouts:
         if record.holders or record.life.state not in IN_HAND:
             return
         if grace_s:
-            self.doubt(record, grace_s)
+            self.await_claim(record, grace_s)
         else:
             self.lost(record)
 
-    def doubt(self, record: RolloutRecord, grace_s: float) -> None:
-        """Nobody may have this attempt; it is lost unless somebody says otherwise in time."""
+    def await_claim(self, record: RolloutRecord, grace_s: float) -> None:
+        """No holder of the current attempt is known: it is lost unless one claims it within
+        `grace_s`.
+        """
         attempt, until = self._orphans.get(record, (-1, 0.0))
         until = until if attempt == record.life.attempt else 0.0
         self._orphans[record] = (record.life.attempt, max(until, self._clock() + grace_s))

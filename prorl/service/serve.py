@@ -1,6 +1,6 @@
-"""The gateway as one thing to enter and leave: log, core, Flight side, HTTP side.
+"""The gateway as one context manager: control log, core, Flight side, HTTP side.
 
-For the process and for `topology: inline`.
+The process and `topology: inline` both enter it.
 
 async with serving(config, network) as served:
     print(served.http, served.flight)

@@ -80,7 +80,7 @@ _SYSTEM = (
 
 
 class SweEnv(BaseEnv):
-    """Implements `prorl.protocols.Prepares`, too."""
+    """Implements `prorl.protocols.CachedWorkspace`, too."""
 
     name = "swe"
     system = _SYSTEM
