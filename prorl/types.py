@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, NewType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prorl.failures import FAILURE_CLASS as FAILURE_CLASS
 from prorl.failures import FailureClass as FailureClass
@@ -29,6 +29,10 @@ from prorl.states import GroupState as GroupState
 from prorl.states import RolloutState as RolloutState
 from prorl.states import Stage as Stage
 from prorl.states import StopReason as StopReason
+from prorl.weights import FIRST_VERSION as FIRST_VERSION
+from prorl.weights import UNKNOWN_VERSION as UNKNOWN_VERSION
+from prorl.weights import PolicyVersion as PolicyVersion
+from prorl.weights import RunWeights as RunWeights
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,14 +41,6 @@ if TYPE_CHECKING:
     Int32 = NDArray[np.int32]
     UInt8 = NDArray[np.uint8]
     Float32 = NDArray[np.float32]
-
-PolicyVersion = NewType("PolicyVersion", int)
-"""Id of the weights that sampled a token: given by the gateway, monotone, never reused; 0 is the
-start, -1 means context, or weights that nobody can name.
-"""
-
-UNKNOWN_VERSION = PolicyVersion(-1)
-"""Of tokens whose server cannot prove which weights sampled them: they do not train."""
 
 Json = Any
 """A JSON value, only where JSON enters or leaves."""
@@ -199,17 +195,19 @@ class GenerateRequest:
     """`run/rollout/attempt/turn`: sent to the backend so that an abort finds it."""
     session: str
     """Rollout key, for prefix caches and sticky routers."""
-    min_version: PolicyVersion = PolicyVersion(0)
+    min_version: PolicyVersion = FIRST_VERSION
     """No backend with older weights may continue this rollout."""
-    known_version: PolicyVersion = PolicyVersion(0)
+    known_version: PolicyVersion = FIRST_VERSION
     """Newest version of the run that is known here: the label of who is asked for none (a script,
     or weights that the trainer itself brought to the servers).
     """
-    weights: str = ""
-    """How labels of this run's weights begin; empty = none was published through the service."""
+    weights: RunWeights | None = None
+    """How to read what servers state about their weights; None = their numbers are versions."""
     on_part: Callable[[Completion], None] | None = None
     """Told the pieces of a reply while it streams; together they are a beginning of the completion.
     """
+    part_tokens: int = 16
+    """Tokens that a piece should collect."""
     task: Task | None = None
     """This and what follows: for scripted backends in this process; never sent over a wire."""
     sample_index: int = 0

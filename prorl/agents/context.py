@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from prorl.limits import Deadline
 from prorl.protocols import Backend, Env, Renderer, Sandbox
 from prorl.types import (
+    FIRST_VERSION,
     AttemptKey,
     Message,
     PolicyVersion,
@@ -18,8 +19,6 @@ from prorl.types import (
     Task,
     ToolSpec,
 )
-
-FIRST_VERSION = PolicyVersion(0)
 
 
 def _never() -> bool:

@@ -22,10 +22,12 @@ import aiohttp
 import orjson
 
 from prorl.errors import BackendError, boundary
-from prorl.types import FailureCode, Json
+from prorl.types import FailureCode, Json, Trouble
 
-CALL_S = 120.0
+CALL_S = 900.0
 """For one call: a large checkpoint is read from disk in it."""
+ASK_S = 5.0
+"""For an answer that costs nothing."""
 CONNECT_S = 5.0
 
 
@@ -41,27 +43,37 @@ class Dialect:
     """What a kind of server wants to hear."""
 
     name: str
-    update: Callable[[str, int], tuple[Call, ...]]
-    """(path, version) -> the calls between pause and resume."""
+    update: Callable[[str, int, str], tuple[Call, ...]]
+    """(path, version, label) -> the calls between pause and resume."""
+    states_labels: bool = False
+    """Each reply says which weights sampled it; else RUN asks after the call."""
 
+
+# A load that fails in the middle must not leave new weights under the old label.
+_NEITHER = Call("/update_weight_version", {"new_version": "loading"})
 
 PRORL = Dialect(
     name="prorl",
-    update=lambda path, version: (Call("/update_weights", {"path": path, "version": version}),),
+    update=lambda path, version, label: (
+        Call("/update_weights", {"path": path, "version": version, "label": label}),
+    ),
+    states_labels=True,
 )
 VLLM_TRANSFER = Dialect(
     name="vllm-transfer",
-    update=lambda path, version: (
+    update=lambda path, version, label: (
+        _NEITHER,
         Call("/start_weight_update"),
         Call("/update_weights", {"update_info": {"path": path}}),
-        Call("/finish_weight_update", {"weight_version": str(version)}),
+        Call("/finish_weight_update", {"weight_version": label}),
     ),
 )
 VLLM_RELOAD = Dialect(
     name="vllm-reload",
-    update=lambda path, version: (
+    update=lambda path, version, label: (
+        _NEITHER,
         Call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}),
-        Call("/update_weight_version", {"new_version": str(version)}),
+        Call("/update_weight_version", {"new_version": label}),
     ),
 )
 
@@ -79,37 +91,35 @@ class WeightTarget:
         )
         self._dialect: Dialect | None = None
 
-    async def pause(self) -> None:
-        """Stop sampling; what runs is answered with its tokens so far, what comes waits.
-
-        Raises BackendError.
+    async def pause(self, mode: str = "abort") -> None:
+        """Stop sampling; what comes waits. What runs is answered with its tokens so far (`abort`),
+        ends first (`wait`), or goes on after `resume` (`keep`). Raises BackendError.
         """
-        await self._call("POST", "/pause?mode=abort")
+        await self._call("POST", f"/pause?mode={mode}")
 
     async def resume(self) -> None:
         """Go on. Raises BackendError."""
         await self._call("POST", "/resume")
 
-    async def update(self, path: str, version: int) -> None:
+    async def update(self, path: str, version: int, label: str) -> None:
         """Load the weights of a directory that the server can read, while it is paused.
 
         Raises BackendError.
         """
         dialect = await self.dialect()
-        for call in dialect.update(path, version):
+        for call in dialect.update(path, version, label):
             await self._call("POST", call.path, call.body)
 
-    async def version(self) -> int | None:
-        """Id of the weights that serve; None when they are not one of ours. Raises BackendError."""
-        reply = await self._call("GET", "/weight_info")
+    async def label(self) -> str:
+        """What the server calls the weights that it serves. Raises BackendError."""
+        reply = await self._call("GET", "/weight_info", limit_s=ASK_S)
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.url}/weight_info"):
-            label = str(orjson.loads(reply)["weight_version"])
-        return int(label) if label.isdecimal() else None
+            return str(orjson.loads(reply)["weight_version"])
 
     async def dialect(self) -> Dialect:
         """Ask the server which dialect it speaks. Raises BackendError."""
         if self._dialect is None:
-            reply = await self._call("GET", "/version")
+            reply = await self._call("GET", "/version", limit_s=ASK_S)
             with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.url}/version"):
                 ours = str(orjson.loads(reply)["version"]).startswith("prorl")
             self._dialect = PRORL if ours else await self._vllm()
@@ -124,8 +134,10 @@ class WeightTarget:
             return VLLM_RELOAD
         return VLLM_TRANSFER
 
-    async def _call(self, method: str, path: str, body: Json = None) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=CALL_S, sock_connect=CONNECT_S)
+    async def _call(
+        self, method: str, path: str, body: Json = None, limit_s: float = CALL_S
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
         data = None if body is None else orjson.dumps(body)
         headers = self._headers | ({"Content-Type": "application/json"} if data else {})
         try:
@@ -133,10 +145,12 @@ class WeightTarget:
                 method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as response:
                 reply = await response.read()
-        except (TimeoutError, aiohttp.ClientError, OSError) as cause:
+        except (TimeoutError, aiohttp.ClientError, OSError, UnicodeError) as cause:
+            self._dialect = None  # it may come back as another server
             raise BackendError(
                 FailureCode.BACKEND_UNAVAILABLE,
                 f"{self.url}{path}: {type(cause).__name__}: {cause}",
+                Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
             ) from cause
         if response.status != 200:
             text = reply[:300].decode("utf-8", "replace")

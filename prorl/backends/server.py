@@ -1,12 +1,13 @@
 """Serves any `Backend` over HTTP in vLLM's token subset, so that `VllmBackend`, and whoever else
 speaks to vLLM, can use it.
 
-    POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed, stop_token_ids, request_id}
+    POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed, stop_token_ids, request_id, stream}
     GET /health /version /v1/models /metrics      POST /tokenize /detokenize
 
 Invariants: a client that goes away cancels its generation; a request that asks for what is not
-served (text prompts, n > 1, streams) is refused, never half served. `weight_versions` states where
-the weights changed, which vLLM's completions do not. Not promised: TLS (bind to loopback), or any
+served (text prompts, n > 1) is refused, never half served. `weight_versions` states where the
+weights changed, which vLLM's completions do not; so does each event of a stream, for its own tokens.
+`stream_interval` is the tokens that an event collects. Not promised: TLS (bind to loopback), or any
 parameter that is not named here.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING, Self
 
@@ -22,8 +23,9 @@ import numpy as np
 import orjson
 from aiohttp import web
 
+from prorl.backends.server_reply import Shape, stream
 from prorl.errors import BackendError, ConfigError
-from prorl.types import Completion, FailureCode, GenerateRequest, Json, SamplingParams
+from prorl.types import FailureCode, GenerateRequest, Json, PolicyVersion, SamplingParams
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -54,8 +56,10 @@ class TokenServer:
         max_model_len: int = 1 << 20,
         routes: Iterable[web.RouteDef] = (),
         api_key: str = "",
+        label: Callable[[PolicyVersion], str] = str,
     ) -> None:
         self._api_key = api_key
+        self._shape = Shape(model=model, tokenizer=tokenizer, label=label)
         self._backend, self._tokenizer, self._model = backend, tokenizer, model
         self._host, self._port, self._max_model_len = host, port, max_model_len
         self._running = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
@@ -117,10 +121,11 @@ class TokenServer:
             return _error(401, "a bearer token is expected")
         return await handler(request)
 
-    async def _completions(self, request: web.Request) -> web.Response:
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
         try:
             wanted = _request(
-                await _body(request),
+                body,
                 self._model,
                 self._tokenizer.vocab_size,
                 request.headers.get("x-session-id", ""),
@@ -135,7 +140,11 @@ class TokenServer:
             )
         self._running += 1
         try:
-            completion = await self._backend.generate(wanted)
+            if body.get("stream"):
+                response, completion = await stream(request, self._shape, self._backend, wanted)
+            else:
+                completion = await self._backend.generate(wanted)
+                response = _json(self._shape.whole(wanted, completion))
         except BackendError as error:
             return _error(503 if error.code is FailureCode.BACKEND_UNAVAILABLE else 500, str(error))
         finally:
@@ -143,42 +152,7 @@ class TokenServer:
         self._prompt_tokens += len(wanted.prompt_ids_L)
         self._generated_tokens += len(completion.token_ids_C)
         self._cached_tokens += completion.cached_tokens
-        return _json(self._reply(wanted, completion))
-
-    def _reply(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-        ids, starts = completion.token_ids_C, (0, *completion.version_ends)
-        choice = {
-            "index": 0,
-            "text": self._tokenizer.decode(ids[(ids >= 0) & (ids < self._tokenizer.vocab_size)]),
-            "token_ids": np.ascontiguousarray(ids),
-            "logprobs": {
-                "token_logprobs": np.ascontiguousarray(completion.logprobs_C),
-                "tokens": None,
-                "top_logprobs": None,
-            },
-            "finish_reason": completion.finish_reason.value,
-            "stop_reason": None,
-            "weight_versions": [
-                {"version": str(version), "start": start, "end": end}
-                for version, start, end in zip(
-                    completion.versions, starts, completion.version_ends, strict=False
-                )
-            ],
-        }
-        prompt_tokens, sampled = len(request.prompt_ids_L), len(ids)
-        usage = {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": sampled,
-            "total_tokens": prompt_tokens + sampled,
-            "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
-        }
-        head = {
-            "id": f"cmpl-{request.request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": self._model,
-        }
-        return head | {"choices": [choice], "usage": usage}
+        return response
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -249,8 +223,8 @@ def _request(
     """The request that a body asks for. Raises ValueError with what is wrong."""
     if body.get("model") not in (None, "", model):
         raise ValueError(f"the model {body['model']!r} is not served; {model!r} is")
-    if body.get("stream") or body.get("n", 1) != 1 or body.get("echo"):
-        raise ValueError("stream, echo and n > 1 are not served")
+    if body.get("n", 1) != 1 or body.get("echo"):
+        raise ValueError("echo and n > 1 are not served")
     sampling = SamplingParams(
         temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
         top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
@@ -265,6 +239,7 @@ def _request(
         stop_token_ids=tuple(_ids(stops, "stop_token_ids", vocab_size).tolist()) if stops else (),
         request_id=str(body.get("request_id") or time.monotonic_ns()),
         session=session,
+        part_tokens=int(_number(body, "stream_interval", 1, 1, 1 << 16)),
     )
 
 

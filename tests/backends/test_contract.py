@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from prorl.types import (
     GenerateRequest,
     Message,
     PolicyVersion,
+    RunWeights,
     SamplingParams,
 )
 
@@ -172,10 +174,14 @@ async def test_the_version_is_the_backends(open_: Open) -> None:
     backend = await open_("scripted:noop")
     if isinstance(backend, VllmBackend):
         async with TokenServer(backend, TOKENIZER, model="chained") as outer:
-            inner, backend = backend, VllmBackend(outer.url, TOKENIZER.vocab_size)
-            inner.policy_version = PolicyVersion(3)
-            # The innermost server states its own version, which wins over what a client believes.
-            assert (await backend.generate(_request())).versions == (0,)
+            backend = VllmBackend(outer.url, TOKENIZER.vocab_size)
+            # The server states its own version, which wins over what a client believes.
+            asked = replace(
+                _request(),
+                known_version=PolicyVersion(3),
+                weights=RunWeights("tag", published=True),
+            )
+            assert (await backend.generate(asked)).versions == (0,)
             await backend.close()
     else:
         backend.policy_version = PolicyVersion(3)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from prorl.client import connect
 from prorl.tasks.generated import generate
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
-from prorl.types import Completion, GenerateRequest
+from prorl.types import Completion, GenerateRequest, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
 
 PYTHON = os.environ.get("PRORL_VLLM_PYTHON", "")
@@ -163,11 +164,15 @@ async def test_published_weights_serve_the_next_request(url: str, tmp_path: Path
         assert await target.dialect() is VLLM_RELOAD
         for version, weights in ((1, tmp_path / "next"), (2, TOY)):
             await target.pause()
-            await target.update(str(weights), version)
+            await target.update(str(weights), version, f"run:{version}:x")
             await target.resume()
-            assert await target.version() == version
-            asked = request(prompts(1)[0], 7, max_tokens=48)
+            assert await target.label() == f"run:{version}:x"
+            backend.weights_changed()
+            asked = replace(
+                request(prompts(1)[0], 7, max_tokens=48), weights=RunWeights("run", published=True)
+            )
             got = await backend.generate(asked)
+            assert got.versions == (version,), "proved by the server's label"
             assert np.abs(got.logprobs_C - _recomputed(weights, asked, got)).max() < TOLERANCE
     await backend.close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import numpy as np
@@ -16,7 +17,8 @@ import pytest
 
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
-from prorl.backends.vllm import HttpLimits, VllmBackend
+from prorl.backends.vllm import VllmBackend
+from prorl.backends.vllm_http import HttpLimits
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
@@ -27,6 +29,7 @@ from prorl.types import (
     GenerateRequest,
     Json,
     PolicyVersion,
+    RunWeights,
     SamplingParams,
 )
 
@@ -139,7 +142,7 @@ async def test_a_reply_that_makes_no_sense_is_a_protocol_error(body: bytes) -> N
     ("reply", "code"),
     [
         (b"", FailureCode.BACKEND_UNAVAILABLE),
-        (b"garbage\r\n\r\n", FailureCode.BACKEND_UNAVAILABLE),
+        (b"garbage\r\n\r\n", FailureCode.BACKEND_PROTOCOL),
         (_http(_choice(), length=10_000), FailureCode.BACKEND_UNAVAILABLE),
         (_http(b"busy", "503 Busy"), FailureCode.BACKEND_UNAVAILABLE),
         (_http(b"slow down", "429 Too Many"), FailureCode.BACKEND_UNAVAILABLE),
@@ -183,8 +186,10 @@ async def test_versions_split_where_the_server_says() -> None:
 async def test_a_reply_without_versions_has_the_version_of_its_sending() -> None:
     async with _raw_server(_http(_choice())) as url:
         backend = VllmBackend(url, TOKENIZER.vocab_size, model="m")
-        backend.policy_version = PolicyVersion(6)
-        assert (await backend.generate(REQUEST)).versions == (6,)
+        asked = replace(REQUEST, known_version=PolicyVersion(6))
+        assert (await backend.generate(asked)).versions == (6,), "the trainer's own word"
+        asked = replace(asked, weights=RunWeights("tag", published=True))
+        assert (await backend.generate(asked)).versions == (-1,), "published, and nobody says so"
         await backend.close()
 
 
@@ -265,7 +270,7 @@ async def test_probe_accepts_processed_and_refuses_raw_logprobs() -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, 999]}, "from 0 to 264"),
         ({"prompt": [1], "n": 2}, "n > 1"),
-        ({"prompt": [1], "stream": True}, "stream"),
+        ({"prompt": [1], "stream": True, "stream_interval": 0}, "stream_interval"),
         ({"prompt": [1], "temperature": -1}, "temperature"),
         ({"prompt": [1], "max_tokens": True}, "max_tokens"),
         ({"prompt": [1], "seed": "x"}, "seed"),

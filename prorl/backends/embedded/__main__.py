@@ -77,6 +77,7 @@ async def _serve(options: argparse.Namespace) -> None:
         port=options.port,
         max_model_len=backend.engine.length,
         routes=control_routes(backend),
+        label=backend.label,
         api_key=os.environ.get("VLLM_API_KEY", ""),
     )
     async with server:

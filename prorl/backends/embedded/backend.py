@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from prorl.backends.embedded.engine import Engine, Row
+from prorl.backends.server_reply import rest_of
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion
 
@@ -61,6 +63,9 @@ class EmbeddedBackend:
             prefix_bytes=chosen.prefix_bytes,
         )
         self._waiters: dict[Row, asyncio.Future[None]] = {}
+        self._streams: dict[Row, int] = {}
+        """Tokens of each streamed row that were told."""
+        self._labels: dict[PolicyVersion, str] = {}
         self._task: asyncio.Task[None] | None = None
         self._paused = False
 
@@ -81,12 +86,15 @@ class EmbeddedBackend:
         """
         started = time.monotonic()
         row = self.engine.add(request)
+        if request.on_part is not None:
+            self._streams[row] = 0
         waiter = self._waiters[row] = asyncio.get_running_loop().create_future()
         self._wake()
         try:
             await waiter
         finally:
             self._waiters.pop(row, None)
+            self._streams.pop(row, None)
             self.engine.abort(row)
         return _completion(row, self.name, time.monotonic() - started)
 
@@ -97,21 +105,34 @@ class EmbeddedBackend:
         """
         self._paused = True
         if mode == "abort":
-            for row in self.engine.running_and_waiting():
-                self.engine.abort(row)
-                self._finish(row)
+            self._abort_all()
+
+    def _abort_all(self) -> None:
+        for row in self.engine.running_and_waiting():
+            self.engine.abort(row)
+            self._finish(row)
 
     def resume(self) -> None:
         """Go on; idempotent."""
         self._paused = False
         self._wake()
 
-    def update_weights(self, directory: str | Path, version: int) -> None:
-        """Take over another version of the weights between two steps.
+    def update_weights(self, directory: str | Path, version: int, label: str = "") -> None:
+        """Take over another version of the weights between two steps; `label` is what replies call
+        them (default: the version).
 
         Raises ConfigError; then the old ones go on serving.
         """
-        self.engine.load(Path(directory), PolicyVersion(version))
+        known = PolicyVersion(version)
+        if self._labels.get(known, label) != label:
+            # Two runs may use one number: no row may hold tokens of both under it.
+            self._abort_all()
+        self.engine.load(Path(directory), known)
+        self._labels[known] = label
+
+    def label(self, version: PolicyVersion) -> str:
+        """What replies call the weights of a version."""
+        return self._labels.get(version) or str(version)
 
     async def close(self) -> None:
         """Abort everything and stop stepping; idempotent."""
@@ -137,7 +158,17 @@ class EmbeddedBackend:
                 return
             for row in finished:
                 self._finish(row)
+            self._tell()
             await asyncio.sleep(0)
+
+    def _tell(self) -> None:
+        """Give streams the tokens that they have collected; what is left comes with the end."""
+        for row, told in self._streams.items():
+            count = len(row.logprobs)
+            if row.finish is None and count - told >= row.request.part_tokens:
+                self._streams[row] = count
+                assert row.request.on_part is not None
+                row.request.on_part(rest_of(_snapshot(row, self.name), told))
 
     def _fail(self, error: BackendError) -> None:
         for waiter in self._waiters.values():
@@ -153,13 +184,17 @@ class EmbeddedBackend:
 
 def _completion(row: Row, name: str, seconds: float) -> Completion:
     assert row.finish is not None
+    return replace(_snapshot(row, name), finish_reason=row.finish, llm_s=seconds)
+
+
+def _snapshot(row: Row, name: str) -> Completion:
+    """The tokens so far."""
     return Completion(
         token_ids_C=row.completion.astype(np.int32),
         logprobs_C=np.array(row.logprobs, dtype=np.float32),
-        finish_reason=row.finish or FinishReason.ABORT,
+        finish_reason=FinishReason.ABORT,
         version_ends=tuple(row.version_ends),
         versions=tuple(row.versions),
         cached_tokens=row.cached,
-        llm_s=seconds,
         backend=name,
     )

@@ -2,7 +2,7 @@
 weights on disk.
 
     POST /pause?mode=abort|keep    POST /resume    GET /is_paused    GET /weight_info
-    POST /update_weights {"path": "/dir", "version": 7}
+    POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}
 
 Invariants: weights are taken over whole or not at all (400 says why, the old ones go on serving);
 the reply comes after they serve.
@@ -42,23 +42,23 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
         return web.json_response({"is_paused": backend.paused})
 
     async def weight_info(request: web.Request) -> web.Response:
-        return web.json_response({"weight_version": str(backend.version)})
+        return web.json_response({"weight_version": backend.label(backend.version)})
 
     async def update_weights(request: web.Request) -> web.Response:
         try:
             body: Json = orjson.loads(await request.read())
-            path, version = body["path"], body["version"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
+            path, version, label = body["path"], body["version"], body.get("label", "")
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return _refuse('{"path": "/dir", "version": 7} is expected')
-        if not isinstance(path, str) or not isinstance(version, int) or version < 0:
+        if not (isinstance(path, str) and isinstance(label, str)) or not _is_version(version):
             return _refuse(
                 f"path {path!r}, version {version!r}; a directory and an integer >= 0 are expected"
             )
         try:
-            backend.update_weights(path, version)
+            backend.update_weights(path, version, label)
         except ConfigError as error:
             return _refuse(str(error))
-        return web.json_response({"weight_version": str(version)})
+        return web.json_response({"weight_version": backend.label(version)})
 
     return [
         web.post("/pause", pause),
@@ -67,6 +67,10 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
         web.get("/weight_info", weight_info),
         web.post("/update_weights", update_weights),
     ]
+
+
+def _is_version(version: Json) -> bool:
+    return isinstance(version, int) and not isinstance(version, bool) and version >= 0
 
 
 def _refuse(message: str) -> web.Response:

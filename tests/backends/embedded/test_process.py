@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from prorl.backends.publish import WeightTarget
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
 from prorl.errors import BackendError
-from prorl.types import FinishReason, PolicyVersion
+from prorl.types import FinishReason, PolicyVersion, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
 
 
@@ -91,6 +92,7 @@ async def _served(
         RENDERER.tokenizer,
         model="toy",
         routes=control_routes(engine),
+        label=engine.label,
         max_model_len=engine.engine.length,
     )
     async with server:
@@ -117,16 +119,21 @@ async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_ver
         assert 0 < len(partial.token_ids_C) < 300
         assert partial.versions == (0,)
         held = asyncio.create_task(
-            client.generate(request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6))
+            client.generate(
+                replace(
+                    request(np.concatenate([whole.prompt_ids_L, partial.token_ids_C]), 6),
+                    weights=RunWeights("run", published=True),
+                )
+            )
         )
         shutil.copytree(TOY, tmp_path / "next")
-        await target.update(str(tmp_path / "next"), 5)
-        assert await target.version() == 5
+        await target.update(str(tmp_path / "next"), 5, "run:5:x")
+        assert await target.label() == "run:5:x"
         assert await (await session.get("/is_paused")).json() == {"is_paused": True}
         assert not held.done()
         await target.resume()
         rest = await held
-        assert rest.versions == (5,)
+        assert rest.versions == (5,), "as the label reads for the run that published"
         assert rest.version_ends == (len(rest.token_ids_C),)
 
 

@@ -1,0 +1,158 @@
+"""One connection pool to one model server, and what its troubles are called.
+
+Invariants: whatever goes wrong is a BackendError that says whose trouble it is; a request is sent
+again, once, only when the server closed the connection before answering a single byte; a cancelled
+request closes its connection. Bounded: requests in flight, bytes of a reply, time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from prorl.errors import BackendError
+from prorl.types import FailureCode, Trouble
+
+MAX_REPLY_BYTES = 64 << 20
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Times and counts of one connection pool."""
+
+    max_in_flight: int = 1024
+    connect_s: float = 10.0
+    read_s: float = 300.0
+    """Longest silence: until the first token, and between two."""
+    request_s: float = 1800.0
+    """Longest request in all, against servers that drip bytes."""
+    keepalive_s: float = 4.0
+    """Under the server's own (vLLM: 5 s), so that it rarely closes a connection that is just being
+    reused.
+    """
+    stream_interval: int = 16
+    """Tokens that a streamed reply may collect before it sends them: the most that a server's death
+    loses, where the server heeds it (vLLM has a flag of that name). 0 = one reply per call.
+    """
+
+
+class Connections:
+    """To the server at `url`. Opens with the first call and belongs to its event loop."""
+
+    def __init__(self, url: str, api_key: str, limits: HttpLimits) -> None:
+        self.url, self._api_key, self._limits = url, api_key, limits
+        self._slots = asyncio.Semaphore(limits.max_in_flight)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def exchange(
+        self, method: str, path: str, body: bytes | None = None, limit_s: float = 0.0
+    ) -> bytes:
+        """One request and its whole reply. Raises BackendError."""
+        async with self.stream(method, path, body, {}, limit_s) as (_, parts):
+            return b"".join([part async for part in parts])
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        limit_s: float = 0.0,
+    ) -> AsyncGenerator[tuple[str, AsyncIterator[bytes]]]:
+        """One request; the reply's content type, and its bytes as they come. Raises BackendError,
+        also while they are read.
+        """
+        where = self.url + path
+        async with self._slots:
+            try:
+                async with asyncio.timeout(limit_s or self._limits.request_s):
+                    async with await self._send(method, where, body, headers) as response:
+                        await _check_status(response, where)
+                        yield response.content_type, _bounded(response, where)
+            except (TimeoutError, aiohttp.ServerTimeoutError) as cause:
+                raise _unavailable(where, cause, Trouble.SILENT) from cause
+            except aiohttp.ClientResponseError as cause:
+                raise BackendError(
+                    FailureCode.BACKEND_PROTOCOL, f"{where}: {cause}", Trouble.MALFORMED
+                ) from cause
+            # A name that no resolver takes, such as a label of 64 letters, is a UnicodeError.
+            except (aiohttp.ClientError, OSError, UnicodeError) as cause:
+                raise _unavailable(where, cause, Trouble.REFUSED) from cause
+
+    async def close(self) -> None:
+        """Close every connection; idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> aiohttp.ClientResponse:
+        session = self._open()
+        kind = {"Content-Type": "application/json"} if body else {}
+        for again in (True, False):
+            try:
+                return await session.request(
+                    method, url, data=body, headers={**headers, **kind}, allow_redirects=False
+                )
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                # A connection that was kept and that the server closed meanwhile.
+                if not again or isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+        raise AssertionError
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            limits = self._limits
+            # No limit in the connector: waiting happens at our own semaphore, outside of every
+            # timeout.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=limits.keepalive_s)
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.connect_s, sock_read=limits.read_s
+            )
+            headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, headers=headers
+            )
+        return self._session
+
+
+async def _bounded(response: aiohttp.ClientResponse, where: str) -> AsyncIterator[bytes]:
+    total = 0
+    async for part in response.content.iter_any():
+        total += len(part)
+        if total > MAX_REPLY_BYTES:
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL,
+                f"{where} sent more than {MAX_REPLY_BYTES} bytes",
+                Trouble.MALFORMED,
+            )
+        yield part
+
+
+async def _check_status(response: aiohttp.ClientResponse, where: str) -> None:
+    """Raises BackendError for anything but 200."""
+    status = response.status
+    if status == 200:
+        return
+    text = (await response.content.read(_READ_BYTES))[:500].decode("utf-8", "replace")
+    code, trouble = FailureCode.BACKEND_PROTOCOL, Trouble.DECLINED
+    if status in (408, 429, 503):
+        code, trouble = FailureCode.BACKEND_UNAVAILABLE, Trouble.BUSY
+    elif status >= 500:
+        code, trouble = FailureCode.BACKEND_UNAVAILABLE, Trouble.ERROR
+    elif status in (401, 403, 404) or status < 400:
+        trouble = Trouble.MALFORMED  # no server of ours, or not with this key or model
+    raise BackendError(code, f"{where}: HTTP {status}: {text}", trouble)
+
+
+def _unavailable(where: str, cause: BaseException, trouble: Trouble) -> BackendError:
+    return BackendError(
+        FailureCode.BACKEND_UNAVAILABLE, f"{where}: {type(cause).__name__}: {cause}", trouble
+    )

@@ -1,0 +1,169 @@
+"""A model server over real HTTP that serves well, or misbehaves as it is told, and writes down what
+it saw and said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import orjson
+from aiohttp import web
+
+from prorl.testing import RENDERER
+from prorl.types import Json, Message
+
+if TYPE_CHECKING:
+    from prorl.types import Int32
+
+PIECE = 4
+"""Tokens of one event."""
+
+
+class Mode(StrEnum):
+    """How it serves."""
+
+    WELL = "well"
+    ERROR = "500"
+    BUSY = "429"
+    EMPTY = "200 with an empty body"
+    GARBAGE = "no JSON"
+    SHORT = "a logprob too few"
+    NAN = "a logprob that is no number"
+    POSITIVE = "a logprob above 0"
+    FOREIGN = "an id outside the vocabulary"
+    NULL = "ids left out"
+    HALF = "the connection breaks after a piece"
+    SILENT = "connected, and not a byte"
+    DRIP = "a byte now and then"
+    STUCK = "a piece, and then nothing"
+
+
+@dataclass
+class Call:
+    """One model call as the wire had it."""
+
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Misbehaving:
+    """`async with Misbehaving() as server: server.url`. `mode` may change at any time."""
+
+    def __init__(self, mode: Mode = Mode.WELL, *, say: str = "I do not know the answer.") -> None:
+        self.mode, self.label, self.delay_s = mode, "0", 0.0
+        self.calls: list[Call] = []
+        self.healthy = True
+        self._said = RENDERER.completion(Message(role="assistant", content=say))
+        self._app = web.Application()
+        self._app.router.add_get("/health", self._health)
+        self._app.router.add_get("/v1/models", self._models)
+        self._app.router.add_get("/weight_info", self._weight_info)
+        self._app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=0.1)
+        self.port = 0
+        self.url = ""
+
+    async def __aenter__(self) -> Misbehaving:
+        await self._runner.setup()
+        await self._listen()
+        return self
+
+    async def _listen(self) -> None:
+        self._site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        await self._site.start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        if self.mode is Mode.SILENT and not self.healthy:
+            await asyncio.Event().wait()
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": 1 << 20}]})
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.label})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        call = Call(body["prompt"])
+        self.calls.append(call)
+        await asyncio.sleep(self.delay_s)
+        match self.mode:
+            case Mode.ERROR | Mode.BUSY:
+                return web.Response(status=int(self.mode.value), text="the engine is dead")
+            case Mode.EMPTY:
+                return web.Response(content_type="application/json")
+            case Mode.GARBAGE:
+                return web.Response(text="<html>", content_type="application/json")
+            case Mode.SILENT:
+                await asyncio.Event().wait()
+        return await self._stream(request, body, call)
+
+    async def _stream(self, request: web.Request, body: Json, call: Call) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if self.mode is Mode.DRIP:
+            while True:
+                await response.write(b" ")
+                await asyncio.sleep(0.02)
+        ids = self._ids(call.prompt, body["max_tokens"])
+        for start in range(0, len(ids), PIECE):
+            piece = ids[start : start + PIECE].tolist()
+            logprobs = (-0.01 * (1 + np.arange(start, start + len(piece)))).tolist()
+            is_last = start + PIECE >= len(ids)
+            await response.write(_event(*self._spoilt(piece, logprobs), is_last, body))
+            call.ids += piece
+            call.logprobs += logprobs
+            if self.mode is Mode.STUCK:
+                await asyncio.Event().wait()
+            if self.mode is Mode.HALF:
+                assert request.transport is not None
+                await asyncio.sleep(0.01)
+                request.transport.abort()
+                return response
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _ids(self, prompt: list[int], max_tokens: int) -> Int32:
+        """What it says, or the rest of it where the prompt ends with a beginning of it."""
+        told = next(
+            n
+            for n in range(len(self._said) - 1, -1, -1)
+            if prompt[len(prompt) - n :] == self._said[:n].tolist()
+        )
+        return self._said[told:][:max_tokens]
+
+    def _spoilt(self, ids: list[int], logprobs: list[float]) -> tuple[Json, list[Json]]:
+        match self.mode:
+            case Mode.SHORT:
+                return ids, logprobs[:-1]
+            case Mode.NAN:
+                return ids, [None, *logprobs[1:]]
+            case Mode.POSITIVE:
+                return ids, [0.5, *logprobs[1:]]
+            case Mode.FOREIGN:
+                return [RENDERER.vocab_size, *ids[1:]], list(logprobs)
+            case Mode.NULL:
+                return None, list(logprobs)
+        return ids, list(logprobs)
+
+
+def _event(ids: Json, logprobs: list[Json], is_last: bool, body: Json) -> bytes:
+    choice = {
+        "index": 0,
+        "text": "",
+        "token_ids": ids,
+        "logprobs": {"token_logprobs": logprobs},
+        "finish_reason": "stop" if is_last else None,
+    }
+    return b"data: " + orjson.dumps({"id": "x", "choices": [choice]}) + b"\n\n"
