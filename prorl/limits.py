@@ -75,6 +75,10 @@ class Deadline:
             self._end += self.clock() - self._paused_at
             self._paused_at = None
 
+    def give_back(self, seconds: float) -> None:
+        """This much of what was spent was not the budget's to pay."""
+        self._end += seconds
+
     def check(self, code: FailureCode, what: str) -> None:
         """Raise BudgetError if nothing is left."""
         if self.expired:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
@@ -26,13 +25,16 @@ from prorl.errors import RolloutError, UserError
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
 from prorl.rows import Added, Row
+from prorl.stages.backends import Backends
+from prorl.stages.failover import Ask, Routed
 from prorl.stages.init import GetEnv, needs_sandbox, owner_of
 from prorl.types import (
+    FIRST_VERSION,
     AttemptKey,
     Completion,
     FailureCode,
-    GenerateRequest,
     PolicyVersion,
+    RunWeights,
     SandboxRef,
     Stage,
     Trajectory,
@@ -52,7 +54,8 @@ Progress = Callable[[AttemptKey, int, int], None]
 class RunOperator:
     """Implements `prorl.protocols.Operator`.
 
-    Backends are opened once per URL and closed by `close`.
+    Backends are opened once per URL and closed by `close`. `ask` finds another for an attempt that
+    lost its own; without it a failure ends the attempt.
     """
 
     stage = Stage.RUN
@@ -67,6 +70,7 @@ class RunOperator:
         api_key: str = "",
         is_cut: Callable[[AttemptKey], bool],
         progress: Progress,
+        ask: Ask | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._host, self._get_env, self._model, self._api_key = host, get_env, model, api_key
@@ -74,15 +78,13 @@ class RunOperator:
         self._renderers: dict[str, Renderer] = {}
         """By the runs' specs."""
         self._is_cut, self._progress, self._clock = is_cut, progress, clock
-        self._backends: dict[tuple[str, int], Backend] = {}
-        """By URL and the run's renderer, which lives as long as this operator."""
         self._loading = asyncio.Lock()
-        self._opening = asyncio.Lock()
+        self._ask = ask
+        self.backends = Backends(self._open, clock)
         self.num_tokens = 0
         """Sampled by this worker so far."""
-        self.versions: dict[str, PolicyVersion] = {}
-        """Newest published version of each run."""
-        self.pauses = Pauses()
+        self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
+        """Of each run: its newest published version, and how its servers' labels read."""
 
     async def __call__(self, row: Row) -> Added:
         """Run one attempt.
@@ -96,7 +98,6 @@ class RunOperator:
         trajectory: Trajectory | None = None
         try:
             renderer = await self._renderer(lease.renderer)
-            backend = await self._backend(lease.backend, renderer)
             await self._reserve(env, lease)
             async with AsyncExitStack() as stack:
                 sandbox = (
@@ -111,7 +112,7 @@ class RunOperator:
                     messages=ready.prompt,
                     tools=ready.tools,
                     renderer=renderer,
-                    backend=_Watched(backend, self, lease.key, deadline),
+                    backend=self._routed(lease, renderer, deadline),
                     sandbox=sandbox,
                     deadline=deadline,
                     key=lease.key,
@@ -163,15 +164,6 @@ class RunOperator:
                     raise RolloutError(FailureCode.STAGE_ERROR, f"renderer: {error}") from error
         return self._renderers[spec]
 
-    async def _backend(self, url: str, renderer: Renderer) -> Backend:
-        key = (url, id(renderer))
-        async with self._opening:  # attempts that begin together wait for one probe
-            if key not in self._backends:
-                self._backends[key] = await open_probed(
-                    url, renderer, self._get_env, model=self._model, api_key=self._api_key
-                )
-        return self._backends[key]
-
     async def _reserve(self, env: Env, lease: Lease) -> None:
         spec = env.sandbox(lease.task, Stage.EVAL)
         if spec is None or lease.eval_node not in ("", self._host.node_id):
@@ -199,14 +191,30 @@ class RunOperator:
 
     async def close(self) -> None:
         """Close the backends; idempotent."""
-        for backend in self._backends.values():
-            await backend.close()
+        await self.backends.close()
 
-    def count(self, key: AttemptKey, turns: int, tokens: int, fresh: int, is_due: bool) -> None:
-        """A model call ended."""
-        self.num_tokens += fresh
-        if is_due:
-            self._progress(key, turns, tokens)
+    async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
+        return await open_probed(
+            url,
+            renderer,
+            self._get_env,
+            model=self._model,
+            api_key=self._api_key if keyed else "",
+        )
+
+    def _routed(self, lease: Lease, renderer: Renderer, deadline: Deadline) -> Routed:
+        run_id = lease.key.run_id
+        return Routed(
+            self.backends,
+            lease.backend,
+            key=lease.key,
+            deadline=deadline,
+            renderer=renderer,
+            wait_s=lease.limits.queue_s,
+            ask=self._ask,
+            known=lambda: self.versions.get(run_id, (FIRST_VERSION, None)),
+            count=_Progress(self, lease.key, self._progress).count,
+        )
 
     @property
     def clock(self) -> Clock:
@@ -214,68 +222,20 @@ class RunOperator:
         return self._clock
 
 
-class Pauses:
-    """Which backends take new weights just now: budgets of attempts that wait for them stand still."""
+class _Progress:
+    """Counts an attempt's model calls and tokens, and says so now and then."""
 
-    def __init__(self) -> None:
-        self._paused: set[str] = set()
-        self._waiting: dict[str, set[_Watched]] = {}
-
-    def set(self, backend: str, paused: bool) -> None:
-        """The gateway says so."""
-        (self._paused.add if paused else self._paused.discard)(backend)
-        for attempt in self._waiting.get(backend, ()):
-            attempt.stand_still(paused)
-
-    def clear(self) -> None:
-        """The gateway has come back: it tells again what is paused."""
-        for backend in list(self._paused):
-            self.set(backend, False)
-
-    @contextmanager
-    def watch(self, backend: str, attempt: _Watched) -> Iterator[None]:
-        """For the length of a model call."""
-        waiting = self._waiting.setdefault(backend, set())
-        waiting.add(attempt)
-        attempt.stand_still(backend in self._paused)
-        try:
-            yield
-        finally:
-            waiting.discard(attempt)
-            attempt.stand_still(False)
-
-
-class _Watched:
-    """An attempt's view of its backend: counts turns and tokens, knows the newest version, stops
-    the budget while it is paused.
-    """
-
-    def __init__(
-        self, backend: Backend, operator: RunOperator, key: AttemptKey, deadline: Deadline
-    ) -> None:
-        self.name = backend.name
-        self._backend, self._operator, self._key, self._deadline = backend, operator, key, deadline
+    def __init__(self, operator: RunOperator, key: AttemptKey, tell: Progress) -> None:
+        self._operator, self._key, self._tell = operator, key, tell
         self._turns = self._tokens = 0
         self._told_at = operator.clock()
 
-    def stand_still(self, still: bool) -> None:
-        """Whether the budget stands still."""
-        (self._deadline.pause if still else self._deadline.resume)()
-
-    async def generate(self, request: GenerateRequest) -> Completion:
-        """As the backend does."""
-        known = self._operator.versions.get(self._key.run_id, request.known_version)
-        with self._operator.pauses.watch(self.name, self):
-            completion = await self._backend.generate(replace(request, known_version=known))
-        now = self._operator.clock()
-        fresh = len(completion.token_ids_C)
+    def count(self, completion: Completion) -> None:
+        """A model call ended."""
+        now, fresh = self._operator.clock(), len(completion.token_ids_C)
         self._turns += 1
         self._tokens += fresh
-        is_due = now - self._told_at >= PROGRESS_S
-        if is_due:
+        self._operator.num_tokens += fresh
+        if now - self._told_at >= PROGRESS_S:
             self._told_at = now
-        self._operator.count(self._key, self._turns, self._tokens, fresh, is_due)
-        return completion
-
-    async def close(self) -> None:
-        """Not ours to close."""
+            self._tell(self._key, self._turns, self._tokens)

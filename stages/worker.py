@@ -16,8 +16,11 @@ from functools import cache
 
 from prorl.config import ServiceConfig, StageConfig
 from prorl.control import (
+    Assigned,
+    BackendsTold,
     ControlRow,
     Endpoints,
+    Failover,
     Kind,
     Paused,
     Progress,
@@ -77,6 +80,7 @@ class Worker:
                 Kind.DRAIN: self._drain,
                 Kind.VERSION: self._version,
                 Kind.PAUSED: self._paused,
+                Kind.BACKENDS: self._backends,
             },
         )
         self._inlet = Inlet(
@@ -113,6 +117,7 @@ class Worker:
                     api_key=self._config.backend_key,
                     is_cut=self._cuts.__contains__,
                     progress=self._progress,
+                    ask=self._failover,
                 )
                 return self._run_operator
             case StageName.EVAL:
@@ -164,7 +169,7 @@ class Worker:
 
     def _welcome(self, row: ControlRow) -> None:
         if self._run_operator is not None:
-            self._run_operator.pauses.clear()
+            self._run_operator.backends.clear_pauses()
         for key in row.read(Welcome).refused:
             self.stage.cancel(key)
 
@@ -180,14 +185,19 @@ class Worker:
 
     def _version(self, row: ControlRow) -> None:
         if self._run_operator is not None:
-            self._run_operator.versions[row.run_id] = PolicyVersion(
-                row.read(VersionPublished).version
-            )
+            said = row.read(VersionPublished)
+            version = PolicyVersion(said.version)
+            self._run_operator.versions[row.run_id] = (version, said.weights)
 
     def _paused(self, row: ControlRow) -> None:
         if self._run_operator is not None:
             said = row.read(Paused)
-            self._run_operator.pauses.set(said.backend, said.paused)
+            self._run_operator.backends.set_paused(said.backend, said.paused)
+
+    def _backends(self, row: ControlRow) -> None:
+        if self._run_operator is not None:
+            said = row.read(BackendsTold)
+            self._run_operator.backends.told(said.gone, said.keyed)
 
     def _cancel(self, row: ControlRow) -> None:
         self.stage.cancel(row.key)
@@ -197,6 +207,9 @@ class Worker:
         self._draining.set()
 
     # ---- what the gateway hears
+
+    async def _failover(self, asked: Failover) -> Assigned:
+        return await self._control.request(asked, run_id=asked.attempt.run_id)
 
     def _held(self) -> list[AttemptKey]:
         return self.stage.held()

@@ -1,7 +1,7 @@
 """The control protocol: events up, commands down, over one `Channel` (path `control`) per process.
 
-What a row carries is a record: `workers.py` has what every worker says and hears, `requests.py` and
-`commands.py` what the store does. `rows.py` packs rows for the wire and reads them. Tokens never
+What a row carries is a record: `workers.py` has what every worker says and hears, `backends.py`
+what RUN does about model servers, `requests.py` and `commands.py` what the store does. `rows.py` packs rows for the wire and reads them. Tokens never
 travel here.
 
 An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers `ack` (re =
@@ -21,6 +21,9 @@ not what its kind says raises SchemaError where it is read; a request is then an
 
 from collections.abc import Mapping
 
+from prorl.control.backends import Assigned as Assigned
+from prorl.control.backends import BackendsTold as BackendsTold
+from prorl.control.backends import Failover as Failover
 from prorl.control.commands import Finished as Finished
 from prorl.control.commands import GroupComplete as GroupComplete
 from prorl.control.commands import GroupEventRow as GroupEventRow
@@ -72,14 +75,17 @@ from prorl.control.workers import Stats as Stats
 from prorl.control.workers import VersionPublished as VersionPublished
 from prorl.control.workers import Welcome as Welcome
 
-REPLIES: tuple[type[Payload], ...] = (Done, Problem, Reserved, Committed, Decided, HandedOut)
+REPLIES: tuple[type[Payload], ...] = (
+    *(Done, Problem, Reserved, Committed, Decided, HandedOut),
+    Assigned,
+)
 
 PAYLOADS: Mapping[Kind, type[Payload]] = {
     payload.kind: payload
     for payload in (
         *(Hello, Started, Progress, Failed, Released, Stats),
-        *(Reserve, CommitPart, PartPublished, Propose, Handout, CommitCursor),
-        *(Ack, Welcome, Endpoints, Cancel, Drain, VersionPublished, Paused),
+        *(Reserve, CommitPart, PartPublished, Propose, Handout, CommitCursor, Failover),
+        *(Ack, Welcome, Endpoints, Cancel, Drain, VersionPublished, Paused, BackendsTold),
         *(RunSnapshot, Rows, Terminal, GroupComplete, Finished),
     )
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prorl.control.payload import Count, Kind, Payload, Version
-from prorl.types import AttemptKey
+from prorl.types import AttemptKey, RunWeights
 
 # ---- up
 
@@ -119,10 +119,11 @@ class Drain(Payload, frozen=True):
 
 
 class VersionPublished(Payload, frozen=True, kw_only=True):
-    """(run): newest published policy version."""
+    """(run): newest published policy version, and how to read what servers state of theirs."""
 
     kind = Kind.VERSION
     version: Version
+    weights: RunWeights
 
 
 class Paused(Payload, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -20,15 +20,17 @@ from prorl import plugins
 from prorl.agents import get_agent
 from prorl.config import NAME, GroupsBody, RunConfig, explain
 from prorl.envs import get_env
-from prorl.errors import ConfigError, NotFoundError, ProrlError, TaskError, UserError
+from prorl.errors import ConfigError, ProrlError, TaskError, UserError
 from prorl.filters import FILTERS
 from prorl.protocols import Env
 from prorl.renderer.check import check as check_renderer
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
+from prorl.service.backend_routes import backend_routes
 from prorl.service.gateway import Gateway
 from prorl.service.http import GuardMiddleware, error_body, status_of
 from prorl.service.manifest import check_there, code_version, write_manifest
+from prorl.service.servers import valid_url
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.storage import check_filter
 from prorl.types import Json, Task
@@ -47,14 +49,8 @@ class VersionBody(BaseModel):
         max_length=4096,
         description="Hugging Face directory that the backends can read; empty = only an id",
     )
-
-
-class BackendBody(BaseModel):
-    """Body of `POST /v1/backends`."""
-
-    model_config = ConfigDict(extra="forbid")
-    name: str = Field(
-        min_length=1, max_length=500, description="scripted:oracle, http://host:port ..."
+    pause: Literal["abort", "wait", "keep"] = Field(
+        default="abort", description="what becomes of calls that run: cut, ended first, or frozen"
     )
 
 
@@ -91,6 +87,7 @@ def create_app(gateway: Gateway, check: CheckTask | None = None) -> GuardMiddlew
     _weights(app, gateway)
     _cancels(app, gateway)
     _service(app, gateway)
+    backend_routes(app, gateway, reply)
     _errors(app)
     app.openapi = _openapi(app)  # type: ignore[method-assign]
     return GuardMiddleware(app, gateway.config.token)
@@ -112,14 +109,28 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
         get_agent(config.agent)
         created_at = gateway.wall()
         renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
+        await _check_backends(gateway, config)
         write_manifest(gateway.config, config, created_at, renderer)
     else:
         check_there(gateway.config, config.run_id)
     created = gateway.core.create_run(config)
+    if created:
+        run = gateway.core.run(config.run_id)
+        gateway.core.start_with(run, await gateway.publisher.labels(run))
     await gateway.durable()
     return reply(
         views.run_view(gateway.core, gateway.core.run(config.run_id)), 201 if created else 200
     )
+
+
+async def _check_backends(gateway: Gateway, config: RunConfig) -> None:
+    """A backend that only this run names is asked once, here, and not by failing rollouts."""
+    for name in config.backends:
+        if name != valid_url(name):
+            raise UserError(f"backend {name!r}", f"{valid_url(name)!r}")
+    known = gateway.core.watched.names()
+    fresh = [name for name in config.backends if name not in known]
+    await asyncio.gather(*(gateway.servers.check(name, ours=False) for name in fresh))
 
 
 def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
@@ -174,14 +185,14 @@ def _weights(app: FastAPI, gateway: Gateway) -> None:
     async def publish(run_id: str, body: VersionBody) -> Response:
         """Have the run's backends load weights and publish them as a version, one above the last.
 
-        The same version and path again answer 200; a used id or one that is not the next 409; 503
-        when no backend took them.
+        The same version and path again answer 200; 202 while backends still load them: say it
+        again; a used id or one that is not the next 409; 503 when no backend took them.
         """
         run = _run(gateway, run_id)
-        done = await gateway.publisher.publish(run, body.version, body.path)
+        done = await gateway.publisher.publish(run, body.version, body.path, pause=body.pause)
+        status = 202 if done.pending else 201 if done.fresh else 200
         return reply(
-            {"run_id": run_id, "version": done.version, "failed": done.failed},
-            201 if done.fresh else 200,
+            {"run_id": run_id, "version": done.version, "failed": dict(done.failed)}, status
         )
 
 
@@ -254,22 +265,6 @@ def _service(app: FastAPI, gateway: Gateway) -> None:
     async def node() -> Response:
         """The settings that a node on another host shares with the service."""
         return reply(views.node_settings(gateway.config))
-
-    @app.post("/v1/backends", status_code=201)
-    async def add_backend(body: BackendBody) -> Response:
-        """Put a backend into the pool, or end its drain."""
-        core.set_backend(body.name, "ready")
-        await gateway.durable()
-        return reply({"name": body.name, "state": "ready"}, 201)
-
-    @app.delete("/v1/backends")
-    async def remove_backend(name: str, drain: bool = False) -> Response:
-        """Take a backend out of the pool, or only drain it; what it serves stays with it."""
-        if name not in core.state.balancer.states:
-            raise NotFoundError(f"backend {name!r} is not in the pool")
-        core.set_backend(name, "draining" if drain else "removed")
-        await gateway.durable()
-        return reply({"name": name, "state": "draining" if drain else "removed"})
 
     @app.get("/healthz")
     async def healthz() -> Response:

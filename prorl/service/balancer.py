@@ -4,21 +4,27 @@ Pure.
 
 A backend's weight is the number of rollouts that it serves *now*: `release` lowers it when a
 rollout ends (a count that never goes down is round-robin with extra steps). Equal weights go to the
-one that was chosen longest ago.
+one that was chosen longest ago. Health and weights are kept for every backend, in the pool or named
+by a run alone.
 
 Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend
-until released, even when that backend is drained, ejected or removed; no ejection takes more than
-half of the pool out (a network hiccup must not empty it).
+until released, even when that backend is drained, ejected or removed; slow answers alone never take
+more than half of the pool out (a network hiccup must not empty it), what is known to be dead is out
+even when nothing is left.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from types import MappingProxyType
 
 from prorl.errors import NotFoundError
+
+Suits = Callable[[str], bool]
+"""Whether a backend may serve a certain rollout."""
 
 
 class BackendState(StrEnum):
@@ -26,11 +32,11 @@ class BackendState(StrEnum):
 
     READY = "ready"
     EJECTED = "ejected"
-    """Its health probe failed: no rollout until it answers again."""
+    """It is ill: no rollout until it has shown that it is well."""
     DRAINING = "draining"
     """Asked to finish what it has."""
     FENCED = "fenced"
-    """It did not take the newest weights: no rollout until it has them, in the pool or not."""
+    """It has not the newest weights: no rollout until it has them."""
 
 
 class Balancer:
@@ -41,6 +47,7 @@ class Balancer:
         self._in_flight: dict[str, int] = {}
         self._chosen: dict[str, int] = {}
         self._owner: dict[Hashable, str] = {}
+        self._ejected: set[str] = set()
         self._fenced: set[str] = set()
         self._heap: list[tuple[int, int, str]] = []
         self._ticks = 0
@@ -50,19 +57,31 @@ class Balancer:
     @property
     def states(self) -> Mapping[str, BackendState]:
         """State of each backend in the pool."""
-        return MappingProxyType(
-            {
-                name: BackendState.FENCED if name in self._fenced else state
-                for name, state in self._state.items()
-            }
-        )
+        return MappingProxyType({name: self.state(name) for name in self._state})
+
+    @property
+    def fenced(self) -> AbstractSet[str]:
+        """Backends that have not the newest weights."""
+        return self._fenced
+
+    def state(self, name: str) -> BackendState:
+        """State of a backend, in the pool or not."""
+        if name in self._ejected:
+            return BackendState.EJECTED
+        if name in self._fenced:
+            return BackendState.FENCED
+        return self._state.get(name, BackendState.READY)
 
     def in_flight(self, name: str) -> int:
         """Rollouts that the backend serves now."""
         return self._in_flight.get(name, 0)
 
+    def owner(self, rollout: Hashable) -> str:
+        """The rollout's backend; empty when it has none."""
+        return self._owner.get(rollout, "")
+
     def add(self, name: str) -> None:
-        """Put a backend into the pool, or make it ready again; idempotent."""
+        """Put a backend into the pool, or end its drain; idempotent. Says nothing of its health."""
         self._state[name] = BackendState.READY
         self._in_flight.setdefault(name, 0)
         self._chosen.setdefault(name, 0)
@@ -75,28 +94,28 @@ class Balancer:
 
     def drain(self, name: str) -> None:
         """Give it nothing more. Raises NotFoundError."""
-        self._known(name)
+        if name not in self._state:
+            raise NotFoundError(f"backend {name!r} is not in the pool")
         self._state[name] = BackendState.DRAINING
 
-    def eject(self, name: str) -> bool:
-        """Give it nothing while it is ill;
+    def eject(self, name: str, *, dead: bool = True) -> bool:
+        """Give it nothing while it is ill.
 
-        False when half of the pool is out already. Raises NotFoundError.
+        False when it is merely slow (not `dead`) and half of the pool is out already.
         """
-        self._known(name)
-        if self._state[name] is not BackendState.READY:
-            return self._state[name] is BackendState.EJECTED
-        ejected = sum(state is BackendState.EJECTED for state in self._state.values())
-        if 2 * (ejected + 1) > len(self._state):
-            return False
-        self._state[name] = BackendState.EJECTED
+        if name in self._ejected:
+            return True
+        if not dead and name in self._state:
+            out = sum(one in self._ejected for one in self._state)
+            if 2 * (out + 1) > len(self._state):
+                return False
+        self._ejected.add(name)
         return True
 
     def restore(self, name: str) -> None:
-        """It is well again; does not end a drain. Raises NotFoundError."""
-        self._known(name)
-        if self._state[name] is BackendState.EJECTED:
-            self.add(name)
+        """It is well again; ends neither a drain nor a fence. Idempotent."""
+        self._ejected.discard(name)
+        self._push(name)
 
     def fence(self, name: str) -> None:
         """Give it nothing until `unfence`, whatever else its state is; idempotent."""
@@ -104,23 +123,35 @@ class Balancer:
 
     def unfence(self, name: str) -> None:
         """It has the newest weights; idempotent."""
-        if name in self._fenced:
-            self._fenced.discard(name)
-            if name in self._state:
-                self._push(name)
+        self._fenced.discard(name)
+        self._push(name)
 
-    def acquire(self, rollout: Hashable, among: Collection[str] = ()) -> str | None:
+    def acquire(
+        self,
+        rollout: Hashable,
+        among: Collection[str] = (),
+        *,
+        avoid: Collection[str] = (),
+        suits: Suits | None = None,
+    ) -> str | None:
         """The rollout's backend: the one it has, else the least loaded of the pool (or of `among`,
-        which need not be in the pool).
+        which need not be in the pool), one of `avoid` only when there is no other.
 
         None when no backend may be given anything.
         """
         if rollout in self._owner:
             return self._owner[rollout]
-        name = self._least_of(among) if among else self._least()
+        if among or avoid or suits:
+            name = self._least_of(among or self._state, avoid, suits)
+        else:
+            name = self._least()
         if name is not None:
             self.assign(rollout, name)
         return name
+
+    def able(self, among: Collection[str] = (), suits: Suits | None = None) -> bool:
+        """Whether `acquire` would find one."""
+        return bool(self._able_of(among or self._state, suits))
 
     def assign(self, rollout: Hashable, name: str) -> None:
         """Say that this backend serves the rollout, e.g. after a restart; replaces an earlier
@@ -141,12 +172,11 @@ class Balancer:
             self._push(name)
             self._forget_idle(name)
 
-    def _known(self, name: str) -> None:
-        if name not in self._state:
-            raise NotFoundError(f"backend {name!r} is not in the pool")
-
     def _able(self, name: str) -> bool:
-        return self._state.get(name) is BackendState.READY and name not in self._fenced
+        return self._state.get(name) is BackendState.READY and self._fit(name)
+
+    def _fit(self, name: str) -> bool:
+        return name not in self._ejected and name not in self._fenced
 
     def _push(self, name: str) -> None:
         """Entries are never updated in place: what does not match the present count is skipped when
@@ -167,15 +197,23 @@ class Balancer:
             heapq.heappop(self._heap)
         return None
 
-    def _least_of(self, among: Collection[str]) -> str | None:
-        able = [
+    def _least_of(
+        self, among: Collection[str], avoid: Collection[str], suits: Suits | None
+    ) -> str | None:
+        return min(
+            self._able_of(among, suits),
+            key=lambda name: (name in avoid, self.in_flight(name), self._chosen.get(name, 0)),
+            default=None,
+        )
+
+    def _able_of(self, among: Collection[str], suits: Suits | None) -> list[str]:
+        return [
             name
             for name in among
-            if self._able(name) or (name not in self._state and name not in self._fenced)
+            if self._fit(name)
+            and self._state.get(name, BackendState.READY) is BackendState.READY
+            and (suits is None or suits(name))
         ]
-        return min(
-            able, key=lambda name: (self.in_flight(name), self._chosen.get(name, 0)), default=None
-        )
 
     def _forget_idle(self, name: str) -> None:
         if name not in self._state and not self._in_flight.get(name):

@@ -29,7 +29,6 @@ from prorl.control import (
     Propose,
     Reserve,
     Stats,
-    VersionPublished,
 )
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
@@ -38,6 +37,7 @@ from prorl.service import messages
 from prorl.service.accept import Acceptance
 from prorl.service.balancer import Balancer
 from prorl.service.commits import Commits
+from prorl.service.failover import Failovers
 from prorl.service.groups import Groups
 from prorl.service.journal import Batch, Journal
 from prorl.service.lifecycle import Event, EventKind
@@ -46,6 +46,7 @@ from prorl.service.recover import load, load_group, load_rollout
 from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import may_open
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.watched import Watched
 from prorl.service.workers import CLAIM_GRACE_S, Workers
 from prorl.types import FailureCode, GroupState, RolloutState
 
@@ -71,12 +72,20 @@ class Core:
     ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
         self.journal = Journal()
-        stored = log.read("SELECT name FROM backends WHERE state = 'ready' ORDER BY added_at")
-        self.state = State(Balancer([*backends, *(name for (name,) in stored)]))
+        stored = dict(log.read("SELECT name, state FROM backends ORDER BY added_at"))
+        named = dict.fromkeys((*backends, *stored))
+        self.state = State(Balancer([n for n in named if stored.get(n) != "removed"]))
+        for name in named:
+            if stored.get(name) == "draining":
+                self.state.balancer.drain(name)
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
         self.groups = Groups(log, self.journal, self.rollouts, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
+        self.watched = Watched(self.state, clock)
+        self.failovers = Failovers(
+            self.state, self.watched, self.journal, self.rollouts, self._reply
+        )
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued)
         for record in load(log, self.state, clock()):
             self.rollouts.await_claim(record, CLAIM_GRACE_S)
@@ -158,15 +167,29 @@ class Core:
         self.rollouts.apply(record, Event(kind=EventKind.CANCEL, code=FailureCode.CANCELLED))
         self.journal.urgent = True
 
-    def publish(self, run: RunRecord, version: int) -> bool:
-        """A given version serves: told to every worker; False when it was published before."""
+    def publish(self, run: RunRecord, version: int, *, by_service: bool = False) -> bool:
+        """A given version serves: told to every worker; False when it was published before.
+        `by_service`: servers were given it by us.
+        """
+        run.published = run.published or by_service
         created = self.groups.publish(run, version)
-        for worker in self.state.workers.values() if created else ():
-            self.journal.send(
-                worker,
-                ControlRow.of(VersionPublished(version=version), run_id=run.run_id),
-            )
+        if created:
+            self.tell_version(run)
         return created
+
+    def tell_version(self, run: RunRecord) -> None:
+        """To every worker."""
+        for worker in self.state.workers.values():
+            self.journal.send(worker, messages.version_row(run))
+
+    def start_with(self, run: RunRecord, labels: Iterable[str]) -> None:
+        """What servers called their weights when the run began: its version 0."""
+        named = {label.rpartition(":")[0] for label in labels if label.count(":") > 1}
+        run.start = tuple(sorted(named))
+        if run.start:
+            note = " ".join(run.start)
+            self.journal.insert(sql.INSERT_VERSION, (run.run_id, 0, note, self._wall()))
+        self.tell_version(run)
 
     def set_backend(self, name: str, state: str) -> None:
         """Put a backend into the pool (`ready`), drain it (`draining`), take it out (`removed`)."""
@@ -199,6 +222,8 @@ class Core:
             case Kind.RESERVE:
                 reserved = self.commits.reserve(worker, row.read(Reserve).attempts)
                 self._reply(worker, row, reserved)
+            case Kind.FAILOVER:
+                self.failovers.ask(worker, row)
             case Kind.COMMIT | Kind.PUBLISHED | Kind.PROPOSE | Kind.HANDOUT | Kind.CURSOR:
                 self._request(worker, row)
             case _:
@@ -262,6 +287,7 @@ class Core:
         """Grant up to `room` leases, each to the run with fewest in hand, starting groups as the
         sampler allows: a run of long rollouts does not come to own every slot.
         """
+        self.failovers.serve()
         runs = [
             (run.in_hand, place, run)
             for place, run in enumerate(self.state.open.values())
@@ -305,7 +331,7 @@ class Core:
         record = self._next(run)
         if record is None:
             return False
-        backend = self.state.balancer.acquire((run.run_id, record.rollout_id), run.config.backends)
+        backend = self.state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
         if backend is None:
             run.ready.appendleft(record)
             return False

@@ -15,8 +15,19 @@ import asyncio
 import logging
 import time
 
+from prorl.backends.catalogue import is_server
 from prorl.config import ServiceConfig
-from prorl.control import Ack, ControlRow, Kind, Paused, Problem, Welcome, from_batch, to_batch
+from prorl.control import (
+    Ack,
+    BackendsTold,
+    ControlRow,
+    Kind,
+    Paused,
+    Problem,
+    Welcome,
+    from_batch,
+    to_batch,
+)
 from prorl.errors import FencedError, StorageError, UserError
 from prorl.limits import Clock, steady
 from prorl.protocols import Channel, Network
@@ -27,6 +38,7 @@ from prorl.service.leases import Leases
 from prorl.service.log import ControlLog
 from prorl.service.probes import Probes
 from prorl.service.publish import Publisher
+from prorl.service.servers import Servers
 from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import WorkerRecord
 
@@ -37,7 +49,15 @@ SWEEP_TICKS = 3
 log = logging.getLogger("prorl.service")
 
 _REQUESTS = frozenset(
-    {Kind.RESERVE, Kind.COMMIT, Kind.PUBLISHED, Kind.PROPOSE, Kind.HANDOUT, Kind.CURSOR}
+    {
+        Kind.RESERVE,
+        Kind.COMMIT,
+        Kind.PUBLISHED,
+        Kind.PROPOSE,
+        Kind.HANDOUT,
+        Kind.CURSOR,
+        Kind.FAILOVER,
+    }
 )
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
@@ -60,7 +80,9 @@ class Gateway:
         self.leases = Leases(
             self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
         )
-        self.publisher = Publisher(self.core, self.durable, self._tell_paused, config.backend_key)
+        self.servers = Servers(config, self.core.state.balancer.states.__contains__)
+        self.publisher = Publisher(self.core, self.durable, self._tell_paused, self.servers.key_of)
+        self.core.watched.on_change = self.backends_changed
         self._channels: dict[WorkerRecord, Channel] = {}
         self._live_store: WorkerRecord | None = None
         """The store that has its snapshots and gets messages."""
@@ -88,9 +110,10 @@ class Gateway:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_forever(), name="commit")
                 group.create_task(self._tick_forever(), name="tick")
-                group.create_task(
-                    Probes(self.core.state.balancer, self.wake).watch(), name="probe backends"
+                probes = Probes(
+                    self.core.watched, self.servers.try_call, is_loading=self.publisher.is_loading
                 )
+                group.create_task(probes.watch(), name="probe backends")
                 group.create_task(self.publisher.watch(), name="watch weights")
         finally:
             await self.publisher.close()
@@ -172,6 +195,17 @@ class Gateway:
         if channel is not None and rows:
             channel.send(to_batch(rows))
 
+    def backends_changed(self) -> None:
+        """Tell RUN who is gone and who may have the key; whoever waits for a backend looks again."""
+        for worker in self.core.state.of_role("run"):
+            self._send(worker, [self._backends_told()])
+        self.wake()
+
+    def _backends_told(self) -> ControlRow:
+        pool = [name for name in self.core.state.balancer.states if is_server(name)]
+        told = BackendsTold(gone=tuple(self.core.watched.gone()), keyed=tuple(sorted(pool)))
+        return ControlRow.of(told)
+
     def _tell_paused(self, backend: str, paused: bool) -> None:
         for worker in self.core.state.of_role("run"):
             self._send(
@@ -216,6 +250,8 @@ class Gateway:
         self._channels[worker] = channel
         if worker.role == "store":
             self._live_store = None
+        if worker.role == "run":
+            self._send(worker, [self._backends_told()])
         log.info(
             "worker %s came", worker.name, extra={"role": worker.role, "worker_pid": worker.pid}
         )

@@ -15,9 +15,10 @@ from prorl.control import (
     RunSnapshot,
     TaskRow,
     Terminal,
+    VersionPublished,
 )
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord
-from prorl.types import GroupMember, RolloutState
+from prorl.types import GroupMember, RolloutState, RunWeights
 
 MAX_ROWS_BYTES = 1 << 20
 """Of task text in one control row."""
@@ -82,6 +83,12 @@ def group_complete(group: GroupRecord) -> GroupComplete:
 def group_complete_row(group: GroupRecord) -> ControlRow:
     """The same, as it is told to a running store."""
     return ControlRow.of(group_complete(group), run_id=group.run.run_id, group_id=group.group_id)
+
+
+def version_row(run: RunRecord) -> ControlRow:
+    """The run's newest version, for every worker."""
+    weights = RunWeights(run.tag, run.start, run.published)
+    return ControlRow.of(VersionPublished(version=run.version, weights=weights), run_id=run.run_id)
 
 
 def fresh_run(run: RunRecord) -> ControlRow:

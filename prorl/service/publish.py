@@ -1,39 +1,47 @@
 """Publication of weights: a version gets its id, the backends of the run take the weights, then the
 version is published.
 
-    id durable -> each backend: pause (abort) -> update -> resume -> `version` is durable and told
+    id durable -> each backend: pause -> update -> resume -> `version` is durable and told
     -> the trainer has its answer
 
 Invariants: an id is never given twice, whatever fails; of several backends never more than half are
-paused at a time; one publication at a time; a version is published only when a backend serves it (a
-run whose backends are scripts needs none); a backend that did not take the newest weights is
-fenced: no new lease until it has them, and no rollout that has seen newer ones goes on with it (the
-agent looks at each completion's versions). A backend that comes back with other weights, as after a
-restart, is given the newest again. Runs that share a backend share its weights: what one run
-publishes serves the others too.
+paused at a time; one publication at a time, each server by itself: one that is out is left for
+later, one that goes out in the middle is given up, and neither delays the rest; a version is
+published only when a backend serves it (a run whose backends are scripts needs none). A backend
+that has not the newest weights, because it did not take them, joined late or was started anew, is
+fenced: no new rollout until it has them. Every load has a label that is never used again, which is
+how tokens are told apart (`prorl/backends/labels.py`). Runs that share a backend share its weights:
+what one run publishes serves the others too, whose tokens of it do not train.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import aiohttp
 
 from prorl.backends.catalogue import is_server
+from prorl.backends.labels import label_of
 from prorl.backends.publish import WeightTarget
-from prorl.errors import BackendError, UnavailableError
-from prorl.service.balancer import BackendState
+from prorl.errors import BackendError, RolloutError, UnavailableError, boundary
 from prorl.service.core import Core
 from prorl.service.state import RunRecord
+from prorl.types import FailureCode, Trouble
 
 WATCH_S = 2.0
 """How often backends are asked which weights they serve."""
-
 FENCED_S = 0.3
 """The same while one is fenced."""
+SETTLE_S = 0.1
+"""After a pause, for RUN to ask a server that states no versions what sampled the cut tokens."""
+LOOK_S = 0.25
+"""How often a load looks whether its server has gone out."""
 
 log = logging.getLogger("prorl.service.publish")
 
@@ -45,66 +53,105 @@ TellPaused = Callable[[str, bool], None]
 class Weights(NamedTuple):
     """What a backend should serve."""
 
+    run_id: str
+    tag: str
     version: int
     path: str
+    pause: str = "abort"
+
+    def is_named(self, label: str) -> bool:
+        """Whether a server's label is of these."""
+        return label.startswith(label_of(self.tag, self.version, ""))
 
 
 class Published(NamedTuple):
     """The outcome of a publication."""
 
     version: int
-    fresh: bool
+    fresh: bool = False
     """False when it was published before."""
-    failed: dict[str, str]
-    """Backends that did not take it, with the reason."""
+    failed: Mapping[str, str] = MappingProxyType({})
+    """Backends that did not take it yet, with the reason."""
+    pending: bool = False
+    """Still being given to backends: say it again."""
 
 
 class Publisher:
     """Gives weights to the backends of runs.
 
-    `async with` it; `watch` runs as long as the gateway.
+    `watch` runs as long as the gateway, then `close`.
     """
 
     def __init__(
-        self, core: Core, durable: Durable, tell_paused: TellPaused, key: str = ""
+        self,
+        core: Core,
+        durable: Durable,
+        tell_paused: TellPaused,
+        key_of: Callable[[str], str] = lambda name: "",
     ) -> None:
-        self._core, self._durable, self._tell_paused, self._key = core, durable, tell_paused, key
+        self._core, self._durable, self._tell_paused = core, durable, tell_paused
+        self._key_of = key_of
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
         self._wanted: dict[str, Weights] = {}
-        self._loaded: dict[str, Weights] = {}
-        """What each backend was last given; two runs may use one id for different weights."""
-        # Protects the backends: two publications at a time would pause more than half and leave the
-        # weights of either.
-        self._turn = asyncio.Lock()
+        self._newest: Weights | None = None
+        """Of the pool: what who joins it must have."""
+        self._locks: dict[str, asyncio.Lock] = {}  # each protects one server from two loads
+        self._turn = asyncio.Lock()  # protects the order of publications
+        self._running: dict[tuple[str, int], asyncio.Task[Published]] = {}
+        self._tending: dict[str, asyncio.Task[None]] = {}
+        self._loading: set[str] = set()
+        core.watched.on_back = self.returned
 
     async def close(self) -> None:
         """Idempotent."""
+        tasks = [*self._running.values(), *self._tending.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         session, self._session = self._session, None
         self._targets.clear()
         if session is not None:
             await session.close()
 
-    async def publish(self, run: RunRecord, version: int, path: str) -> Published:
+    def is_loading(self, name: str) -> bool:
+        """Whether a server takes weights just now."""
+        return name in self._loading
+
+    async def publish(
+        self, run: RunRecord, version: int, path: str, *, pause: str = "abort", wait_s: float = 20.0
+    ) -> Published:
         """Publish the weights in `path` as `version` (0 = the next id); said again, it sees to it
-        that the backends serve them.
+        that the backends serve them. Waits for `wait_s`, then it goes on by itself.
 
         Raises ConflictError, and UnavailableError when no backend took them: say it again, with the
         id that the error names.
         """
+        version = self._core.groups.give_version(run, version, path)
+        await self._durable()
+        key = (run.run_id, version)
+        if key not in self._running:
+            weights = Weights(run.run_id, run.tag, version, path, pause)
+            work = asyncio.ensure_future(self._publish(run, weights))
+            self._running[key] = work
+            work.add_done_callback(lambda _: self._running.pop(key, None))
+        work = self._running[key]
+        await asyncio.wait({work}, timeout=wait_s)
+        return work.result() if work.done() else Published(version, pending=True)
+
+    async def _publish(self, run: RunRecord, weights: Weights) -> Published:
+        version, path = weights.version, weights.path
         async with self._turn:
-            version = self._core.groups.give_version(run, version, path)
-            await self._durable()
             failed: dict[str, str] = {}
             names = self._servers(run) if path and version >= run.version else []
             if names:
-                failed = await self._spread(names, Weights(version, path))
+                failed = await self._spread(names, weights, pooled=not run.config.backends)
                 if len(failed) == len(names):
                     raise UnavailableError(
                         f"no backend took version {version} of run {run.run_id}:"
                         f" {'; '.join(failed.values())}"
                     )
-            fresh = self._core.publish(run, version)
+            fresh = self._core.publish(run, version, by_service=bool(names))
             await self._durable()
             return Published(version, fresh, failed)
 
@@ -112,101 +159,178 @@ class Publisher:
         names = run.config.backends or tuple(self._core.state.balancer.states)
         return [name for name in names if is_server(name)]
 
-    async def _spread(self, names: Sequence[str], weights: Weights) -> dict[str, str]:
+    async def _spread(
+        self, names: Iterable[str], weights: Weights, *, pooled: bool
+    ) -> dict[str, str]:
         """Give weights to backends, half of them at a time at most; the reasons of those that did
         not take them.
         """
-        failed: dict[str, str] = {}
-        for wave in waves(names):
-            reasons = await asyncio.gather(*(self._give(name, weights) for name in wave))
-            failed |= {name: reason for name, reason in zip(wave, reasons, strict=True) if reason}
-        return failed
+        health = self._core.watched.health
+        if pooled:
+            self._newest = weights
+        self._want(names, weights)
+        while all(health(name).is_out for name in names):
+            await asyncio.sleep(LOOK_S)  # nothing serves anything: the trainer waits as rollouts do
+        able = [name for name in names if not health(name).is_out]
+        slots = asyncio.Semaphore(max(1, len(able) // 2))
 
-    async def _give(self, name: str, weights: Weights) -> str:
-        """Have one backend serve the weights; empty, or why it does not.
+        async def give(name: str) -> str:
+            async with slots:
+                return await self._give(name)
 
-        It is fenced while it does not.
-        """
-        self._wanted[name] = weights
-        target, balancer = self._target(name), self._core.state.balancer
+        reasons = await asyncio.gather(*(give(name) for name in able))
+        told = dict(zip(able, reasons, strict=True))
+        out = {name: f"{name} is out: {health(name).reason}" for name in names if name not in told}
+        return out | {name: reason for name, reason in told.items() if reason}
+
+    def _want(self, names: Iterable[str], weights: Weights) -> None:
+        for name in names:
+            self._wanted[name] = weights
+            if self._core.watched.health(name).is_out:
+                self._core.state.balancer.fence(name)
+
+    async def _give(self, name: str) -> str:
+        """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
+        balancer, watched = self._core.state.balancer, self._core.watched
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            weights = self._wanted[name]
+            try:
+                # Whatever a name leads to is that server's trouble.
+                with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                    await self._unless_out(name, self._load(name, weights))
+            except RolloutError as error:
+                log.warning(
+                    "backend %s has not version %d and is fenced: %s", name, weights.version, error
+                )
+                balancer.fence(name)
+                trouble = error.trouble if isinstance(error, BackendError) else None
+                if trouble in (Trouble.REFUSED, Trouble.SILENT):
+                    watched.reported(name, trouble, 1, 1, str(error))
+                return str(error)
+            self._core.state.serves[name] = (weights.run_id, weights.version)
+            if self._wanted[name] == weights:
+                balancer.unfence(name)
+                watched.on_change()
+            return ""
+
+    async def _unless_out(self, name: str, load: Awaitable[None]) -> None:
+        """Wait for a load, as long as its server is not known to be dead."""
+        work = asyncio.ensure_future(load)
         try:
-            if self._loaded.get(name) != weights or await target.version() != weights.version:
-                await self._load(target, name, weights)
-                self._loaded[name] = weights
-        except BackendError as error:
-            log.warning(
-                "backend %s did not take version %d and is fenced: %s", name, weights.version, error
-            )
-            balancer.fence(name)
-            return str(error)
-        balancer.unfence(name)
-        return ""
+            while not work.done():
+                await asyncio.wait({work}, timeout=LOOK_S)
+                if self._core.watched.health(name).is_out and not work.done():
+                    raise BackendError(
+                        FailureCode.BACKEND_UNAVAILABLE, f"{name} went out", Trouble.SILENT
+                    )
+            work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
-    async def _load(self, target: WeightTarget, name: str, weights: Weights) -> None:
-        await target.dialect()
+    async def _load(self, name: str, weights: Weights) -> None:
+        target = self._target(name)
+        if weights.is_named(await target.label()):
+            return
+        dialect = await target.dialect()
+        self._loading.add(name)
         self._tell_paused(name, True)
         try:
-            await target.pause()
+            await target.pause(weights.pause)
             try:
-                await target.update(weights.path, weights.version)
+                if not dialect.states_labels:
+                    await asyncio.sleep(SETTLE_S)
+                label = label_of(weights.tag, weights.version, secrets.token_hex(4))
+                await target.update(weights.path, weights.version, label)
             finally:
                 # Also after a failure: requests that wait end sooner than by their time-out, and
                 # say which weights they had.
                 await target.resume()
         finally:
+            self._loading.discard(name)
             self._tell_paused(name, False)
 
     def _target(self, name: str) -> WeightTarget:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         if name not in self._targets:
-            self._targets[name] = WeightTarget(self._session, name, self._key)
+            self._targets[name] = WeightTarget(self._session, name, self._key_of(name))
         return self._targets[name]
 
-    # ---- backends that come back
+    # ---- backends that join, or come back
+
+    def joined(self, name: str) -> None:
+        """A server that comes into the pool gets nothing until it has the pool's newest weights."""
+        if self._newest is not None and is_server(name):
+            self._wanted[name] = self._newest
+            self._core.state.balancer.fence(name)
+
+    def left(self, name: str) -> None:
+        """It is not ours to give weights to any more."""
+        self._wanted.pop(name, None)
+        self._targets.pop(name, None)
+        self._core.state.balancer.unfence(name)
+
+    def returned(self, name: str) -> None:
+        """A server that was out is well: it may serve what it was started with."""
+        if name in self._wanted:
+            self._core.state.balancer.fence(name)
+
+    async def labels(self, run: RunRecord, limit_s: float = 2.0) -> set[str]:
+        """What the run's servers call the weights that they serve now; those that do not say it in
+        time are left out.
+        """
+
+        async def ask(name: str) -> str:
+            try:
+                with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                    async with asyncio.timeout(limit_s):
+                        return await self._target(name).label()
+            except RolloutError:
+                return ""
+
+        return set(await asyncio.gather(*(ask(name) for name in self._servers(run)))) - {""}
 
     async def watch(self) -> None:
         """Give the newest weights again to a backend that serves others. Never returns."""
         self._recall()
         while True:
-            for name, weights in list(self._wanted.items()):
-                if name in self._core.state.balancer.states:
-                    async with self._turn:
-                        if self._wanted[name] == weights and await self._is_behind(name, weights):
-                            await self._give(name, weights)
-            await asyncio.sleep(FENCED_S if any(map(self._is_fenced, self._wanted)) else WATCH_S)
+            for name in list(self._wanted):
+                if name not in self._tending and not self._core.watched.health(name).is_out:
+                    self._tending[name] = task = asyncio.ensure_future(self._tend(name))
+                    task.add_done_callback(partial(self._tended, name))
+            fenced = any(name in self._core.state.balancer.fenced for name in self._wanted)
+            await asyncio.sleep(FENCED_S if fenced else WATCH_S)
 
-    def _is_fenced(self, name: str) -> bool:
-        return self._core.state.balancer.states.get(name) is BackendState.FENCED
+    def _tended(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tending.pop(name, None)
 
-    async def _is_behind(self, name: str, weights: Weights) -> bool:
+    async def _tend(self, name: str) -> None:
+        """Look after one server, at its own pace."""
+        if self.is_loading(name):
+            return
+        if name in self._core.state.balancer.fenced or await self._is_behind(name):
+            await self._give(name)
+
+    async def _is_behind(self, name: str) -> bool:
         try:
-            return self._is_fenced(name) or await self._target(name).version() != weights.version
-        except BackendError:
-            return False  # away: RUN notices, and it is asked again
+            with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
+                return not self._wanted[name].is_named(await self._target(name).label())
+        except RolloutError:
+            return False  # away: probes notice, and it is asked again
 
     def _recall(self) -> None:
         """What backends should serve, from the log, after a restart of the gateway; until they say
         so they are fenced.
         """
-        runs = [
-            run for run in self._core.state.runs.values() if run.state == "open" and run.version
-        ]
+        runs = [run for run in self._core.state.open.values() if run.version]
         for run in sorted(runs, key=lambda run: run.created_at):
             statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
             ((path,),) = self._core.log.read(statement, (run.run_id, run.version))
             if path:
-                self._wanted |= dict.fromkeys(self._servers(run), Weights(run.version, path))
+                weights = Weights(run.run_id, run.tag, run.version, path)
+                self._wanted |= dict.fromkeys(self._servers(run), weights)
+                if not run.config.backends:
+                    self._newest = weights
         for name in self._wanted:
             self._core.state.balancer.fence(name)
-
-
-def waves(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Names in turns that leave at least half of them alone, one by one for fewer than four.
-
-    >>> [list(wave) for wave in waves(["a", "b", "c", "d", "e"])]
-    [['a', 'b'], ['c', 'd'], ['e']]
-    """
-    size = max(1, len(names) // 2)
-    for first in range(0, len(names), size):
-        yield names[first : first + size]

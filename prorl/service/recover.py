@@ -45,6 +45,7 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
         else:
             count(log, run)
         _lists(log, run)
+        _weights(log, run)
         if run.state == "open":
             _live(log, run, now)
     in_hand = [
@@ -154,6 +155,16 @@ def _lists(log: ControlLog, run: RunRecord) -> None:
     parts = "SELECT part, commit_seq FROM parts WHERE run_id = ? AND published = 0"
     run.cursors = dict(log.read(cursors, (run.run_id,)))
     run.parts = dict(log.read(parts, (run.run_id,)))
+
+
+def _weights(log: ControlLog, run: RunRecord) -> None:
+    """What it published, and what served when it began."""
+    rows = log.read(
+        "SELECT version, note FROM versions WHERE run_id = ? AND (published OR version = 0)",
+        (run.run_id,),
+    )
+    run.published = any(version and note for version, note in rows)
+    run.start = next((tuple(note.split()) for version, note in rows if version == 0), ())
 
 
 def _live(log: ControlLog, run: RunRecord, now: float) -> None:

@@ -182,6 +182,9 @@ class Rollouts:
             if code in FailureCode._value2member_map_ and code
             else FailureCode.STAGE_ERROR
         )
+        if record.life.attempt == attempt:
+            blamed = known in (FailureCode.BACKEND_UNAVAILABLE, FailureCode.BACKEND_PROTOCOL)
+            record.failed_on = record.backend if blamed else ""
         return self.apply(
             record, Event(kind=EventKind.FAILED, attempt=attempt, code=known), message
         )

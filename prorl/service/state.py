@@ -10,13 +10,14 @@ stored, so that memory follows what is unfinished and not what was ever done.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from prorl.config import RunConfig
 from prorl.control import Stats, TrajectorySummary
 from prorl.filters import find_filter
-from prorl.service.balancer import Balancer
+from prorl.service.balancer import Balancer, Suits
 from prorl.service.lifecycle import Event, EventKind, RolloutLife
 from prorl.service.pool import Pool
 from prorl.service.sampler import Demand, reached
@@ -42,6 +43,8 @@ class RolloutRecord:
     life: RolloutLife
     message: str = ""
     backend: str = ""
+    failed_on: str = ""
+    """Backend that failed the last attempt: the next one goes elsewhere if it can."""
     reward: float | None = None
     part: str = ""
     """Of the store, that holds its row; empty = not stored."""
@@ -160,6 +163,10 @@ class RunRecord:
     """Newest published policy version."""
     given_version: int = 0
     """Highest id given to weights, published or not: never given again."""
+    published: bool = False
+    """Whether servers were given weights of this run."""
+    start: tuple[str, ...] = ()
+    """Labels of the weights that served when the run began, without their nonce."""
     cursors: dict[str, int] = field(default_factory=dict)
     acked: int = 0
     """Highest seq that the primary consumer ever committed."""
@@ -191,6 +198,12 @@ class RunRecord:
         if reached(self.demand):
             return Event(kind=EventKind.CANCEL, code=FailureCode.REDUNDANT)
         return Event(kind=EventKind.EXPIRE) if self.expired else None
+
+    @property
+    def tag(self) -> str:
+        """How labels of its weights begin: no other run's do."""
+        name = f"{self.config.run_id}\0{self.created_at!r}"
+        return blake2b(name.encode(), digest_size=6).hexdigest()
 
     @property
     def demand(self) -> Demand:
@@ -267,6 +280,28 @@ class State:
         """Those that are not finished: all that costs anything."""
         self.workers: dict[str, WorkerRecord] = {}
         self.balancer = balancer or Balancer()
+        self.serves: dict[str, tuple[str, int]] = {}
+        """The (run, version) that each backend was last known to serve."""
+
+    def acquire(
+        self, record: RolloutRecord, *, avoid: Collection[str] = (), min_version: int = 0
+    ) -> str | None:
+        """A backend for a rollout, which keeps it until released; None when there is no able one."""
+        run = record.run
+        suits = self._suits(run, min_version) if min_version else None
+        owner = (run.run_id, record.rollout_id)
+        return self.balancer.acquire(owner, run.config.backends, avoid=avoid, suits=suits)
+
+    def able(self, run: RunRecord, min_version: int = 0) -> bool:
+        """Whether some backend may be given a rollout of the run."""
+        return self.balancer.able(run.config.backends, self._suits(run, min_version))
+
+    def _suits(self, run: RunRecord, min_version: int) -> Suits:
+        def suits(name: str) -> bool:
+            owner, version = self.serves.get(name, (run.run_id, min_version))
+            return owner != run.run_id or version >= min_version
+
+        return suits
 
     def add(self, run: RunRecord) -> None:
         """Take a run in."""

@@ -125,7 +125,6 @@ def bottleneck(state: State) -> str:
 def status(core: Core, leases_waiting: int, listener: Listener | None = None) -> dict[str, Json]:
     """`GET /v1/status`. `listener`: what the service shows to other hosts."""
     state = core.state
-    balancer = state.balancer
     return {
         "workers": [
             {
@@ -144,10 +143,8 @@ def status(core: Core, leases_waiting: int, listener: Listener | None = None) ->
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
         "stages": stages(state),
         "bottleneck": bottleneck(state),
-        "backends": [
-            {"name": name, "state": backend.value, "in_flight": balancer.in_flight(name)}
-            for name, backend in balancer.states.items()
-        ],
+        "backends": core.watched.view(),
+        "waiting_for_backend": core.failovers.num_waiting,
         "runs": [run_summary(run) for run in state.runs.values()],
         "leases_waiting": leases_waiting,
         "commits": sum(run.next_commit - 1 for run in state.runs.values()),

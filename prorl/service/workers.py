@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prorl.control import ControlRow, Endpoints, VersionPublished, Welcome
+from prorl.control import ControlRow, Endpoints, Welcome
 from prorl.errors import FencedError, UserError
 from prorl.limits import Clock
+from prorl.service import messages
 from prorl.service.commits import Commits
 from prorl.service.journal import Journal
 from prorl.service.rollouts import Rollouts
@@ -83,12 +84,8 @@ class Workers:
         worker.endpoints = self._state.endpoints_of(worker)
         welcome = Welcome(worker=name, endpoints=worker.endpoints, refused=tuple(refused))
         self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
-        for run in self._state.runs.values():
-            if run.state == "open" and run.version:
-                self._journal.send(
-                    worker,
-                    ControlRow.of(VersionPublished(version=run.version), run_id=run.run_id),
-                )
+        for run in self._state.open.values():
+            self._journal.send(worker, messages.version_row(run))
         if role == "store":
             self._journal.snapshot(worker)
         self._tell_endpoints()

@@ -130,7 +130,13 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
         assert (await w.http("DELETE", "/v1/backends?name=other"))[0] == 404
     async with world(tmp_path, backends=()) as w:
         (backend,) = (await w.http("GET", "/v1/status"))[1]["backends"]
-        assert backend == {"name": "scripted:noop", "state": "ready", "in_flight": 0}
+        assert backend == {
+            "name": "scripted:noop",
+            "state": "ready",
+            "in_flight": 0,
+            "in_pool": True,
+            "reason": "",
+        }
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,26 @@ def test_sticky_through_drain_and_removal() -> None:
     assert balancer.in_flight("a") == 0
 
 
-def test_never_more_than_half_ejected() -> None:
+def test_slow_answers_never_eject_more_than_half_and_the_dead_are_out_whoever_is_left() -> None:
     balancer = Balancer("abcd")
-    assert [balancer.eject(name) for name in "abcd"] == [True, True, False, False]
+    assert [balancer.eject(name, dead=False) for name in "abcd"] == [True, True, False, False]
     assert {balancer.acquire(i) for i in range(10)} == {"c", "d"}
     balancer.restore("a")
     assert balancer.acquire(99) == "a"
-    assert not Balancer("x").eject("x")
+    assert all(balancer.eject(name) for name in "abcd")
+    assert balancer.acquire(100) is None
+    assert not balancer.able()
+    sole = Balancer("x")
+    assert not sole.eject("x", dead=False)
+    assert sole.eject("x")
+
+
+def test_a_retry_goes_elsewhere_when_it_can() -> None:
+    balancer = Balancer("ab")
+    balancer.assign("load", "b")
+    assert balancer.acquire(1, avoid=["a"]) == "b"
+    assert balancer.acquire(2, avoid=["a"], suits=lambda name: name == "a") == "a"
+    assert balancer.acquire(3, suits=lambda name: False) is None
 
 
 def test_a_run_with_backends_of_its_own() -> None:
@@ -81,9 +94,17 @@ class Machine(RuleBasedStateMachine):
         if name in self.balancer.states:
             if drain:
                 self.balancer.drain(name)
-            elif self.balancer.eject(name):
+                return
+            before = self.balancer.states[name]
+            ejected = self.balancer.eject(name, dead=False)
+            if ejected and before is not BackendState.EJECTED:
                 out = sum(state is BackendState.EJECTED for state in self.balancer.states.values())
-                assert 2 * (out - 1) <= len(self.balancer.states)
+                assert 2 * out <= len(self.balancer.states)
+
+    @rule(name=NAMES)
+    def die(self, name: str) -> None:
+        """A backend is known to be dead."""
+        assert self.balancer.eject(name)
 
     @rule(name=NAMES)
     def restore(self, name: str) -> None:

@@ -1,56 +1,167 @@
-"""Backends that stop answering get no new rollouts, and get them again when they answer."""
+"""Health that is believed: evidence, verdicts, and probes that look at each server by itself."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import pytest
 from aiohttp import web
 
+from prorl.errors import BackendError
 from prorl.service.balancer import BackendState, Balancer
-from prorl.service.probes import MAX_MISSES, Probes
+from prorl.service.health import DEAD_MISSES, SLOW_MISSES, Health, Verdict
+from prorl.service.probes import Probes
+from prorl.service.state import State
+from prorl.service.watched import Watched
+from prorl.types import FailureCode, Trouble
 
 
-async def test_ejected_when_it_stops_and_back_when_it_answers() -> None:
-    well = True
+class Server:
+    """Answers `/health` as it is told."""
 
-    async def health(request: web.Request) -> web.Response:
-        return web.Response(status=200 if well else 503)
+    def __init__(self) -> None:
+        self.well, self.silent, self.url = True, False, ""
 
+    async def health(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.Event().wait()
+        return web.Response(status=200 if self.well else 503)
+
+    async def try_call(self, name: str) -> None:
+        if not self.well:
+            raise BackendError(FailureCode.BACKEND_UNAVAILABLE, "ill", Trouble.ERROR)
+
+
+@asynccontextmanager
+async def listening(server: Server) -> AsyncIterator[None]:
     app = web.Application()
-    app.router.add_get("/health", health)
-    runner = web.AppRunner(app)
+    app.router.add_get("/health", server.health)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    host, port = runner.addresses[0][:2]
-    name = f"http://{host}:{port}"
-    balancer, woken = Balancer([name, "scripted:oracle"]), asyncio.Event()
-    watching = asyncio.ensure_future(Probes(balancer, woken.set, probe_s=0.01).watch())
-    async with asyncio.timeout(30):
-        await asyncio.sleep(0.1)
-        assert balancer.states[name] is BackendState.READY
-        well = False
-        while balancer.states[name] is BackendState.READY:
-            await asyncio.sleep(0.01)
-        assert balancer.acquire(1) == balancer.acquire(2) == "scripted:oracle"
-        well = True
-        await woken.wait()
-        assert balancer.states[name] is BackendState.READY
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield
     await runner.cleanup()
 
 
-def test_one_missed_answer_is_nothing_and_a_drain_is_not_ended() -> None:
-    balancer = Balancer(["http://a", "http://b"])
-    probes = Probes(balancer, lambda: None)
-    for _ in range(MAX_MISSES - 1):
-        probes.heard("http://a", False)
-    probes.heard("http://a", True)
-    probes.heard("http://a", False)
-    assert balancer.states["http://a"] is BackendState.READY
-    balancer.drain("http://b")
-    for well in [False] * MAX_MISSES + [True]:
-        probes.heard("http://b", well)
-    assert balancer.states["http://b"] is BackendState.DRAINING
-    probes.heard("http://gone", False)
+@asynccontextmanager
+async def watching(pool: Watched, server: Server) -> AsyncIterator[None]:
+    work = asyncio.ensure_future(Probes(pool, server.try_call, probe_s=0.01).watch())
+    async with asyncio.timeout(30):
+        yield
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
+def pool_of(*names: str) -> Watched:
+    return Watched(State(Balancer(names)), asyncio.get_running_loop().time)
+
+
+async def until(pool: Watched, name: str, state: BackendState) -> None:
+    while pool._balancer.state(name) is not state:
+        await asyncio.sleep(0.01)
+
+
+async def test_out_when_it_says_so_and_back_when_a_model_call_is_answered() -> None:
+    server = Server()
+    async with listening(server):
+        pool = pool_of(server.url, "scripted:oracle")
+        changes: list[list[str]] = []
+        pool.on_change = lambda: changes.append(pool.gone())
+        async with watching(pool, server):
+            server.well = False
+            await until(pool, server.url, BackendState.EJECTED)
+            assert pool._balancer.acquire(1) == pool._balancer.acquire(2) == "scripted:oracle"
+            server.well = True
+            await until(pool, server.url, BackendState.READY)
+            assert changes == [[server.url], []]
+
+
+async def test_a_sole_server_that_refuses_is_out_at_once_and_its_silence_a_little_later() -> None:
+    server = Server()
+    async with listening(server):
+        pool = pool_of(server.url)
+        server.silent = True
+        async with watching(pool, server):
+            await until(pool, server.url, BackendState.EJECTED)
+            assert pool.health(server.url).misses == DEAD_MISSES, "half of a pool of one is in"
+    server = Server()
+    async with listening(server):
+        pool = pool_of(server.url)
+    async with watching(pool, server):
+        await until(pool, server.url, BackendState.EJECTED)
+        assert pool.health(server.url).misses == 1
+
+
+async def test_a_name_that_no_resolver_takes_is_that_names_trouble() -> None:
+    server, odd = Server(), f"http://{'x' * 64}.org"
+    async with listening(server):
+        pool = pool_of(odd, server.url)
+        async with watching(pool, server):
+            await until(pool, odd, BackendState.EJECTED)
+            server.well = False
+            await until(pool, server.url, BackendState.EJECTED)
+
+
+async def test_reports_of_run_open_the_breaker() -> None:
+    """`/health` answers all the while: each model call fails, or lies."""
+    pool = pool_of("http://a", "http://b")
+    asked: list[str] = []
+    pool.on_doubt = asked.append
+    for trouble, faults, calls, out in (
+        (Trouble.ERROR, 2, 2, False),
+        (Trouble.ERROR, 3, 20, False),
+        (Trouble.BUSY, 20, 20, False),
+        (Trouble.DECLINED, 20, 20, False),
+        (Trouble.SILENT, 1, 1, False),
+        (Trouble.MALFORMED, 3, 20, True),
+    ):
+        pool.reported("http://a", trouble, faults, calls, "it")
+        assert pool.health("http://a").is_out is out, trouble
+    assert asked == ["http://a"], "silence is looked into at once"
+    pool.reported("http://b", Trouble.REFUSED, 1, 20, "it")
+    assert pool.gone() == ["http://a", "http://b"], "whoever is left"
+    pool.reported("scripted:faulty", Trouble.REFUSED, 9, 9, "it")
+    assert "scripted:faulty" not in pool.gone()
+
+
+@pytest.mark.parametrize(
+    ("troubles", "verdict"),
+    [
+        ([Trouble.SILENT] * (SLOW_MISSES - 1), Verdict.NONE),
+        ([Trouble.SILENT] * (SLOW_MISSES - 1) + [None, Trouble.SILENT], Verdict.NONE),
+        ([Trouble.SILENT] * SLOW_MISSES, Verdict.SLOW),
+        ([Trouble.SILENT] * DEAD_MISSES, Verdict.DEAD),
+        ([Trouble.REFUSED], Verdict.DEAD),
+        ([Trouble.ERROR], Verdict.DEAD),
+    ],
+)
+def test_probes_are_judged(troubles: list[Trouble | None], verdict: Verdict) -> None:
+    health = Health()
+    assert [health.probe(trouble) for trouble in troubles][-1] is verdict
+
+
+def test_a_server_that_flaps_is_tried_later_each_time_until_it_is_steady() -> None:
+    health, waits, now = Health(), list[float](), 1000.0
+    for _ in range(4):
+        health.out(now, "it")
+        waits.append(health.back_at - now)
+        health.back(now + 1)
+        now += 2
+    assert waits == sorted(set(waits))
+    health.out(now + 1000, "it")
+    assert health.back_at - now - 1000 == waits[0]
+
+
+async def test_a_drain_is_not_ended_by_good_health() -> None:
+    server = Server()
+    async with listening(server):
+        pool = pool_of(server.url)
+        pool._balancer.drain(server.url)
+        pool.reported(server.url, Trouble.REFUSED, 1, 1, "it")
+        async with watching(pool, server):
+            await until(pool, server.url, BackendState.DRAINING)
+            assert not pool._balancer.able()

@@ -5,87 +5,104 @@ behind.
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from dataclasses import replace
+
+import numpy as np
 
 from prorl.agents.native import NativeAgent
 from prorl.backends import open_backend
 from prorl.envs import get_env
 from prorl.limits import Deadline
-from prorl.protocols import Backend
-from prorl.stages.run import Pauses, RunOperator, _Watched
+from prorl.protocols import Backend, Renderer
+from prorl.stages.backends import Backends
+from prorl.stages.failover import Routed
 from prorl.testing import RENDERER, Replies, sampled
 from prorl.types import (
     AttemptKey,
     FailureClass,
     FailureCode,
     FinishReason,
+    GenerateRequest,
     PolicyVersion,
+    RunWeights,
+    SamplingParams,
     StopReason,
 )
 from tests.agents.test_native import ANSWER, CALL, context
-from tests.stages.service import RecordingHost, as_host
 
+REQUEST = GenerateRequest(
+    prompt_ids_L=np.arange(4, dtype=np.int32),
+    sampling=SamplingParams(max_tokens=8),
+    seed=1,
+    stop_token_ids=(),
+    request_id="r",
+    session="s",
+)
 KEY = AttemptKey("run", 5, 2)
 
 
-def operator() -> RunOperator:
-    return RunOperator(
-        as_host(RecordingHost()),
-        get_env,
-        lambda spec: RENDERER,
-        is_cut=lambda key: False,
-        progress=lambda *_: None,
+def opened(backend: Backend) -> Backends:
+    """RUN's servers when each name leads to one backend."""
+
+    async def open_(url: str, renderer: Renderer, keyed: bool) -> Backend:
+        return backend
+
+    return Backends(open_)
+
+
+def routed(backends: Backends, url: str, deadline: Deadline, version: int = 0) -> Routed:
+    known = (PolicyVersion(version), RunWeights("tag"))
+    return Routed(
+        backends,
+        url,
+        key=KEY,
+        deadline=deadline,
+        renderer=RENDERER,
+        known=lambda: known,
     )
-
-
-def watched(backend: Backend, run: RunOperator, deadline: Deadline) -> Backend:
-    return cast(Backend, _Watched(backend, run, KEY, deadline))
 
 
 async def test_waiting_for_a_paused_backend_costs_no_budget() -> None:
-    deadline, run = Deadline(0.4), operator()
+    deadline = Deadline(0.4)
     backend = open_backend("scripted:noop?delay_s=0.8", RENDERER, get_env)
-    run.pauses.set(backend.name, True)
-    attempt = asyncio.ensure_future(
-        NativeAgent().run(context(watched(backend, run, deadline), deadline=deadline))
-    )
-    assert (await attempt).stop_reason is StopReason.DONE
+    backends = opened(backend)
+    backends.set_paused(backend.name, True)
+    policy = routed(backends, backend.name, deadline)
+    trajectory = await NativeAgent().run(context(policy, deadline=deadline))
+    assert trajectory.stop_reason is StopReason.DONE
     assert deadline.remaining_s > 0.2
-    assert not run.pauses._waiting[backend.name]
 
 
 async def test_a_budget_runs_again_after_resume_and_between_calls() -> None:
     now = [0.0]
-    deadline, pauses = Deadline(10.0, clock=lambda: now[0]), Pauses()
-    one = cast(_Watched, watched(Replies(), operator(), deadline))
-    with pauses.watch("b", one):
-        now[0] = 1.0
-        pauses.set("b", True)
-        now[0] = 5.0
-        pauses.set("b", False)
-        now[0] = 6.0
+    deadline, replies = Deadline(10.0, clock=lambda: now[0]), Replies(None, None)
+    backends = opened(replies)
+    policy = routed(backends, "b", deadline)
+    request = replace(REQUEST, prompt_ids_L=np.arange(3, dtype=np.int32))
+    call = asyncio.ensure_future(policy.generate(request))
+    await replies.waiting.wait()
+    now[0] = 1.0
+    backends.set_paused("b", True)
+    now[0] = 5.0
+    backends.set_paused("b", False)
+    now[0] = 6.0
     assert deadline.remaining_s == 8.0
-    pauses.set("b", True)
+    backends.set_paused("b", True)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
     now[0] = 7.0
     assert deadline.remaining_s == 7.0, (
         "an attempt that does not wait for the backend goes on spending"
     )
-    with pauses.watch("other", one):
-        now[0] = 8.0
-    assert deadline.remaining_s == 6.0
-    pauses.clear()
-    with pauses.watch("b", one):
-        now[0] = 9.0
-    assert deadline.remaining_s == 5.0
+    backends.clear_pauses()
+    assert not backends.is_paused("b")
 
 
 async def test_the_newest_version_is_the_label_where_a_server_states_none() -> None:
-    deadline, run = Deadline(30.0), operator()
-    run.versions["run"] = PolicyVersion(7)
+    deadline = Deadline(30.0)
     backend = open_backend("scripted:noop", RENDERER, get_env)
-    trajectory = await NativeAgent().run(
-        context(watched(backend, run, deadline), deadline=deadline)
-    )
+    policy = routed(opened(backend), backend.name, deadline, version=7)
+    trajectory = await NativeAgent().run(context(policy, deadline=deadline))
     assert trajectory.sequences[0].span_version_S.tolist() == [-1, 7]
 
 

@@ -1,0 +1,91 @@
+"""`/v1/backends`: what may be in the pool, said once, in one line.
+
+A backend is asked everything before it is logged (`servers.py`), so that a bad name, another model
+or raw logprobs never cost a rollout. The log's word stands over the config's: what was deleted
+stays out after a restart until it is added again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fastapi import FastAPI, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from prorl.errors import NotFoundError
+from prorl.service.gateway import Gateway
+from prorl.service.servers import valid_url
+from prorl.types import Json
+
+Reply = Callable[[Json, int], Response]
+
+
+class BackendBody(BaseModel):
+    """Body of `POST /v1/backends`."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(
+        min_length=1, max_length=500, description="scripted:oracle, http://host:port ..."
+    )
+
+
+class PoolBody(BaseModel):
+    """Body of `PUT /v1/backends`: the whole pool."""
+
+    model_config = ConfigDict(extra="forbid")
+    backends: list[str] = Field(min_length=1, max_length=1000)
+
+
+def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
+    """Add them to the app."""
+    core = gateway.core
+
+    @app.get("/v1/backends")
+    async def list_backends() -> Response:
+        """The pool, and servers that open runs name: state, work in flight, what is wrong."""
+        return reply({"backends": core.watched.view()}, 200)
+
+    @app.post("/v1/backends", status_code=201)
+    async def add_backend(body: BackendBody) -> Response:
+        """Ask a backend what it is and put it into the pool, or end its drain. 422 says why not."""
+        name = valid_url(body.name)
+        if name not in core.state.balancer.states:
+            await gateway.servers.check(name, ours=True)
+        _set(gateway, name, "ready")
+        await gateway.durable()
+        return reply({"name": name, "state": core.state.balancer.state(name).value}, 201)
+
+    @app.put("/v1/backends")
+    async def replace_pool(body: PoolBody) -> Response:
+        """Make this the whole pool, at once or not at all."""
+        names = list(dict.fromkeys(map(valid_url, body.backends)))
+        before = set(core.state.balancer.states)
+        await asyncio.gather(
+            *(gateway.servers.check(name, ours=True) for name in names if name not in before)
+        )
+        for name in names:
+            _set(gateway, name, "ready")
+        for name in before.difference(names):
+            _set(gateway, name, "removed")
+        await gateway.durable()
+        return reply({"backends": core.watched.view()}, 200)
+
+    @app.delete("/v1/backends")
+    async def remove_backend(name: str, drain: bool = False) -> Response:
+        """Take a backend out of the pool (or only drain it); rollouts that it serves stay with it."""
+        if name not in core.state.balancer.states:
+            raise NotFoundError(f"backend {name!r} is not in the pool")
+        _set(gateway, name, "draining" if drain else "removed")
+        await gateway.durable()
+        return reply({"name": name, "state": "draining" if drain else "removed"}, 200)
+
+
+def _set(gateway: Gateway, name: str, state: str) -> None:
+    """In memory and in the journal; what joins gets nothing before it has the pool's weights."""
+    if state == "ready" and name not in gateway.core.state.balancer.states:
+        gateway.publisher.joined(name)
+    if state == "removed":
+        gateway.publisher.left(name)
+    gateway.core.set_backend(name, state)
+    gateway.backends_changed()

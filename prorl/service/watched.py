@@ -1,0 +1,111 @@
+"""The model servers as the gateway knows them: who is watched, who is ill, whom RUN must give up.
+
+    evidence (probes, RUN's reports) -> Health -> Balancer, and what RUN is told
+
+Pure but for the callbacks. Servers that only a run names are watched as the pool is. Those that are
+not HTTP (scripts) are never ill.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from prorl.backends.catalogue import is_server
+from prorl.limits import Clock
+from prorl.service.balancer import Balancer
+from prorl.service.health import Health, Verdict
+from prorl.service.state import State
+from prorl.types import Json, Trouble
+
+log = logging.getLogger("prorl.service")
+
+
+class Watched:
+    """Health of every model server that somebody may be sent to.
+
+    `on_change` is called when one goes out or comes back, `on_doubt` when one should be asked now,
+    `on_back` before one that was out is given anything.
+    """
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state, self._clock = state, clock
+        self._health: dict[str, Health] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_doubt: Callable[[str], None] = lambda name: None
+        self.on_back: Callable[[str], None] = lambda name: None
+
+    @property
+    def _balancer(self) -> Balancer:
+        return self._state.balancer
+
+    def names(self) -> set[str]:
+        """Servers of the pool and of open runs."""
+        named = {name for run in self._state.open.values() for name in run.config.backends}
+        return {name for name in {*self._balancer.states, *named} if is_server(name)}
+
+    def health(self, name: str) -> Health:
+        """What is known of one."""
+        return self._health.setdefault(name, Health())
+
+    def forget(self, name: str) -> None:
+        """It is watched no longer."""
+        self._health.pop(name, None)
+        self._balancer.restore(name)
+
+    def gone(self) -> list[str]:
+        """Servers on which RUN must not wait any longer."""
+        return sorted(name for name, health in self._health.items() if health.is_out)
+
+    def probed(self, name: str, trouble: Trouble | None) -> None:
+        """A probe of one that is in."""
+        health = self.health(name)
+        if not health.is_out:
+            self._judge(name, health.probe(trouble), f"a probe was {trouble}")
+
+    def reported(self, name: str, trouble: Trouble, faults: int, calls: int, message: str) -> None:
+        """RUN says that a model call went wrong."""
+        if not is_server(name):
+            return
+        self._judge(name, self.health(name).call(trouble, faults, calls), message)
+        if trouble in (Trouble.REFUSED, Trouble.SILENT):
+            self.on_doubt(name)
+
+    def tried(self, name: str, trouble: Trouble | None, jitter: float) -> None:
+        """One that is out was asked for a token."""
+        health = self.health(name)
+        if trouble is not None:
+            health.failed_again(self._clock(), trouble, jitter)
+            return
+        log.info("backend %s is well again after %.1f s", name, self._clock() - health.out_since)
+        health.back(self._clock())
+        self.on_back(name)
+        self._balancer.restore(name)
+        self.on_change()
+
+    def _judge(self, name: str, verdict: Verdict, reason: str) -> None:
+        health = self.health(name)
+        if (
+            verdict is Verdict.NONE
+            or health.is_out
+            or not self._balancer.eject(name, dead=verdict is Verdict.DEAD)
+        ):
+            return
+        health.out(self._clock(), reason)
+        log.warning("backend %s is out: %s", name, reason)
+        self.on_change()
+
+    def view(self) -> list[dict[str, Json]]:
+        """As `status` shows them."""
+        names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
+        pool = self._balancer.states
+        return [
+            {
+                "name": name,
+                "state": self._balancer.state(name).value,
+                "in_flight": self._balancer.in_flight(name),
+                "in_pool": name in pool,
+                "reason": self._health[name].reason if name in self._health else "",
+            }
+            for name in names
+        ]

@@ -1,0 +1,277 @@
+"""An attempt's policy, whichever servers it takes: a server that dies, freezes, lies or falls behind
+costs the attempt nothing that it has.
+
+    call -> trouble -> the tokens that came are a piece of the turn -> ask the gateway -> go on
+
+Invariants: tokens that were received stay, and the next server continues from the exact ids; time
+without a server, and silence of one, is waiting: the budget stands still; a failure that another
+server would repeat (the same bad reply `MAX_FAULTS` times) ends the attempt. Nothing is retried
+without a pause that grows, with jitter. A backend that is no server (a script) is never left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from prorl.agents.record import join
+from prorl.agents.waiting import SILENT_S
+from prorl.backends.catalogue import is_server
+from prorl.completion import check_completion
+from prorl.control import Assigned, Failover
+from prorl.errors import BackendError
+from prorl.limits import Deadline
+from prorl.protocols import Renderer
+from prorl.stages.backends import Backends
+from prorl.types import (
+    UNKNOWN_VERSION,
+    AttemptKey,
+    Completion,
+    FailureCode,
+    FinishReason,
+    GenerateRequest,
+    PolicyVersion,
+    RunWeights,
+    Trouble,
+)
+
+FIRST_S = 240.0
+"""Longest wait for the first token: a busy server's queue."""
+BETWEEN_S = 30.0
+"""Longest silence between two tokens."""
+STILL_S = 1.0
+"""A server that is said to be gone and gave no token for this long is believed to be."""
+MAX_FAULTS = 6
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.05, 5.0
+
+Ask = Callable[[Failover], Awaitable[Assigned]]
+Known = Callable[[], tuple[PolicyVersion, RunWeights | None]]
+"""Newest version of the run, and how its servers' labels read."""
+Count = Callable[[Completion], None]
+
+_TROUBLE = {
+    FailureCode.BACKEND_UNAVAILABLE: Trouble.REFUSED,
+    FailureCode.BACKEND_PROTOCOL: Trouble.MALFORMED,
+}
+_REPEATS = frozenset({Trouble.ERROR, Trouble.MALFORMED, Trouble.BUSY})
+
+
+class Routed:
+    """Implements `prorl.protocols.Backend` for one attempt."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        url: str,
+        *,
+        key: AttemptKey,
+        deadline: Deadline,
+        renderer: Renderer,
+        wait_s: float = 3600.0,
+        ask: Ask | None = None,
+        known: Known = lambda: (PolicyVersion(0), None),
+        count: Count = lambda completion: None,
+    ) -> None:
+        self.name = url
+        self._backends, self._key, self._deadline = backends, key, deadline
+        self._renderer, self._wait_s, self._ask = renderer, wait_s, ask
+        self._known, self._count = known, count
+        self._clock = backends.clock
+        self._reasons: set[str] = set()
+        self._parts: list[Completion] = []
+        self._heard_at = 0.0
+        self._news = asyncio.Event()
+        self._lost: Failover | None = None
+        """What went wrong with `name`, as long as nothing was asked about it."""
+        self._num_lost = 0
+        """Failures since the last token."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """As the backend does; a completion that was cut is marked as aborted.
+
+        Raises BackendError when no server can help.
+        """
+        faults = 0
+        while True:
+            if self._lost is not None:
+                await self._move(self._lost)
+            try:
+                return await self._call(request)
+            except BackendError as error:
+                self._lost = self._report(error, request)
+                if self._lost is None:
+                    raise
+                faults += self._lost.trouble in _REPEATS
+                if faults >= MAX_FAULTS:
+                    raise
+
+    async def close(self) -> None:
+        """Not ours to close."""
+
+    # ---- one call
+
+    async def _call(self, request: GenerateRequest) -> Completion:
+        """A completion, or the tokens that came before trouble did."""
+        known, weights = self._known()
+        asked = replace(
+            request,
+            known_version=max(known, request.known_version),
+            weights=weights,
+            on_part=lambda part: self._hear(part, request),
+        )
+        self._parts, self._heard_at = [], self._clock()
+        try:
+            completion = await self._attend(asked)
+            self._check_age(completion, request)
+        except BackendError as error:
+            self._lost = self._report(error, request)
+            if not self._parts or self._lost is None:
+                raise
+            part = replace(join(self._parts), finish_reason=FinishReason.ABORT)
+            completion = check_completion(
+                part, self._renderer.vocab_size, request.sampling.max_tokens
+            )
+        else:
+            self._backends.note(self.name, None)
+            completion = self._by_word(completion, known, weights)
+        if len(completion.token_ids_C):
+            self._num_lost = 0
+        self._count(completion)
+        return completion
+
+    async def _attend(self, request: GenerateRequest) -> Completion:
+        """Wait for the server as long as it is worth it."""
+        url = self.name
+        work = asyncio.ensure_future(self._sample(url, request))
+        try:
+            with self._backends.watch(url, self):
+                while not work.done():
+                    self._news.clear()
+                    timeout_s = self._patience_s(url)
+                    news = asyncio.ensure_future(self._news.wait())
+                    await asyncio.wait(
+                        {work, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    news.cancel()
+            return work.result()
+        finally:
+            self._stand_still("paused", False)
+            self._stand_still("silent", False)
+            if not work.done():
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+
+    async def _sample(self, url: str, request: GenerateRequest) -> Completion:
+        return await (await self._backends.get(url, self._renderer)).generate(request)
+
+    def _patience_s(self, url: str) -> float | None:
+        """Seconds until this must be looked at again; stops the budget while nothing comes.
+
+        Raises BackendError when waiting any longer is in vain.
+        """
+        paused = self._backends.is_paused(url)
+        self._stand_still("paused", paused)
+        if not is_server(url):
+            return None
+        silent_s, gone = self._clock() - self._heard_at, self._backends.gone_since(url)
+        if gone is not None and silent_s >= STILL_S:
+            raise self._silence(f"{url} is out, and gave no token for {silent_s:.1f} s")
+        self._stand_still("silent", silent_s >= SILENT_S)
+        limit_s = BETWEEN_S if self._parts else FIRST_S
+        if silent_s >= limit_s and not paused:
+            raise self._silence(f"{url} gave no token for {silent_s:.1f} s")
+        due = [STILL_S] if gone is not None else []
+        due += [SILENT_S] if silent_s < SILENT_S else []
+        return max(0.01, min([*due, limit_s if silent_s < limit_s else silent_s + 1]) - silent_s)
+
+    @staticmethod
+    def _silence(message: str) -> BackendError:
+        return BackendError(FailureCode.BACKEND_UNAVAILABLE, message, Trouble.SILENT)
+
+    def look(self) -> None:
+        """Something has changed about the server."""
+        self._stand_still("paused", self._backends.is_paused(self.name))
+        self._news.set()
+
+    def _hear(self, part: Completion, request: GenerateRequest) -> None:
+        self._parts.append(part)
+        self._heard_at = self._clock()
+        self._stand_still("silent", False)
+        if request.on_part is not None:
+            request.on_part(part)
+
+    def _stand_still(self, reason: str, still: bool) -> None:
+        """The budget stands still while there is a reason."""
+        if still and reason == "silent" and reason not in self._reasons:
+            self._deadline.give_back(SILENT_S)
+        (self._reasons.add if still else self._reasons.discard)(reason)
+        (self._deadline.pause if self._reasons else self._deadline.resume)()
+
+    # ---- what a completion's versions are worth
+
+    def _check_age(self, completion: Completion, request: GenerateRequest) -> None:
+        """Refuse tokens of weights older than those that this attempt has seen."""
+        known = [version for version in completion.versions if version != UNKNOWN_VERSION]
+        if known and min(known) < request.min_version:
+            self._parts = []
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"{self.name} serves version {min(known)}, older than {request.min_version}",
+                Trouble.BEHIND,
+            )
+
+    def _by_word(
+        self, completion: Completion, known: PolicyVersion, weights: RunWeights | None
+    ) -> Completion:
+        """Where the trainer brings weights itself, its word holds for calls that it did not cross."""
+        by_word = is_server(self.name) and not (weights is not None and weights.published)
+        if by_word and self._known()[0] != known:
+            count = len(completion.token_ids_C)
+            ends, versions = ((count,), (UNKNOWN_VERSION,)) if count else ((), ())
+            return replace(completion, version_ends=ends, versions=versions)
+        return completion
+
+    # ---- another server
+
+    def _report(self, error: BackendError, request: GenerateRequest) -> Failover | None:
+        """What the gateway must know of a failure; None when no other server would help."""
+        if self._lost is not None:
+            return self._lost
+        trouble = error.trouble or _TROUBLE.get(error.code)
+        if self._ask is None or trouble is None or not is_server(self.name):
+            return None
+        if trouble is Trouble.DECLINED:
+            return None
+        faults, calls = self._backends.note(self.name, trouble)
+        return Failover(
+            attempt=self._key,
+            backend=self.name,
+            trouble=trouble,
+            message=error.message[:500],
+            faults=faults,
+            calls=calls,
+            min_version=request.min_version,
+        )
+
+    async def _move(self, lost: Failover) -> None:
+        """Let the gateway say who goes on. Raises BackendError when nobody does in time."""
+        assert self._ask is not None
+        self._stand_still("moving", True)
+        try:
+            if self._num_lost:
+                pause_s = min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0**self._num_lost)
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            async with asyncio.timeout(self._wait_s):
+                self.name = (await self._ask(lost)).backend
+        except TimeoutError:
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE,
+                f"no backend went on within {self._wait_s:g} s: {lost.message}",
+                lost.trouble,
+            ) from None
+        finally:
+            self._stand_still("moving", False)
+        self._num_lost += 1
+        self._lost = None

@@ -1,0 +1,262 @@
+"""An attempt and its servers: whatever one of them does, the tokens are exact, the budget and the
+attempt are untouched, and the gateway hears the right thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from prorl.agents.native import NativeAgent
+from prorl.backends.vllm import VllmBackend
+from prorl.control import Assigned, Failover
+from prorl.errors import BackendError
+from prorl.limits import Deadline
+from prorl.protocols import Backend, Renderer
+from prorl.stages import failover
+from prorl.stages.backends import Backends
+from prorl.stages.failover import MAX_FAULTS, Ask, Routed
+from prorl.testing import RENDERER
+from prorl.types import (
+    AttemptKey,
+    FailureClass,
+    FailureCode,
+    PolicyVersion,
+    RunWeights,
+    SpanKind,
+    StopReason,
+    Trajectory,
+    Trouble,
+)
+from tests.agents.test_native import context
+from tests.backends.misbehaving import PIECE, Misbehaving, Mode
+
+KEY = AttemptKey("run", 5, 2)
+WEIGHTS = RunWeights("tag", published=True)
+
+
+class Scene:
+    """Some servers, and a gateway that always names the next one."""
+
+    def __init__(self, *servers: Misbehaving) -> None:
+        self.servers, self.asked = servers, list[Failover]()
+        self.backends = Backends(self._open)
+        self.deadline = Deadline(30.0)
+        self.labels: tuple[str, ...] = ("tag:3:x",) * len(servers)
+        self.answer: Ask = self._next
+
+    async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
+        return VllmBackend(url, RENDERER.vocab_size, model="m")
+
+    async def ask(self, asked: Failover) -> Assigned:
+        self.asked.append(asked)
+        return await self.answer(asked)
+
+    async def _next(self, asked: Failover) -> Assigned:
+        urls = [server.url for server in self.servers]
+        return Assigned(backend=urls[(urls.index(asked.backend) + 1) % len(urls)])
+
+    async def run(self, min_version: int = 0) -> Trajectory:
+        for server, label in zip(self.servers, self.labels, strict=True):
+            server.label = label
+        policy = Routed(
+            self.backends,
+            self.servers[0].url,
+            key=KEY,
+            deadline=self.deadline,
+            renderer=RENDERER,
+            ask=self.ask,
+            known=lambda: (PolicyVersion(3), WEIGHTS),
+        )
+        try:
+            return await NativeAgent().run(
+                context(policy, deadline=self.deadline, min_version=PolicyVersion(min_version))
+            )
+        finally:
+            await self.backends.close()
+
+
+@asynccontextmanager
+async def scene(*modes: Mode) -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(Misbehaving(mode)) for mode in modes]
+        yield Scene(*servers)
+
+
+def check_exact(trajectory: Trajectory, *servers: Misbehaving) -> None:
+    """Every server saw the ids so far, and what they said is what is stored."""
+    (sequence,) = trajectory.sequences
+    calls = [call for server in servers for call in server.calls]
+    ids = sequence.token_ids_L.tolist()
+    for call in calls:
+        assert ids[: len(call.prompt)] == call.prompt
+        assert ids[len(call.prompt) :][: len(call.ids)] == call.ids
+    said = [logprob for call in calls for logprob in call.logprobs]
+    assert sequence.logprobs_C.tolist() == pytest.approx(said)
+
+
+async def test_a_server_that_dies_in_a_stream_loses_no_token_and_no_attempt() -> None:
+    """X13: the next one continues from the exact ids; what nobody can name does not train."""
+    async with scene(Mode.HALF, Mode.WELL) as s:
+        trajectory = await s.run()
+        first, second = s.servers
+        assert trajectory.stop_reason is StopReason.DONE
+        check_exact(trajectory, first, second)
+        assert second.calls[0].prompt == first.calls[0].prompt + first.calls[0].ids
+        assert len(first.calls[0].ids) == PIECE
+        (sequence,) = trajectory.sequences
+        assert sequence.span_kind_S.tolist() == [
+            SpanKind.CONTEXT,
+            SpanKind.SAMPLED,
+            SpanKind.TRAINED,
+        ], "the dead cannot be asked which weights they had"
+        assert sequence.span_version_S.tolist() == [-1, -1, 3]
+        assert [(one.trouble, one.attempt) for one in s.asked] == [(Trouble.REFUSED, KEY)]
+        assert len(trajectory.turns) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "trouble"),
+    [
+        (Mode.ERROR, Trouble.ERROR),
+        (Mode.BUSY, Trouble.BUSY),
+        *(
+            (mode, Trouble.MALFORMED)
+            for mode in (
+                *(Mode.EMPTY, Mode.GARBAGE, Mode.SHORT, Mode.NAN),
+                *(Mode.POSITIVE, Mode.FOREIGN, Mode.NULL),
+            )
+        ),
+    ],
+)
+async def test_a_bad_reply_is_evidence_and_another_server_answers(
+    mode: Mode, trouble: Trouble
+) -> None:
+    """X16: none of it trains, none of it costs an attempt."""
+    async with scene(mode, Mode.WELL) as s:
+        trajectory = await s.run()
+        assert trajectory.stop_reason is StopReason.DONE
+        check_exact(trajectory, s.servers[1])
+        assert [one.trouble for one in s.asked] == [trouble]
+
+
+@pytest.mark.parametrize("mode", [Mode.SILENT, Mode.DRIP, Mode.STUCK])
+async def test_a_server_without_a_word_is_left_when_the_gateway_says_that_it_is_out(
+    mode: Mode,
+) -> None:
+    """X14: SIGSTOP, a black hole, dripped bytes; the budget stands still for as long."""
+    async with scene(mode, Mode.WELL) as s:
+        running = asyncio.ensure_future(s.run())
+        while not s.servers[0].calls:
+            await asyncio.sleep(0.01)
+        s.backends.told(gone=[s.servers[0].url], keyed=[])
+        trajectory = await running
+        assert trajectory.stop_reason is StopReason.DONE
+        assert [one.trouble for one in s.asked] == [Trouble.SILENT]
+        check_exact(trajectory, *s.servers)
+
+
+async def test_silence_is_noticed_without_the_gateway_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "FIRST_S", 0.2)
+    monkeypatch.setattr(failover, "SILENT_S", 0.1)
+    async with scene(Mode.SILENT, Mode.WELL) as s:
+        before = s.deadline.remaining_s
+        trajectory = await s.run()
+        assert trajectory.stop_reason is StopReason.DONE
+        assert [one.trouble for one in s.asked] == [Trouble.SILENT]
+        assert before - s.deadline.remaining_s < 0.15, "waiting for a server costs no budget"
+
+
+async def test_a_failure_that_every_server_repeats_ends_the_attempt() -> None:
+    async with scene(Mode.NAN, Mode.SHORT) as s:
+        trajectory = await s.run()
+        assert trajectory.failure.code is FailureCode.BACKEND_PROTOCOL
+        assert trajectory.failure.failure_class is FailureClass.INFRA
+        assert len(s.asked) == MAX_FAULTS - 1
+        assert not len(trajectory.sequences[0].logprobs_C)
+
+
+async def test_with_no_server_left_it_waits_and_its_budget_stands_still() -> None:
+    async with scene(Mode.WELL, Mode.WELL) as s:
+        s.deadline = Deadline(0.5)
+        gone, back = s.servers
+        asked, free = asyncio.Event(), asyncio.Event()
+
+        async def ask(failed: Failover) -> Assigned:
+            asked.set()
+            await free.wait()
+            return Assigned(backend=back.url)
+
+        s.answer = ask
+        gone.mode = Mode.HALF
+        running = asyncio.ensure_future(s.run())
+        await asked.wait()
+        left = s.deadline.remaining_s
+        await asyncio.sleep(0.6)
+        assert s.deadline.remaining_s == left
+        free.set()
+        assert (await running).stop_reason is StopReason.DONE
+
+
+async def test_a_server_that_is_behind_is_left_and_none_of_its_tokens_kept() -> None:
+    async with scene(Mode.WELL, Mode.WELL) as s:
+        s.labels = ("tag:2:y", "tag:3:x")
+        trajectory = await s.run(min_version=3)
+        assert trajectory.stop_reason is StopReason.DONE
+        assert [one.trouble for one in s.asked] == [Trouble.BEHIND]
+        assert trajectory.sequences[0].span_version_S.tolist() == [-1, 3]
+        check_exact(trajectory, s.servers[1])
+
+
+async def test_a_label_that_changed_during_a_call_proves_nothing() -> None:
+    """X17: restarted with what it was started with, or loaded by another run, in the middle."""
+    async with scene(Mode.WELL) as s:
+        (server,) = s.servers
+        server.delay_s = 0.2
+        running = asyncio.ensure_future(s.run())
+        while not server.calls:
+            await asyncio.sleep(0.01)
+        server.label = "other:3:x"
+        trajectory = await running
+        (sequence,) = trajectory.sequences
+        assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.SAMPLED]
+
+
+async def test_one_server_that_does_not_open_delays_nobody() -> None:
+    """No lock is held across a probe."""
+    async with scene(Mode.WELL) as s:
+        opening = asyncio.Event()
+        open_well = s._open
+
+        async def open_(url: str, renderer: Renderer, keyed: bool) -> Backend:
+            if url == "http://frozen":
+                opening.set()
+                await asyncio.Event().wait()
+            return await open_well(url, renderer, keyed)
+
+        backends = Backends(open_)
+        frozen = asyncio.ensure_future(backends.get("http://frozen", RENDERER))
+        await opening.wait()
+        async with asyncio.timeout(10):
+            assert (await backends.get(s.servers[0].url, RENDERER)).name == s.servers[0].url
+        frozen.cancel()
+        await asyncio.gather(frozen, return_exceptions=True)
+        await backends.close()
+
+
+async def test_the_key_goes_to_servers_that_the_operator_named() -> None:
+    opened: list[tuple[str, bool]] = []
+
+    async def open_(url: str, renderer: Renderer, keyed: bool) -> Backend:
+        opened.append((url, keyed))
+        raise BackendError(FailureCode.BACKEND_UNAVAILABLE, "away")
+
+    backends = Backends(open_)
+    backends.told(gone=[], keyed=["http://ours"])
+    for url in ("http://ours", "http://theirs"):
+        with pytest.raises(BackendError):
+            await backends.get(url, RENDERER)
+    assert opened == [("http://ours", True), ("http://theirs", False)]
