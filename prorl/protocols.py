@@ -380,10 +380,7 @@ class Verifies(Protocol):
     """What an Env has besides, whose tasks can be wrong in ways that only a sandbox shows."""
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
-        """Try the task itself in a fresh EVAL sandbox, prepared as for `score`; once a node.
-
-        Raises RolloutError with a code of the class `task` when no policy could be judged by it.
-        """
+        """Try the task in a sandbox as `score` gets it, once a node; RolloutError when it is bad."""
 
 
 class Reference(Protocol):

@@ -4,7 +4,7 @@ finds them by name.
 | env | tools | scored by |
 |---|---|---|
 | math | python | number or text match of the final answer; math-verify where it is installed |
-| code | bash, python, files | HumanEval-shaped tests in a fresh sandbox |
+| code | bash, python, files | HumanEval-shaped tests, or programs with cases, in a fresh sandbox |
 | swe | bash, files | SWE-bench-shaped tests of a repository in a fresh sandbox |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |

@@ -1,7 +1,16 @@
-"""Programming tasks in HumanEval's shape: complete a function; hidden tests decide (Chen et al.
-2021).
+"""Programming tasks; hidden tests decide. Two shapes: HumanEval's, complete a function (Chen et al.
+2021), and programs with cases (`code_cases.py`).
 
-Reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines
+| `task.data` of programs with cases | |
+|---|---|
+| cases | list of {input, output}: texts; with `function` a list of arguments and a value |
+| function | name of the function, a method of `class Solution` too; none: programs that read and print |
+| starter_code | shown after the prompt |
+| case_s, timeout_s | limits of a case (6) and of all cases (60) |
+| partial | true: the reward is the share of cases that pass; else all must |
+| canonical_solution | a whole program, for the oracle |
+
+HumanEval's shape: reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines
 `check(candidate)`) and, for the oracle, `data.canonical_solution`; `data.timeout_s` bounds the
 tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image. Invariants: tests
 never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the verdict
@@ -20,6 +29,7 @@ from importlib.resources import files
 import orjson
 
 from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.code_cases import check_cases, judge_cases
 from prorl.envs.tools import BASH, FILES, PYTHON, text_field
 from prorl.errors import GraderError, NotFoundError, TaskError
 from prorl.limits import Deadline
@@ -39,6 +49,12 @@ _SYSTEM = (
     " files; try your program out. Finish with the whole program in one ```python block, or leave"
     f" it in {SOLUTION_FILE} and say so."
 )
+_SYSTEM_CASES = (
+    "Write the Python program that the user asks for: one that reads standard input and writes"
+    " standard output, or the function or class that is named. You have a workspace with bash,"
+    " python and files; try your program out. Finish with the whole program in one ```python block,"
+    f" or leave it in {SOLUTION_FILE} and say so."
+)
 
 
 @reward("tests")
@@ -50,6 +66,8 @@ async def tests(
         return Judgement(0.0, "no program: neither a fenced block nor " + SOLUTION_FILE)
     if sandbox is None:
         raise GraderError(FailureCode.GRADER_ERROR, "the code env needs an EVAL sandbox")
+    if "cases" in task.data:
+        return await judge_cases(task, artefact, sandbox, deadline)
     nonce = secrets.token_hex(16)
     wanted_s = float(task.data.get("timeout_s", TESTS_S))
     limit_s = min(wanted_s, deadline.remaining_s)
@@ -64,7 +82,6 @@ class CodeEnv(BaseEnv):
 
     name = "code"
     system = _SYSTEM
-    needs = ("entry_point", "test", "prompt")
     offers = (BASH, PYTHON, FILES)
     rubric = Rubric((tests, 1.0))
     scores_in_sandbox = True
@@ -72,6 +89,9 @@ class CodeEnv(BaseEnv):
     def check(self, task: Task) -> None:
         """The fields are there, the tests compile, the tools exist."""
         super().check(task)
+        if "cases" in task.data:
+            check_cases(task)
+            return
         entry_point = text_field(task, "entry_point")
         if not entry_point.isidentifier():
             raise TaskError(
@@ -92,11 +112,14 @@ class CodeEnv(BaseEnv):
             )
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """How to answer, and the source up to the body."""
-        return (
-            Message(role="system", content=_SYSTEM),
-            Message(role="user", content=f"```python\n{task.prompt.strip()}\n```"),
-        )
+        """How to answer, and the source up to the body, or the problem."""
+        if "cases" not in task.data:
+            asked, system = f"```python\n{task.prompt.strip()}\n```", _SYSTEM
+        else:
+            asked, system = task.prompt.strip(), _SYSTEM_CASES
+            if starter := str(task.data.get("starter_code") or "").rstrip():
+                asked = f"{asked}\n\n```python\n{starter}\n```"
+        return (Message(role="system", content=system), Message(role="user", content=asked))
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The program: the last fenced block of the final message, else the file, else nothing."""
@@ -111,11 +134,16 @@ class CodeEnv(BaseEnv):
     def reference(self, task: Task) -> Solution:
         """Write the program to the file, run it, say where it is."""
         self.check(task)
-        program = f"{text_field(task, 'prompt')}{text_field(task, 'canonical_solution')}"
+        solution = text_field(task, "canonical_solution")
+        if "cases" in task.data:
+            test = "python3 -m py_compile solution.py && echo fine"
+        else:
+            solution = f"{text_field(task, 'prompt')}{solution}"
+            name = task.data["entry_point"]
+            test = f"python3 -c 'import solution; print(callable(solution.{name}))'"
         write = ToolCall(
-            "files", {"command": "create", "path": SOLUTION_FILE, "file_text": program}
+            "files", {"command": "create", "path": SOLUTION_FILE, "file_text": solution}
         )
-        test = f"python3 -c 'import solution; print(callable(solution.{task.data['entry_point']}))'"
         return Solution(
             (write, ToolCall("bash", {"command": test})), f"The program is in {SOLUTION_FILE}."
         )

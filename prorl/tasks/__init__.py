@@ -15,6 +15,9 @@ not ask an env whether it can use the task: that is `Env.check`.
 | swebench | instance_id, problem_statement, test_patch, FAIL_TO_PASS | swe |
 | verl | prompt, reward_model {ground_truth} [, data_source, extra_info] | math; code for tests |
 | nemo_gym | responses_create_params, expected_answer or verifier_metadata | math; code for tests |
+| apps | question, input_output (APPS, TACO) | code |
+| livecodebench | question_content, public_test_cases | code |
+| contest | description, public_tests, official_tests or examples | code |
 | gsm8k | question, answer (`... <<48/2=24>>24 ... #### 72`) | math |
 | answers | prompt, question or problem; answer, expected_answer ... | math |
 """

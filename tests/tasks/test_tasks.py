@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import os
+import pickle
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prorl.envs import get_env
 from prorl.errors import TaskError
 from prorl.tasks import load_tasks, read_tasks, task_from_json, task_to_json
 from prorl.types import Json, Task
@@ -93,6 +98,7 @@ def test_formats_are_told_apart(tmp_path: Path) -> None:
 
 
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+CASES = [{"input": "1\n", "output": "2\n"}]
 TESTS = {"inputs": ["1\n"], "outputs": ["2\n"]}
 
 
@@ -112,7 +118,7 @@ TESTS = {"inputs": ["1\n"], "outputs": ["2\n"]}
             {"prompt": ASK, "reward_model": {"ground_truth": orjson.dumps(TESTS).decode()}},
             "verl",
             "code",
-            {"input_output": TESTS},
+            {"cases": CASES},
         ),
         (
             {"responses_create_params": {"input": ASK}, "expected_answer": "2"},
@@ -124,7 +130,7 @@ TESTS = {"inputs": ["1\n"], "outputs": ["2\n"]}
             {"responses_create_params": {"input": ASK}, "verifier_metadata": {"unit_tests": TESTS}},
             "nemo_gym",
             "code",
-            {"input_output": TESTS},
+            {"cases": CASES},
         ),
     ],
 )
@@ -174,6 +180,81 @@ def test_what_datasets_saved_to_disk(tmp_path: Path) -> None:
     (split / "data-00000-of-00001.arrow").write_bytes(b"no arrow")
     with pytest.raises(TaskError, match="not a whole Arrow stream"):
         load_tasks(split)
+
+
+PACKED = base64.b64encode(zlib.compress(pickle.dumps('[{"input": "2", "output": "4"}]'))).decode()
+LCB = {
+    "question_content": "Double.",
+    "question_id": "abc_1",
+    "public_test_cases": '[{"input": "1", "output": "2", "testtype": "stdin"}]',
+    "private_test_cases": PACKED,
+    "metadata": "{}",
+    "starter_code": "",
+}
+DOUBLE = [{"input": "1", "output": "2"}, {"input": "2", "output": "4"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "format_", "data"),
+    [
+        (LCB, "livecodebench", {"cases": DOUBLE}),
+        (
+            {
+                **LCB,
+                "public_test_cases": '[{"input": "[1]\\n3", "output": "[3]"}]',
+                "private_test_cases": "[]",
+                "metadata": '{"func_name": "scale"}',
+                "starter_code": "class Solution:",
+            },
+            "livecodebench",
+            {
+                "starter_code": "class Solution:",
+                "function": "scale",
+                "cases": [{"input": [[1], 3], "output": [3]}],
+            },
+        ),
+        (
+            {
+                "problem_id": 3,
+                "question": "Double.",
+                "solutions": '["print(2 * int(input()))"]',
+                "input_output": '{"inputs": ["1", "2"], "outputs": ["2", "4"]}',
+                "time_limit": "2.0 seconds",
+            },
+            "apps",
+            {
+                "cases": DOUBLE,
+                "canonical_solution": "print(2 * int(input()))",
+                "case_s": 2.0,
+            },
+        ),
+        (
+            {
+                "name": "1_A",
+                "description": "Double.",
+                "public_tests": {"input": ["1"], "output": ["2"]},
+                "private_tests": {"input": ["2"], "output": ["4"]},
+                "time_limit": {"seconds": 1, "nanos": 0},
+                "solutions": {"language": [2, 3], "solution": ["int main", "print()"]},
+            },
+            "contest",
+            {"cases": DOUBLE, "canonical_solution": "print()", "case_s": 1.0},
+        ),
+        ({"id": "1/A", "description": "Double.", "examples": DOUBLE}, "contest", {"cases": DOUBLE}),
+    ],
+)
+def test_programs_with_cases(
+    tmp_path: Path, row: dict[str, Json], format_: str, data: dict[str, Json]
+) -> None:
+    found = read_tasks(_write(tmp_path / "a.jsonl", row), check=get_env("code").check)
+    (task,) = found.tasks
+    assert (found.format, task.prompt, dict(task.data)) == (format_, "Double.", data)
+
+
+def test_a_pickle_that_is_more_than_a_text_is_not_loaded(tmp_path: Path) -> None:
+    evil = base64.b64encode(zlib.compress(pickle.dumps(os.getcwd))).decode()
+    with pytest.raises(TaskError, match=r"private_test_cases cannot be read \(it names "):
+        load_tasks(_write(tmp_path / "a.jsonl", {**LCB, "private_test_cases": evil}))
 
 
 def test_bad_rows_are_left_out_only_when_asked_and_counted(tmp_path: Path) -> None:

@@ -17,15 +17,18 @@ from prorl.errors import TaskError
 from prorl.types import Json, Task
 
 NAMES = (
-    "prorl_rows",
-    "humaneval",
-    "swebench",
-    "verl",
-    "nemo_gym",
-    "gsm8k",
-    "answers",
+    "prorl_rows:FORMAT",
+    "humaneval:FORMAT",
+    "swebench:FORMAT",
+    "verl:FORMAT",
+    "nemo_gym:FORMAT",
+    "programs:LIVECODEBENCH",
+    "programs:APPS",
+    "programs:CONTEST",
+    "gsm8k:FORMAT",
+    "answers:FORMAT",
 )
-"""Modules of this folder, most particular first; each has a `FORMAT`."""
+"""Modules of this folder and what they define, most particular first."""
 
 GROUP = "prorl.formats"
 
@@ -56,7 +59,8 @@ def formats() -> Iterator[Format]:
             raise TaskError(f"format {name!r} is {found!r}"[:200], "a prorl.tasks.formats.Format")
         yield found
     for name in NAMES:
-        yield import_module(f"prorl.tasks.formats.{name}").FORMAT
+        module, _, attribute = name.partition(":")
+        yield getattr(import_module(f"prorl.tasks.formats.{module}"), attribute)
 
 
 def detect(row: Row) -> Format:

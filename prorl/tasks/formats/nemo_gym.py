@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from prorl.errors import TaskError
 from prorl.tasks.formats import Format, Row, answers, conversation, name_of
+from prorl.tasks.formats.programs import program_data
 from prorl.types import Json, Task
 
 
@@ -27,7 +28,7 @@ def _judged(row: Row) -> tuple[str, dict[str, Json]]:
     """Env and data."""
     metadata = row.get("verifier_metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("unit_tests"), dict):
-        return "code", {"input_output": metadata["unit_tests"]}
+        return "code", program_data(metadata["unit_tests"])
     if row.get("expected_answer") is None:
         raise TaskError(
             f"found {', '.join(map(repr, row))}",

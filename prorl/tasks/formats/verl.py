@@ -7,11 +7,10 @@ answer.
 
 from __future__ import annotations
 
-import orjson
-
 from prorl.errors import TaskError
 from prorl.tasks.formats import Format, Row, answers, conversation, name_of
-from prorl.types import Json, Task
+from prorl.tasks.formats.programs import program_data
+from prorl.types import Task
 
 
 def read(row: Row, index: int) -> Task:
@@ -25,7 +24,7 @@ def read(row: Row, index: int) -> Task:
     source = source if isinstance(source, str) and source else "verl"
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, dict) else {}
-    tests = program_tests(judged["ground_truth"])
+    tests = program_data(judged["ground_truth"])
     return Task(
         task_id=name_of(extra, source, index, "index"),
         env="code" if tests else "math",
@@ -33,18 +32,6 @@ def read(row: Row, index: int) -> Task:
         data=tests or {"answer": answers.answer(judged["ground_truth"])},
         data_source=source,
     )
-
-
-def program_tests(value: Json) -> dict[str, Json]:
-    """The tests that a ground truth holds, empty when it is a final answer."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
-            return {}
-    if isinstance(value, dict) and {"inputs", "outputs"} <= value.keys():
-        return {"input_output": value}
-    return {}
 
 
 FORMAT = Format("verl", ("prompt", "reward_model"), read)

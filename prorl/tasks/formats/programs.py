@@ -1,0 +1,201 @@
+"""Programming problems with cases: APPS and TACO (`question`, `input_output`), LiveCodeBench
+(`question_content`, test cases as JSON), code_contests (`description`, `public_tests` ...),
+Codeforces rows (`description`, `official_tests` or `examples`).
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+
+from prorl.errors import TaskError
+from prorl.tasks.formats import Format, Row, name_of, text
+from prorl.types import Json, Task
+
+MAX_UNPACKED_BYTES = 256 << 20
+_PYTHON = re.compile(r"python|pypy", re.IGNORECASE)
+
+
+def program_data(value: Json) -> dict[str, Json]:
+    """`{inputs, outputs [, fn_name]}`, or its JSON text, as the env's data; empty when it is none.
+
+    >>> program_data({"inputs": ["1"], "outputs": ["2"]})
+    {'cases': [{'input': '1', 'output': '2'}]}
+    >>> program_data('{"fn_name": "f", "inputs": [[1, 2]], "outputs": [[3]]}')["cases"]
+    [{'input': [1, 2], 'output': 3}]
+    """
+    value = _parsed(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+    if not isinstance(value, dict) or not {"inputs", "outputs"} <= value.keys():
+        return {}
+    inputs, outputs, function = value["inputs"], value["outputs"], value.get("fn_name") or ""
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise TaskError("inputs and outputs differ in number", "one output for each input")
+    if not function:
+        pairs = zip(map(_lines, inputs), map(_lines, outputs), strict=True)
+        return {"cases": [{"input": given, "output": wanted} for given, wanted in pairs]}
+    is_wrapped = all(isinstance(one, list) and len(one) == 1 for one in outputs)
+    wanted = [one[0] for one in outputs] if is_wrapped else outputs
+    cases = [{"input": g, "output": w} for g, w in zip(inputs, wanted, strict=True)]
+    return {"cases": cases, "function": function}
+
+
+def _lines(value: Json) -> str:
+    """A program's input or output: a text, or a list of its lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _parsed(value: Json) -> Json:
+    """Of JSON text; anything else as it is. Raises TaskError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as cause:
+        raise TaskError(
+            f"{value[:60]!r} is not valid JSON ({cause})", "the tests as JSON"
+        ) from cause
+
+
+def _task(row: Row, source: str, index: int, prompt: str, data: Mapping[str, Json]) -> Task:
+    if not data.get("cases"):
+        raise TaskError("it has no test cases", "at least one input with its output")
+    keys = ("question_id", "problem_id", "id", "name", "task_id")
+    return Task(
+        task_id=name_of(row, source, index, *keys),
+        env="code",
+        prompt=prompt,
+        data={key: value for key, value in data.items() if value not in ("", None)},
+        data_source=source,
+    )
+
+
+# ---- APPS, TACO
+
+
+def read_apps(row: Row, index: int) -> Task:
+    """question, input_output [, solutions, starter_code, time_limit]."""
+    data = program_data(_parsed(row["input_output"]))
+    solutions = _parsed(row.get("solutions") or "[]")
+    if isinstance(solutions, list) and solutions and isinstance(solutions[0], str):
+        data["canonical_solution"] = solutions[0]
+    data["starter_code"] = row.get("starter_code") or ""
+    limit = re.match(r"\s*([\d.]+)", str(row.get("time_limit") or ""))
+    data["case_s"] = float(limit[1]) if limit else None
+    return _task(row, "apps", index, text(row, "question"), data)
+
+
+# ---- LiveCodeBench
+
+
+def read_livecodebench(row: Row, index: int) -> Task:
+    """question_content, public_test_cases [, private_test_cases, metadata, starter_code]."""
+    cases = _parsed(row["public_test_cases"])
+    private = row.get("private_test_cases")
+    cases = [*cases, *(_private(private) if private else [])]
+    metadata = _parsed(row.get("metadata") or "{}")
+    function = metadata.get("func_name") or "" if isinstance(metadata, dict) else ""
+    data: dict[str, Json] = {"starter_code": row.get("starter_code") or "", "function": function}
+    data["cases"] = [_livecodebench_case(case, function) for case in cases]
+    return _task(row, "livecodebench", index, text(row, "question_content"), data)
+
+
+def _livecodebench_case(case: Json, function: str) -> dict[str, Json]:
+    if not isinstance(case, dict) or not {"input", "output"} <= case.keys():
+        raise TaskError(f"a test case is {str(case)[:100]}", "an object with input and output")
+    if not function:
+        return {"input": case["input"], "output": case["output"]}
+    arguments = [_parsed(line) for line in str(case["input"]).splitlines() if line.strip()]
+    return {"input": arguments, "output": _parsed(case["output"])}
+
+
+class _TextOnly(pickle.Unpickler):
+    """Private cases are a pickled text: nothing but plain values is made of it."""
+
+    def find_class(self, module: str, name: str) -> Json:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _private(value: Json) -> list[Json]:
+    """As JSON, or packed: base64 of zlib of a pickled text of JSON. Raises TaskError."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _parsed(value)
+    if isinstance(value, list):
+        return value
+    try:
+        unpacker = zlib.decompressobj()
+        content = unpacker.decompress(base64.b64decode(str(value)), MAX_UNPACKED_BYTES)
+        found = _parsed(_TextOnly(io.BytesIO(content)).load())
+    except (
+        ValueError,
+        zlib.error,
+        pickle.UnpicklingError,
+        EOFError,
+        IndexError,
+        KeyError,
+    ) as cause:
+        raise TaskError(
+            f"private_test_cases cannot be read ({cause})", "what was published"
+        ) from None
+    if not isinstance(found, list):
+        raise TaskError("private_test_cases are no list", "what was published")
+    return found
+
+
+# ---- code_contests, Codeforces
+
+
+def read_contest(row: Row, index: int) -> Task:
+    """description, and cases: public_tests, private_tests, generated_tests {input, output}, or
+    official_tests or examples, lists of {input, output} [, solutions, time_limit].
+    """
+    cases: list[Json] = []
+    for name in ("public_tests", "private_tests", "generated_tests"):
+        tests = row.get(name)
+        if isinstance(tests, dict):
+            found = program_data({"inputs": tests.get("input"), "outputs": tests.get("output")})
+            cases += found["cases"] if found else []
+    for name in ("official_tests", "examples"):
+        tests = row.get(name)
+        if not cases and isinstance(tests, list):
+            cases = [{"input": one["input"], "output": one["output"]} for one in _pairs(tests)]
+    parts = [text(row, "description")]
+    for name in ("input_format", "output_format", "note"):
+        if isinstance(row.get(name), str) and row[name].strip():
+            parts.append(f"{name.replace('_', ' ').capitalize()}\n\n{row[name].strip()}")
+    data: dict[str, Json] = {"cases": cases, "canonical_solution": _python_of(row.get("solutions"))}
+    limit = row.get("time_limit")
+    limit = limit.get("seconds") if isinstance(limit, dict) else limit
+    data["case_s"] = float(limit) if isinstance(limit, int | float) and limit > 0 else None
+    return _task(row, "contest", index, "\n\n".join(parts), data)
+
+
+def _pairs(tests: Iterable[Json]) -> Iterable[dict[str, str]]:
+    for one in tests:
+        if not isinstance(one, dict) or not all(
+            isinstance(one.get(key), str) for key in ("input", "output")
+        ):
+            raise TaskError(f"a test is {str(one)[:100]}", "an object with input and output")
+        yield one
+
+
+def _python_of(solutions: Json) -> str:
+    """The first Python solution: code_contests gives languages (3 = Python 3) beside texts."""
+    if not isinstance(solutions, dict):
+        return ""
+    pairs = zip(solutions.get("language", []), solutions.get("solution", []), strict=False)
+    return next(
+        (str(found) for language, found in pairs if language == 3 or _PYTHON.match(str(language))),
+        "",
+    )
+
+
+APPS = Format("apps", ("question", "input_output"), read_apps)
+LIVECODEBENCH = Format(
+    "livecodebench", ("question_content", "public_test_cases"), read_livecodebench
+)
+CONTEST = Format("contest", ("description", "public_tests|official_tests|examples"), read_contest)

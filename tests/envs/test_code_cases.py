@@ -1,0 +1,198 @@
+"""Programs with cases: what is right, what is not, what they may cost, and what they cannot reach;
+in every kind of sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from prorl.envs.code import CodeEnv
+from prorl.envs.judge_cases import same_text, same_value
+from prorl.errors import GraderError, TaskError
+from prorl.limits import Deadline
+from prorl.protocols import Sandbox
+from prorl.sandbox import open as open_sandbox
+from prorl.sandbox.node.probe import probe_one
+from prorl.testing import make_task, play, scripted
+from prorl.types import Json, Message, Score, Stage, Task
+
+ENV = CodeEnv()
+CASES = [{"input": f"{i}\n", "output": f"{2 * i}\n"} for i in range(1, 5)]
+READS = make_task("code", "Double.", cases=CASES, canonical_solution="print(2 * int(input()))")
+CALLS = make_task(
+    "code",
+    "Scale.",
+    cases=[{"input": [[1, 2], 3], "output": [3, 6]}, {"input": [[], 3], "output": []}],
+    function="scale",
+    starter_code="class Solution:\n    def scale(self, xs, by):",
+)
+SCALE = "class Solution:\n    def scale(self, xs, by):\n        return [x * by for x in xs]\n"
+KINDS = [
+    pytest.param("", id="default"),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("apptainer", "bwrap", "local")),
+]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def sandbox(request: pytest.FixtureRequest, sandbox_kind: str) -> AsyncIterator[Sandbox]:
+    """One for all programs here: what one leaves behind another may find."""
+    kind = request.param or sandbox_kind
+    found = await probe_one(kind)
+    if not found.works:
+        pytest.skip(f"{kind} does not work here: {found.reason}")
+    async with open_sandbox(kind, ENV.sandbox(READS, Stage.EVAL)) as sandbox:
+        yield sandbox
+
+
+async def _score(sandbox: Sandbox, program: str, task: Task = READS, eval_s: float = 60) -> Score:
+    return await ENV.score(task, program.encode(), sandbox, Deadline(eval_s))
+
+
+def _with(task: Task = READS, **data: Json) -> Task:
+    return make_task(task.env, task.prompt, **{**task.data, **data})
+
+
+@pytest.mark.parametrize(
+    ("task", "program"),
+    [
+        (READS, "print(2 * int(input()))"),
+        (READS, "import sys\nsys.stdout.write(str(2 * int(sys.stdin.read())) + '  \\n\\n')"),
+        (READS, "if __name__ == '__main__':\n    print(int(input()) * 2)"),
+        (READS, "import threading\nthreading.Thread(target=lambda: print(2*int(input()))).start()"),
+        (CALLS, SCALE),
+        (CALLS, "def scale(xs, by):\n    print('working')\n    return tuple(x * by for x in xs)"),
+    ],
+)
+async def test_right_programs(sandbox: Sandbox, task: Task, program: str) -> None:
+    score = await _score(sandbox, program, task)
+    assert score.reward == 1, score.log
+
+
+FIND = """
+import os, sys
+for pid in [os.getppid(), *map(int, filter(str.isdigit, os.listdir("/proc")))]:
+    for name in ("mem", "fd/0", "fd/1", "environ"):
+        try:
+            text = open(f"/proc/{pid}/{name}", "rb").read(1 << 20) if pid != os.getpid() else b""
+        except OSError:
+            continue
+        if b"cases" in text:
+            print(2 * int(input()))
+            sys.exit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("task", "program", "says"),
+    [
+        (READS, "print(2)", "case 1: gave '2\\n', expected '4\\n'"),
+        (READS, "", "no program"),
+        (READS, "print(2 * int(input())", "case 0: ended with exit status 1"),
+        (READS, "print(2 * int(input()))\nraise SystemExit(3)", "exit status 3"),
+        (READS, "import os\nos._exit(0)", "gave ''"),
+        (READS, "while True: pass", "case 0: took more than 0.3 s"),
+        (READS, "print('x' * (17 << 20))", "printed more than"),
+        (READS, "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)", ""),
+        (READS, "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\nprint(2)", ""),
+        (READS, FIND, "gave ''"),
+        (READS, "print(' 4 4 '); open('solution.py', 'w').write('print(2 * int(input()))')", ""),
+        (
+            CALLS,
+            "class All:\n    def __eq__(self, o): return True\ndef scale(xs, by): return All()",
+            "",
+        ),
+        (CALLS, "import json\njson.dump = print\ndef scale(xs, by): return []", ""),
+        (CALLS, "def scale(xs, by): return [str(x * by) for x in xs]", "gave"),
+        (CALLS, "def other(xs, by): return xs", "no function scale"),
+        (CALLS, "import sys\nsys.exit(0)", "no value that is JSON"),
+    ],
+)
+async def test_wrong_programs(sandbox: Sandbox, task: Task, program: str, says: str) -> None:
+    task = _with(task, case_s=0.3 if "while" in program else 5.0, timeout_s=8.0)
+    score = await _score(sandbox, program, task)
+    assert score.reward == 0, score.log
+    assert says in score.log
+
+
+async def test_part_of_the_cases_is_part_of_the_reward_only_where_the_task_says_so(
+    sandbox: Sandbox,
+) -> None:
+    half = "x = int(input())\nprint(2 * x if x < 3 else 0)"
+    assert (await _score(sandbox, half)).reward == 0
+    assert (await _score(sandbox, half, _with(partial=True))).reward == 0.5
+    hangs = "x = int(input())\nwhile x == 1: pass\nprint(2 * x)"
+    assert (await _score(sandbox, hangs, _with(partial=True, case_s=0.3))).reward == 0.75
+
+
+async def test_too_little_time_of_evals_is_not_the_programs_fault(sandbox: Sandbox) -> None:
+    hang = "while True: pass"
+    with pytest.raises(GraderError, match="too little"):
+        await _score(sandbox, hang, _with(partial=True), eval_s=0.3)
+    slow = await _score(sandbox, hang, _with(partial=True, timeout_s=0.3))
+    assert "no time was left" in slow.log
+
+
+async def test_what_a_policy_reads_and_what_an_oracle_does() -> None:
+    system, user = ENV.messages(CALLS)
+    assert user == Message(
+        role="user", content=f"Scale.\n\n```python\n{CALLS.data['starter_code']}\n```"
+    )
+    assert "standard input" in system.content
+    assert (await play(ENV, READS, scripted("oracle", ENV))).reward == 1
+    assert (await play(ENV, READS, scripted("noop", ENV))).reward == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "right"),
+    [
+        ("1 2\n3\n", "1 2 \n3", True),
+        ("1 2 3", "1 2\n3", True),
+        ("0.3333333", "0.33333333", True),
+        ("1e-7", "0.0", True),
+        ("3", "3.0", True),
+        ("3.0", "3", False),
+        ("0.34", "0.33", False),
+        ("nan", "0.5", False),
+        ("yes", "YES", False),
+        ("", "1", False),
+    ],
+)
+async def test_texts(given: str, wanted: str, right: bool) -> None:
+    assert same_text(given, wanted) is right
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "right"),
+    [
+        (1, 1.0, True),
+        (True, 1, False),
+        (True, 1.0, False),
+        ([0.1 + 0.2], [0.3], True),
+        ({"a": [1]}, {"a": [1]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ("1", 1, False),
+        (None, None, True),
+    ],
+)
+async def test_values(given: Json, wanted: Json, right: bool) -> None:
+    assert same_value(given, wanted) is right
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"cases": []}, "data.cases is"),
+        ({"cases": [{"input": "1"}]}, r"data.cases\[0\]"),
+        ({"cases": [{"input": 1, "output": "2"}]}, "a text as input and as output"),
+        ({"cases": [{"input": "1", "output": 2}], "function": "f"}, "a list of arguments as input"),
+        ({"cases": CASES, "function": "a b"}, "data.function is"),
+    ],
+)
+async def test_bad_cases_are_refused(data: dict[str, Json], says: str) -> None:
+    with pytest.raises(TaskError, match=says):
+        ENV.check(make_task("code", "x", **data))
