@@ -40,7 +40,7 @@ from prorl.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A LEASED row as a record."""
+    """A LEASED row as a record: everything that the gateway says of an attempt."""
 
     key: AttemptKey
     group_id: int
@@ -125,7 +125,7 @@ class ScoredColumns(Added):
 
     @property
     def failure(self) -> Failure:
-        """Why there is no score."""
+        """Why EVAL gave no score."""
         return Failure(code=self.eval_failure_code, message=self.eval_failure_message)
 
 
@@ -210,7 +210,7 @@ def read_key(row: Row) -> AttemptKey:
 def ready_columns(
     *, sandbox: SandboxRef, prompt: Many[Message], tools: Many[ToolSpec], init_s: float
 ) -> ReadyColumns:
-    """LEASED -> READY."""
+    """What INIT adds to a LEASED row: the sandbox that RUN will act in, the prompt, the tools."""
     return ReadyColumns(
         sandbox=sandbox,
         prompt=[_message_values(m) for m in prompt],
@@ -235,7 +235,7 @@ def read_sandbox(row: Row) -> SandboxRef:
 
 
 def _message_values(message: Message) -> Values:
-    """In the order of MESSAGE."""
+    """Values of a message in the order of MESSAGE."""
     calls = (
         orjson.dumps([call._asdict() for call in message.tool_calls]).decode()
         if message.tool_calls
@@ -271,7 +271,7 @@ def read_message(value: dict[str, Json]) -> Message:
 
 
 def ran_columns(trajectory: Trajectory, *, run_s: float) -> RanColumns:
-    """READY -> RAN."""
+    """What RUN adds to a READY row: the trajectory."""
     failure = trajectory.failure
     return RanColumns(
         sequences=[sequence_values(s) for s in trajectory.sequences],

@@ -61,7 +61,7 @@ class Deadline:
 
     @property
     def expired(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no time is left."""
         return self.remaining_s <= 0.0
 
     def pause(self) -> None:

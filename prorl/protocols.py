@@ -139,7 +139,7 @@ class Tokenizer(Protocol):
     specials: Mapping[str, int]
 
     def encode(self, text: str) -> Int32:
-        """Ids of plain text."""
+        """Ids of plain text; what spells a special stays text."""
 
     def decode(self, ids: Int32) -> str:
         """Text of ids, specials spelled out; invalid UTF-8 becomes U+FFFD."""
@@ -196,7 +196,7 @@ class Backend(Protocol):
         """
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Close connections; calling it again does nothing."""
 
 
 @runtime_checkable
@@ -328,10 +328,10 @@ class Env(Protocol):
         """What `stage` (RUN or EVAL) needs, or None for no sandbox."""
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """What the policy may call."""
+        """Tools that the policy may call for this task."""
 
     def messages(self, task: Task) -> tuple[Message, ...]:
-        """System and user message."""
+        """First messages of the conversation: system, user."""
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Put the task's files into a fresh RUN sandbox."""

@@ -23,7 +23,7 @@ from prorl.types import NO_FAILURE, Failure, Json
 
 
 class Row(NamedTuple):
-    """One row of a batch."""
+    """One row of a record batch, by its index: a view, never a copy."""
 
     batch: pa.RecordBatch
     place: int
@@ -34,7 +34,7 @@ class Row(NamedTuple):
         return self.batch.slice(self.place, 1)
 
     def value(self, name: str) -> Json:
-        """One of its values."""
+        """The value of a column, as a Python object."""
         return self.batch.column(name)[self.place].as_py()
 
 
@@ -96,7 +96,7 @@ class Added:
 
     @property
     def num_bytes(self) -> int:
-        """About what it will weigh."""
+        """Bytes that the values will take in Arrow, about."""
         return _weight(self.values)
 
 

@@ -155,7 +155,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What a tool call gave."""
+    """The outcome of a tool call, a failed or timed-out one too."""
 
     output: str
     """Text for the policy, already capped."""
@@ -283,7 +283,7 @@ class Failure:
 
     @property
     def failure_class(self) -> FailureClass:
-        """Class of the code."""
+        """Class that the code belongs to (`FAILURE_CLASS`)."""
         return FAILURE_CLASS[self.code]
 
 

@@ -182,6 +182,9 @@ class Stage:
         if added is None:
             self._leave([key])
             return
+        # In hand until downstream acks it. While the row is converted and while it waits for room
+        # in the outlet, a cancellation or a lost downstream may take it out of `_finished` (INIT):
+        # hence the question after each wait. What is no longer here must not go out.
         self._finished[key] = row
         try:
             grown = await self._grow(row, added)

@@ -45,14 +45,14 @@ class WaitingRow:
         return self.row.value("group_id"), self.row.value("sample_index")
 
     def ack(self) -> None:
-        """Its fate is durable."""
+        """Tell everybody who waits that its fate is durable."""
         for ack in self.acks:
             ack()
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one part will hold."""
+    """Everything that the next part will hold."""
 
     rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
     terminals: dict[int, Terminal] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Batch:
         return bool(self.rows or self.terminals or self.events or self.tasks)
 
     def knows(self, key: AttemptKey) -> WaitingRow | None:
-        """The row, if it is here."""
+        """The waiting row of an attempt, or None."""
         return self.rows.get(key)
 
     def add_row(self, key: AttemptKey, row: Row, ack: Ack, num_bytes: int) -> None:
@@ -88,7 +88,7 @@ class Stored:
     tasks_upto: int = 0
 
     def add(self, batch: Batch) -> None:
-        """A batch is committed."""
+        """Remember that a batch is committed."""
         self.terminals |= batch.terminals.keys()
         self.events_upto = max(self.events_upto, _upto(batch.events))
         self.tasks_upto = max(self.tasks_upto, _upto(batch.tasks))

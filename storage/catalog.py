@@ -68,7 +68,7 @@ class StoredRun:
         return self._dataset(paths, TABLES[table])
 
     def read(self, table: str, columns: list[str] | None = None) -> pa.Table:
-        """A table in memory."""
+        """All rows of a table, in memory; `columns` limits what is read."""
         try:
             return self.dataset(table).to_table(columns=columns)
         except FileNotFoundError:

@@ -230,7 +230,7 @@ class Endpoint:
             yield hot if hot is not None else _delivered(run.index.read(group_id), delivery_seq)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the threads and drop the hot files; calling it again does nothing."""
         for task in self._finding.values():
             task.cancel()
         self._thread.shutdown(wait=True)

@@ -30,6 +30,7 @@ from prorl.storage.sql import LockedDuckDB
 from prorl.types import GroupDecision, GroupMember, RolloutState
 
 TIMEOUT_S = 5.0
+"""Of one query: a filter that never ends must not keep its groups undecided."""
 
 MEMBERS = pa.schema(
     [
@@ -136,7 +137,7 @@ class GroupFilter:
         return found
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the database; calling it again does nothing."""
         self._database.close()
 
 
@@ -149,11 +150,11 @@ class RefusingFilter:
         self._reason = f"filter_error: {error.given}"[:200]
 
     def decide(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
-        """Drop them all."""
+        """Drop every group, with the reason."""
         return [GroupDecision(group.group_id, kept=False, reason=self._reason) for group in groups]
 
     def close(self) -> None:
-        """Nothing."""
+        """There is nothing to close."""
 
 
 def compile_filter(name: str) -> GroupFilter | RefusingFilter:

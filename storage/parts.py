@@ -137,7 +137,7 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
 
 
 def part_file(table: str, part: str, rows: int, content: pa.Buffer) -> PartFile:
-    """How a commit names it."""
+    """The record by which a commit names a file of this content."""
     digest = hashlib.sha256(content).hexdigest()
     return PartFile(
         table=table, path=f"{table}/{part}.parquet", rows=rows, bytes=content.size, sha256=digest
@@ -145,7 +145,7 @@ def part_file(table: str, part: str, rows: int, content: pa.Buffer) -> PartFile:
 
 
 def empties(run_id: str) -> Mapping[str, pa.Buffer]:
-    """An empty part per table."""
+    """For each table, the content of a part without rows."""
     return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
 
 
@@ -183,7 +183,7 @@ class PartReader:
 
     @property
     def row_group_sizes(self) -> list[int]:
-        """Rows of each row group."""
+        """Number of rows of each row group, in order."""
         about = self._parquet.metadata
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
@@ -205,7 +205,7 @@ class PartReader:
         return rows.replace_schema_metadata(TABLES[self._table].metadata)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file; calling it again does nothing."""
         self._parquet.close()
         self._file.close()
 

@@ -55,6 +55,9 @@ STRAY_S = 2.0
 """How long a row waits for the log to tell of its run before we ask what became of it."""
 
 DRAIN_S = 3.0
+"""How long a leaving store writes and commits what it has: within the 5 s that processes are given
+to end.
+"""
 
 HOT = ".hot"
 """Below the root: no run can have that name."""
@@ -91,7 +94,7 @@ class Store:
 
     @property
     def runs(self) -> Mapping[str, LiveRun]:
-        """Those that are open here."""
+        """The runs that are live here, by name."""
         return self._runs
 
     def _handlers(self) -> dict[Kind, Callable[[ControlRow], None]]:

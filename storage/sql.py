@@ -117,5 +117,5 @@ class LockedDuckDB:
         return self._error(f"{self._what}: {_said(error)}", "one SELECT that binds")
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the database; calling it again does nothing."""
         self._connection.close()

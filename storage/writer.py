@@ -66,6 +66,7 @@ LINGER_S = 0.02
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 FULL_DISK_WAIT_S = 1.0
+"""Between two tries while the disk is full."""
 
 
 class ControlPort(Protocol):
@@ -82,7 +83,7 @@ class ControlPort(Protocol):
 
 
 class Written(NamedTuple):
-    """A part that is committed."""
+    """A part that the log has committed, with its rows."""
 
     commit: Commit
     tables: Mapping[str, pa.Table]
@@ -224,6 +225,8 @@ class RunWriter:
                 return
             await self._wait_until_due()
             if not self._draining:
+                # Cleared before the batch is taken: what comes from here on is in the next batch,
+                # and sets them again. A draining writer never waits, so they stay set.
                 self._urgent.clear()
                 self._arrived.clear()
             self._flying, self._waiting = self._waiting, Batch()
@@ -235,6 +238,8 @@ class RunWriter:
         a pause goes almost at once.
         """
         loop = asyncio.get_running_loop()
+        # The later of two moments: a part's length after the last flush, and a moment from now, so
+        # that rows which come together after a pause share a part.
         try:
             async with asyncio.timeout_at(
                 max(self._last_flush + self._flush_s, loop.time() + min(LINGER_S, self._flush_s))
@@ -253,6 +258,8 @@ class RunWriter:
             self._flying_part = part.name
             commit = await self._commit(part)
             if commit is not None:
+                # The log has it: from here on it must be said again to nobody, may be decided and
+                # served, must become visible to readers, and only then may its senders forget it.
                 self._stored.add(self._flying)
                 self._on_commit(Written(commit, part.tables))
                 await self._show(commit)

@@ -100,7 +100,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the connections; calling it again does nothing."""
         if self._source is not None:
             self._source.close()
             self._source = None

@@ -34,7 +34,7 @@ class Refusal(NamedTuple):
 
 
 class Done(Payload, frozen=True):
-    """The request took effect."""
+    """Reply to a request that has no other: it took effect."""
 
     kind = Kind.REPLY
 
@@ -99,7 +99,7 @@ class CommittedRollout(Record, frozen=True, kw_only=True):
 
 
 class Committed(Payload, frozen=True, kw_only=True):
-    """The part counts."""
+    """Reply to `CommitPart`: the part counts."""
 
     kind = Kind.REPLY
     commit_seq: int

@@ -117,7 +117,7 @@ _values = attrgetter(*CONTROL.names)
 
 
 def to_batch(rows: Iterable[ControlRow]) -> pa.RecordBatch:
-    """Pack rows for one send."""
+    """Rows as one CONTROL batch, in order."""
     values = pa.array([_values(row) for row in rows], _STRUCT)
     return pa.RecordBatch.from_arrays(values.flatten(), schema=CONTROL)
 

@@ -87,7 +87,7 @@ class Ack(Payload, frozen=True):
 
 
 class Welcome(Payload, frozen=True, kw_only=True):
-    """`re` = the hello."""
+    """The gateway's answer to `Hello`; `re` is its seq."""
 
     kind = Kind.WELCOME
     worker: str

@@ -71,7 +71,7 @@ Handler = Callable[[ControlRow], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who dials."""
+    """Who dials: what a worker says of itself on every stream."""
 
     role: str
     """`init`, `run`, `eval` or `store`."""
@@ -129,7 +129,7 @@ class ControlClient:
         """Set while the gateway knows us."""
 
     def start(self) -> None:
-        """Dial, and go on dialling."""
+        """Dial in the background, and again after every loss, until `close`."""
         self._keeping = asyncio.ensure_future(self._keep())
 
     def announce(self, location: str) -> None:

@@ -92,7 +92,7 @@ class Ledger:
             self.num_waiting += 1
 
     def join(self, consumer: int) -> None:
-        """A consumer without credit."""
+        """Take in a consumer, without credit yet."""
         self._consumers[consumer] = _Consumer()
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
@@ -226,7 +226,7 @@ class Grants:
         self._orphans += self._upstreams.pop(upstream).in_hand
 
     def received(self, upstream: int, rows: int) -> None:
-        """Rows came."""
+        """Count rows that came from an upstream against what it was granted."""
         account = self._upstreams[upstream]
         account.granted -= rows
         account.in_hand += rows
@@ -241,7 +241,7 @@ class Grants:
             account.returned += 1
 
     def top_up(self) -> list[Grant]:
-        """Credit to send now."""
+        """The credit to send to each upstream now: what brings it back to its share."""
         if self._closed or not self._upstreams:
             return []
         count = len(self._upstreams)

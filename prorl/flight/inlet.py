@@ -48,12 +48,13 @@ REMEMBERED = 4096
 
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 1.0
+"""Between two tries to dial an upstream: doubled from the first to the last."""
 
 log = logging.getLogger("prorl.flight")
 
 
 class Taken(NamedTuple):
-    """A row in hand."""
+    """A row that this consumer has in hand, and where it came from."""
 
     key: AttemptKey
     row: Row

@@ -92,7 +92,7 @@ class Outlet:
 
     @property
     def path(self) -> str:
-        """Route that consumers dial."""
+        """Name of the route that consumers dial."""
         return f"edge/{self.edge}"
 
     @property
@@ -112,7 +112,7 @@ class Outlet:
 
     @property
     def num_waiting(self) -> int:
-        """Rows that wait for credit."""
+        """Number of rows that have no consumer with credit yet."""
         return self._ledger.num_waiting
 
     def __contains__(self, key: AttemptKey) -> bool:

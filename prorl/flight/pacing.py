@@ -28,7 +28,7 @@ class Paced:
         self._last = float("-inf")
 
     def ask(self) -> None:
-        """Have it flushed."""
+        """Flush within the pace, together with what else is asked for until then."""
         if self._asked is not None:
             return
         loop = asyncio.get_running_loop()
@@ -36,7 +36,7 @@ class Paced:
         self._asked = loop.call_later(wait_s, self.now) if wait_s > 0 else loop.call_soon(self.now)
 
     def now(self) -> None:
-        """Flush without waiting."""
+        """Flush at once, e.g. before closing."""
         if self._asked is not None:
             self._asked.cancel()
             self._asked = None

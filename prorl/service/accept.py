@@ -51,17 +51,17 @@ class Candidate(NamedTuple):
 
 
 def digest(*parts: bytes) -> str:
-    """Name of a content."""
+    """BLAKE2b-128 of the parts, hex: the same name for the same content."""
     return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
 def run_digest(config: RunConfig) -> str:
-    """Equal for equal configs."""
+    """Digest of a run's config: equal for equal configs, whatever the order of keys."""
     return digest(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS))
 
 
 class Acceptance:
-    """Accepts runs and groups."""
+    """Takes runs and groups in, once each."""
 
     def __init__(
         self,

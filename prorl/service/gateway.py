@@ -43,6 +43,8 @@ from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import WorkerRecord
 
 LAZY_S = 0.1
+"""How long changes that nobody waits for may wait for company in a transaction."""
+
 SWEEP_TICKS = 3
 """`sweep` runs each so many lazy ticks."""
 

@@ -90,7 +90,7 @@ class Journal:
         self._batch.outbox.setdefault(worker, []).append(row)
 
     def send_store(self, row: ControlRow) -> None:
-        """Say this to the store."""
+        """Say this to the store that is live once everything so far is durable."""
         self._batch.to_store.append(row)
 
     def snapshot(self, worker: WorkerRecord) -> None:

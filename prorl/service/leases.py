@@ -85,7 +85,9 @@ class Leases:
         return len(self._granted)
 
     def add(self, granted: list[tuple[RolloutRecord, int]]) -> None:
-        """These are durable."""
+        """Send granted leases whose transaction is durable, as far as there is credit; keep the
+        rest.
+        """
         self._granted.extend(granted)
         self._send()
 
@@ -149,7 +151,7 @@ class Leases:
         return pa.RecordBatch.from_arrays(pa.array(rows, _STRUCT).flatten(), schema=LEASED)
 
     def _row(self, record: RolloutRecord, wall: float, now: float) -> tuple[Json, ...]:
-        """In the order of LEASED."""
+        """One lease: its values in the order of LEASED."""
         group = record.group
         run, config = group.run, group.run.config
         return (

@@ -18,6 +18,9 @@ from prorl.service.state import IN_HAND, GroupRecord, RolloutRecord, State, Work
 from prorl.types import AttemptKey, FailureCode, RolloutState
 
 RELEASE_GRACE_S = 1.0
+"""How long an attempt that its last known holder released waits for the next one to say `started`:
+both travel at once, on two streams.
+"""
 
 _TERMINAL = frozenset(state for state in RolloutState if state.terminal)
 
@@ -34,7 +37,7 @@ class Rollouts:
         """Attempts that may be lost, with the moment when that will be certain."""
 
     def find(self, run_id: str, rollout_id: int) -> RolloutRecord | None:
-        """A live rollout."""
+        """A rollout that is in memory, or None."""
         run = self._state.runs.get(run_id)
         return run.rollouts.get(rollout_id) if run else None
 

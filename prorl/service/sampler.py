@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What the sampler looks at."""
+    """The counts of a run that decide whether another of its groups may be started."""
 
     open_groups: int
     """Started and not decided."""

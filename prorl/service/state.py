@@ -35,7 +35,7 @@ ROLES = ("init", "run", "eval", "store")
 
 @dataclass(slots=True, eq=False)
 class RolloutRecord:
-    """A live rollout."""
+    """A rollout that is not forgotten: its life, and who holds its attempt."""
 
     group: GroupRecord
     rollout_id: int
@@ -58,12 +58,12 @@ class RolloutRecord:
 
     @property
     def run(self) -> RunRecord:
-        """Its run."""
+        """The run that it belongs to."""
         return self.group.run
 
     @property
     def key(self) -> AttemptKey:
-        """The current attempt."""
+        """Names its current attempt."""
         return AttemptKey(self.group.run.run_id, self.rollout_id, self.life.attempt)
 
     @property
@@ -74,7 +74,7 @@ class RolloutRecord:
 
 @dataclass(slots=True, eq=False)
 class GroupRecord:
-    """A live group."""
+    """A group that is not forgotten, with its members."""
 
     run: RunRecord
     group_id: int
@@ -181,7 +181,7 @@ class RunRecord:
 
     @property
     def run_id(self) -> str:
-        """Its name."""
+        """Name of the run."""
         return self.config.run_id
 
     @property
@@ -207,7 +207,7 @@ class RunRecord:
 
     @property
     def demand(self) -> Demand:
-        """What the sampler looks at."""
+        """The counts that decide whether another group may be started."""
         config = self.config
         return Demand(
             open_groups=self.open_groups,
