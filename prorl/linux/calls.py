@@ -74,7 +74,7 @@ def unshare(flags: int) -> None:
 def mount(
     source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
 ) -> None:
-    """mount(2)."""
+    """mount(2): `source` or None where flags say what is done to `target`; `data` are options."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind, data)]
     result = _libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
     _check(result, f"mount {kind or 'bind'} {source} on {target}")
@@ -91,7 +91,7 @@ def pivot_root(new: str, old: str) -> None:
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
-    """prctl(2)."""
+    """prctl(2), with the options that are named above."""
     _check(
         _libc.prctl(
             option,
@@ -158,7 +158,7 @@ def change_tree(fd: int, attributes: int, user_namespace: int = 0) -> None:
 
 
 def attach_tree(fd: int, target: str) -> None:
-    """Attach what `clone_tree` made."""
+    """Attach the mount that `clone_tree` gave at an existing path."""
     result = _libc.syscall(
         SYS_MOVE_MOUNT, fd, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH
     )

@@ -36,7 +36,7 @@ LATE_S = 1.0
 
 
 class FateOf(Protocol):
-    """Asks sandboxd."""
+    """Asks sandboxd why a sandbox came to nothing, when its connection broke."""
 
     def __call__(self, ref: SandboxRef, seen: Cause) -> Awaitable[Fate]:
         """Why a sandbox came to nothing, of which `seen` is what the client noticed."""

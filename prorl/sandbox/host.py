@@ -113,7 +113,7 @@ class UnixSandboxHost:
     async def _ask(
         self, ask: dict[str, Any], timeout_s: float, patience_s: float = 0.0
     ) -> dict[str, Any]:
-        writer = await self._patiently_connected(patience_s)
+        writer = await self._connect_retrying(patience_s)
         self._next_id += 1
         number = self._next_id
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -132,20 +132,20 @@ class UnixSandboxHost:
             raise SandboxError(FailureCode(reply["code"]), str(reply["error"]))
         return reply
 
-    async def _patiently_connected(self, patience_s: float) -> asyncio.StreamWriter:
-        """A sandboxd that died is back in a second: a start that failed at once would burn a
-        rollout's attempts meanwhile.
+    async def _connect_retrying(self, patience_s: float) -> asyncio.StreamWriter:
+        """A connection, tried for `patience_s`: a dead sandboxd is back in a second, and a start
+        that failed at once would burn a rollout's attempts meanwhile. Raises SandboxError.
         """
         give_up_at = asyncio.get_running_loop().time() + patience_s
         while True:
             try:
-                return await self._connected()
+                return await self._connect_once()
             except SandboxError:
                 if asyncio.get_running_loop().time() >= give_up_at:
                     raise
             await asyncio.sleep(RECONNECT_S)
 
-    async def _connected(self) -> asyncio.StreamWriter:
+    async def _connect_once(self) -> asyncio.StreamWriter:
         async with self._opening:
             if self._writer is not None and self._reading is not None and not self._reading.done():
                 return self._writer

@@ -29,7 +29,7 @@ Ask = Callable[[dict[str, Any], float], Awaitable[dict[str, Any]]]
 
 
 class Outcome(StrEnum):
-    """What a claim came to."""
+    """How a claim was settled."""
 
     KEPT = "kept"
     """The snapshot is written, or was copied."""

@@ -24,7 +24,7 @@ MAX_SOCKET_PATH = 99
 
 
 class Frame(NamedTuple):
-    """One message."""
+    """One message: a JSON object, and bytes that would not fit in one."""
 
     header: dict[str, Any]
     body: bytes

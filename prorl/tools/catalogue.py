@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Row:
-    """One tool."""
+class Tool:
+    """One row: where a tool's class is, and what a policy is told of it."""
 
     __slots__ = ("attribute", "description", "module", "parameters")
 
@@ -33,18 +33,20 @@ class Row:
 
 
 def _object(required: list[str], **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON schema of the arguments."""
+    """The JSON schema of arguments that are given by name."""
     return {"type": "object", "properties": properties, "required": required}
 
 
-def _interpreter(module: str, attribute: str, description: str) -> Row:
+def _interpreter(module: str, attribute: str, description: str) -> Tool:
     """A tool that runs code, of which it shows what is printed and the last expression's value."""
     code = {"type": "string", "description": "What to run."}
-    return Row(f"prorl.tools.server.{module}", attribute, description, _object(["code"], code=code))
+    return Tool(
+        f"prorl.tools.server.{module}", attribute, description, _object(["code"], code=code)
+    )
 
 
 CATALOGUE = {
-    "bash": Row(
+    "bash": Tool(
         "prorl.tools.server.bash",
         "Bash",
         "Run a command in a persistent bash shell in your workspace. Gives its output and exit"
@@ -57,7 +59,7 @@ CATALOGUE = {
         "Run Python code in a persistent interpreter. Gives what it prints and the value of its"
         " last expression.",
     ),
-    "files": Row(
+    "files": Tool(
         "prorl.tools.server.files",
         "Files",
         "View and edit files in your workspace.",

@@ -27,7 +27,7 @@ COMPILED = (".so", ".pyd", ".dylib")
 
 
 class UserBundle(NamedTuple):
-    """A zip of users' tools."""
+    """Users' tools as one zip, and those that could not be packed."""
 
     content: bytes
     problems: dict[str, str]

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import service_environment
 from prorl.errors import UserError
-from prorl.sandbox.images.child import fence_of_the_fence, make_image
+from prorl.sandbox.images.child import adopting_orphans, make_image
 from prorl.sandbox.images.registry import Registry, default_root
 
 image = App(
@@ -69,7 +69,7 @@ def build(
         "mirror": mirror,
         "replace": "1" if replace else "",
     }
-    with fence_of_the_fence():
+    with adopting_orphans():
         made = asyncio.run(
             make_image(
                 registry_root(images),

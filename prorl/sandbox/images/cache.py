@@ -29,7 +29,7 @@ UNPACK_S = 900.0
 
 
 class Sif(NamedTuple):
-    """What a .sif is known by."""
+    """A .sif as it was when it was hashed: another file under its path has other numbers."""
 
     path: str
     size: int

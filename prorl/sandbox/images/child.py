@@ -1,8 +1,7 @@
-"""One image is made in one child process, and that process is the fence around every tool that
-makes it.
+"""One image is made in one child process, which ends every tool that makes it when it ends.
 
 spython has no time-out, no way to be stopped and shares its standard streams; mmdebstrap and
-Apptainer start dozens of processes. So the work (`image_maker.py`) runs in `python -m
+Apptainer start dozens of processes. So the work (`maker.py`) runs in `python -m
 prorl.sandbox.images.child`: all that they start becomes this child's (subreaper), and the child
 kills all of it on SIGTERM, which it gets at the time-out, with cancellation, and when its parent
 dies in whatever way.
@@ -49,7 +48,7 @@ async def make_image(
     timeout_s: float,
     show: Callable[[bytes], None] = lambda _: None,
 ) -> Image:
-    """Run one job of `image_maker` in a child; `show` gets what the tools print.
+    """Run one job of `maker.py` in a child; `show` gets what the tools print.
 
     Raises UserError (the source is wrong), StorageError (this machine cannot do it: tools, space,
     time).
@@ -89,10 +88,10 @@ async def make_image(
         raise
     finally:
         os.close(reply_write)
-    saying, reply = asyncio.create_task(_tail(child, show)), b""
+    saying, reply = asyncio.create_task(_show_and_keep_tail(child, show)), b""
     try:
         async with asyncio.timeout(timeout_s):
-            reply = await _until_closed(reply_read)
+            reply = await _read_to_end(reply_read)
     except TimeoutError:
         raise StorageError(f"{job['source']}: not made within {timeout_s:g} s") from None
     finally:
@@ -105,7 +104,7 @@ async def make_image(
 
 
 @contextmanager
-def fence_of_the_fence() -> Iterator[None]:
+def adopting_orphans() -> Iterator[None]:
     """For a caller with no other work: should the child itself be killed, what it held becomes the
     caller's, and ends with the block.
     """
@@ -118,7 +117,7 @@ def fence_of_the_fence() -> Iterator[None]:
         calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 0)
 
 
-async def _until_closed(fd: int) -> bytes:
+async def _read_to_end(fd: int) -> bytes:
     """Everything that is written to a pipe; only the child holds its other end, so this is also the
     child's end.
     """
@@ -132,7 +131,9 @@ async def _until_closed(fd: int) -> bytes:
         transport.close()
 
 
-async def _tail(child: asyncio.subprocess.Process, show: Callable[[bytes], None]) -> bytes:
+async def _show_and_keep_tail(
+    child: asyncio.subprocess.Process, show: Callable[[bytes], None]
+) -> bytes:
     assert child.stdout is not None
     tail = b""
     while data := await child.stdout.read(4096):
@@ -148,7 +149,7 @@ async def _end(child: asyncio.subprocess.Process, reply_read: int) -> None:
     try:
         os.kill(child.pid, signal.SIGTERM)
         async with asyncio.timeout(END_S):
-            await _until_closed(reply_read)
+            await _read_to_end(reply_read)
     except (ProcessLookupError, TimeoutError):
         pass
     try:
@@ -159,22 +160,22 @@ async def _end(child: asyncio.subprocess.Process, reply_read: int) -> None:
 
 def _answer(reply: bytes, tail: str, source: str) -> Image:
     if not reply:
-        raise StorageError(f"{source}: the process that made it was killed: {last_words(tail)}")
+        raise StorageError(f"{source}: the process that made it was killed: {reason_in(tail)}")
     fields = json.loads(reply)
     if "image" in fields:
         return Image(**{**fields["image"], "names": tuple(fields["image"]["names"])})
-    message = fields["error"] if not fields["tool"] else f"{fields['error']}: {last_words(tail)}"
+    message = fields["error"] if not fields["tool"] else f"{fields['error']}: {reason_in(tail)}"
     mistake = fields["mistake"] and not (fields["tool"] and FULL.search(tail))
     raise (
         UserError(message, fields["expected"], fields["mend"]) if mistake else StorageError(message)
     )
 
 
-def last_words(text: str) -> str:
+def reason_in(text: str) -> str:
     """The line of a tool's output that says why: the last of the gravest kind that there is, else
     the last of all.
 
-    >>> last_words("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
+    >>> reason_in("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
     'FATAL: no such file'
     """
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
@@ -194,7 +195,7 @@ def main() -> None:
     from prorl.sandbox.images.maker import ToolFailed, make
 
     parent, reply_fd, root, job = sys.argv[1:]
-    _become_fence(int(parent))
+    _become_subreaper(int(parent))
     os.set_inheritable(int(reply_fd), False)
     reply: dict[str, object]
     try:
@@ -221,7 +222,7 @@ def main() -> None:
     kill_children()
 
 
-def _become_fence(parent: int) -> None:
+def _become_subreaper(parent: int) -> None:
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _stop)
     calls.die_with_parent(signal.SIGTERM)

@@ -42,7 +42,7 @@ FOLDERS = ("names", "images", "hashes", "locks", "work")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """One image of the registry."""
+    """One image of the registry, as `prorl image ls` shows it."""
 
     digest: str
     source: str

@@ -27,8 +27,8 @@ AUTO = "auto"
 """Instead of a kind: the strongest that works here."""
 
 
-class Row(NamedTuple):
-    """A kind, without its module."""
+class Entry(NamedTuple):
+    """One row: what is known of a kind without importing its module."""
 
     place: str
     """`module:attribute` of its `Kind`."""
@@ -38,15 +38,15 @@ class Row(NamedTuple):
     """Whether `auto` may choose it."""
 
 
-CATALOGUE: Mapping[str, Row] = {
-    "apptainer": Row(
+CATALOGUE: Mapping[str, Entry] = {
+    "apptainer": Entry(
         "prorl.sandbox.kinds.apptainer:KIND", "Apptainer or Singularity, rootless; runs images"
     ),
-    "bwrap": Row("prorl.sandbox.kinds.bwrap:KIND", "bubblewrap; runs images that are folders"),
-    "pyns": Row(
+    "bwrap": Entry("prorl.sandbox.kinds.bwrap:KIND", "bubblewrap; runs images that are folders"),
+    "pyns": Entry(
         "prorl.sandbox.kinds.pyns:KIND", "namespaces from Python alone: no package, least work"
     ),
-    "local": Row(
+    "local": Entry(
         "prorl.sandbox.kinds.local:KIND", "a plain process: isolates little", automatic=False
     ),
 }

@@ -81,7 +81,7 @@ def program() -> str:
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
     """Become the guard of one sandbox."""
     pid = wrapped.enter(launch, _mounts(launch))
-    foreign = wrapped.Foreign([], {}) if pid else _command(launch, listener_fd, status_fd)
+    foreign = wrapped.ForeignCommand([], {}) if pid else _command(launch, listener_fd, status_fd)
     wrapped.run(launch, listener_fd, status_fd, pid, foreign, limits=False, reaper=True)
 
 
@@ -124,7 +124,7 @@ def _passwd(launch: Launch, uid: int) -> list[Mount]:
     return []
 
 
-def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreign:
+def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.ForeignCommand:
     home, support = launch.folder, os.path.dirname(launch.server)
     binds = [f"{home}/workspace:{WORKSPACE}", f"{home}/shm:/dev/shm"]
     server = server_command(f"{SUPPORT}/server.pyz")
@@ -167,7 +167,7 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
     argv += [
         launch.image or f"{support}/skeleton",
         *server,
-        wrapped.argument(launch, listener_fd, status_fd, extra),
+        wrapped.server_argument(launch, listener_fd, status_fd, extra),
     ]
     outer = dict(
         wrapped.PLAIN_ENV,
@@ -175,7 +175,7 @@ def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.Foreig
         APPTAINER_CONFIGDIR=f"{home}/state",
         APPTAINER_CACHEDIR=f"{home}/state",
     )
-    return wrapped.Foreign(argv, outer)
+    return wrapped.ForeignCommand(argv, outer)
 
 
 def _config(launch: Launch, support: str) -> list[str]:

@@ -44,7 +44,9 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     """Become the guard of one sandbox."""
     program = os.open(launch.server, os.O_RDONLY)
     pid = wrapped.enter(launch, _mounts(launch))
-    foreign = wrapped.Foreign([], {}) if pid else _command(launch, listener_fd, status_fd, program)
+    foreign = (
+        wrapped.ForeignCommand([], {}) if pid else _command(launch, listener_fd, status_fd, program)
+    )
     wrapped.run(launch, listener_fd, status_fd, pid, foreign)
 
 
@@ -73,7 +75,9 @@ def _place(launch: Launch, name: str) -> str:
     return f"{os.path.dirname(launch.server)}/{name}"
 
 
-def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> wrapped.Foreign:
+def _command(
+    launch: Launch, listener_fd: int, status_fd: int, program: int
+) -> wrapped.ForeignCommand:
     os.set_inheritable(program, True)
     argv = [
         shutil.which("bwrap") or "bwrap",
@@ -120,8 +124,8 @@ def _command(launch: Launch, listener_fd: int, status_fd: int, program: int) -> 
     if launch.image:
         server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
     argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", *server]
-    argv += [wrapped.argument(launch, listener_fd, status_fd)]
-    return wrapped.Foreign(argv, wrapped.PLAIN_ENV)
+    argv += [wrapped.server_argument(launch, listener_fd, status_fd)]
+    return wrapped.ForeignCommand(argv, wrapped.PLAIN_ENV)
 
 
 def _seccomp() -> list[str]:

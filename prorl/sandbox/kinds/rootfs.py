@@ -43,8 +43,8 @@ DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
 SAFE = calls.MS_NOSUID | calls.MS_NODEV
 
 
-class Step(NamedTuple):
-    """One call of building the root."""
+class Call(NamedTuple):
+    """One system call of building the root file system, ready to be made."""
 
     call: Callable[..., object]
     arguments: tuple[Any, ...]
@@ -95,7 +95,7 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
 
 
 @cache
-def steps() -> tuple[Step, ...]:
+def steps() -> tuple[Call, ...]:
     """All that does not depend on the sandbox."""
     names = (
         "usr",
@@ -114,43 +114,43 @@ def steps() -> tuple[Step, ...]:
         BIN[1:],
     )
     return (
-        Step(calls.mount, (None, "/", None, calls.MS_REC | calls.MS_PRIVATE)),
-        Step(calls.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
-        *(Step(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
+        Call(calls.mount, (None, "/", None, calls.MS_REC | calls.MS_PRIVATE)),
+        Call(calls.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
+        *(Call(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
         *(
-            Step(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
+            Call(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
             for name in ("python", "python3")
         ),
-        Step(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
+        Call(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
         *_system(),
         *_etc(),
         *_devices(),
-        Step(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
+        Call(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
     )
 
 
-def _read_only(source: str, target: str) -> Step:
+def _read_only(source: str, target: str) -> Call:
     # A flag that the host's mount has locked must be repeated, or the remount is refused.
     noexec = calls.MS_NOEXEC if os.statvfs(source).f_flag & os.ST_NOEXEC else 0
     flags = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY | SAFE | noexec
-    return Step(calls.mount, (None, target, None, flags))
+    return Call(calls.mount, (None, target, None, flags))
 
 
-def _bind(source: str, target: str) -> list[Step]:
+def _bind(source: str, target: str) -> list[Call]:
     return [
-        Step(calls.mount, (source, target, None, calls.MS_BIND | calls.MS_REC)),
+        Call(calls.mount, (source, target, None, calls.MS_BIND | calls.MS_REC)),
         _read_only(source, target),
     ]
 
 
-def _system() -> list[Step]:
+def _system() -> list[Call]:
     found = _bind("/usr", f"{ROOT}/usr")
     for name in LINKS:
         path = f"/{name}"
         if os.path.islink(path):
-            found.append(Step(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
+            found.append(Call(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
         elif os.path.isdir(path):
-            found += [Step(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
+            found += [Call(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
     return found
 
 
@@ -166,18 +166,18 @@ def _show(source: Source) -> None:
     step.call(*step.arguments)
 
 
-def _etc() -> list[Step]:
+def _etc() -> list[Call]:
     found = []
     for name in ETC_FOLDERS:
         if os.path.isdir(f"/etc/{name}"):
             found += [
-                Step(os.mkdir, (f"{ROOT}/etc/{name}",)),
+                Call(os.mkdir, (f"{ROOT}/etc/{name}",)),
                 *_bind(f"/etc/{name}", f"{ROOT}/etc/{name}"),
             ]
     for name in ETC_FILES:
         if os.path.isfile(f"/etc/{name}"):
             found += [
-                Step(_file, (f"{ROOT}/etc/{name}",)),
+                Call(_file, (f"{ROOT}/etc/{name}",)),
                 *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}"),
             ]
     for name, text in {
@@ -186,7 +186,7 @@ def _etc() -> list[Step]:
         "hosts": HOSTS,
         "nsswitch.conf": NSSWITCH,
     }.items():
-        found.append(Step(_file, (f"{ROOT}/etc/{name}", text.encode())))
+        found.append(Call(_file, (f"{ROOT}/etc/{name}", text.encode())))
     return found
 
 
@@ -197,30 +197,30 @@ def _file(path: str, content: bytes = b"") -> None:
     os.close(fd)
 
 
-def _devices() -> list[Step]:
+def _devices() -> list[Call]:
     dev = f"{ROOT}/dev"
     found = [
-        Step(
+        Call(
             calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
         )
     ]
     for name in DEVICES:
         found += [
-            Step(_file, (f"{dev}/{name}",)),
-            Step(calls.mount, (f"/dev/{name}", f"{dev}/{name}", None, calls.MS_BIND)),
+            Call(_file, (f"{dev}/{name}",)),
+            Call(calls.mount, (f"/dev/{name}", f"{dev}/{name}", None, calls.MS_BIND)),
         ]
-    found += [Step(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
-    found += [Step(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
+    found += [Call(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
+    found += [Call(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
     flags = calls.MS_NOSUID | calls.MS_NOEXEC
-    found.append(Step(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)))
+    found.append(Call(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)))
     found.append(
-        Step(
+        Call(
             calls.mount,
             ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777"),
         )
     )
     found.append(
-        Step(
+        Call(
             calls.mount,
             (None, dev, None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_BIND),
         )

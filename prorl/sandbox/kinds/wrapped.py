@@ -44,7 +44,7 @@ PLAIN_ENV = {
 PROGRAM_FD = 9
 
 
-class Foreign(NamedTuple):
+class ForeignCommand(NamedTuple):
     """The foreign launcher's command line and environment; nothing of the host's is added."""
 
     argv: list[str]
@@ -125,7 +125,7 @@ def run(
     listener_fd: int,
     status_fd: int,
     pid: int,
-    foreign: Foreign,
+    foreign: ForeignCommand,
     *,
     limits: bool = True,
     reaper: bool = False,
@@ -162,10 +162,10 @@ def run(
     os._exit(EXIT_CRASHED)
 
 
-def argument(
+def server_argument(
     launch: Launch, listener_fd: int, status_fd: int, extra: Mapping[str, object] | None = None
 ) -> str:
-    """The tool server's command-line argument."""
+    """The tool server's only argument on the command line: its configuration as JSON."""
     config = server_config(
         launch,
         WORKSPACE,

@@ -78,8 +78,8 @@ ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 SECCOMP_MODE_FILTER, PR_SET_SECCOMP = 2, 22
 
 
-class Step(NamedTuple):
-    """One instruction: jump offsets count the steps to skip."""
+class Instruction(NamedTuple):
+    """One BPF instruction: jump offsets count the instructions to skip."""
 
     code: int
     value: int
@@ -87,49 +87,50 @@ class Step(NamedTuple):
     if_false: int = 0
 
 
-def program(machine: str) -> list[Step]:
+def program(machine: str) -> list[Instruction]:
     """The filter for a machine. Raises KeyError for one that has no numbers here."""
     column = list(AUDIT_ARCH).index(machine)
-    refuse = Step(RETURN, ERRNO | errno.EPERM)
-    steps = [
-        Step(LOAD, ARCH),
-        Step(EQUAL, AUDIT_ARCH[machine], 1, 0),
-        Step(RETURN, KILL),
-        Step(LOAD, NR),
+    refuse = Instruction(RETURN, ERRNO | errno.EPERM)
+    code = [
+        Instruction(LOAD, ARCH),
+        Instruction(EQUAL, AUDIT_ARCH[machine], 1, 0),
+        Instruction(RETURN, KILL),
+        Instruction(LOAD, NR),
     ]
     if machine == "x86_64":
-        steps += [Step(AT_LEAST, X32_BIT, 0, 1), refuse]
-    steps += [Step(EQUAL, CLONE3[column], 0, 1), Step(RETURN, ERRNO | errno.ENOSYS)]
+        code += [Instruction(AT_LEAST, X32_BIT, 0, 1), refuse]
+    code += [Instruction(EQUAL, CLONE3[column], 0, 1), Instruction(RETURN, ERRNO | errno.ENOSYS)]
     for numbers in DENIED.values():
-        steps += [Step(EQUAL, numbers[column], 0, 1), refuse]
-    steps += [Step(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3), Step(LOAD, ARG0)]
-    steps += [
-        Step(EQUAL, family, len(FAMILIES) - place, 0) for place, family in enumerate(FAMILIES)
+        code += [Instruction(EQUAL, numbers[column], 0, 1), refuse]
+    code += [Instruction(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3), Instruction(LOAD, ARG0)]
+    code += [
+        Instruction(EQUAL, family, len(FAMILIES) - place, 0)
+        for place, family in enumerate(FAMILIES)
     ]
-    steps += [Step(RETURN, ERRNO | errno.EAFNOSUPPORT), Step(RETURN, ALLOW)]
-    steps += [
-        Step(EQUAL, CLONE[column], 0, 4),
-        Step(LOAD, ARG0),
-        Step(ANY_BIT, NAMESPACE_FLAGS, 0, 1),
+    code += [Instruction(RETURN, ERRNO | errno.EAFNOSUPPORT), Instruction(RETURN, ALLOW)]
+    code += [
+        Instruction(EQUAL, CLONE[column], 0, 4),
+        Instruction(LOAD, ARG0),
+        Instruction(ANY_BIT, NAMESPACE_FLAGS, 0, 1),
         refuse,
-        Step(RETURN, ALLOW),
-        Step(EQUAL, IOCTL[column], 0, 5),
-        Step(LOAD, ARG1),
-        Step(EQUAL, TIOCSTI, 1, 0),
-        Step(EQUAL, TIOCLINUX, 0, 1),
+        Instruction(RETURN, ALLOW),
+        Instruction(EQUAL, IOCTL[column], 0, 5),
+        Instruction(LOAD, ARG1),
+        Instruction(EQUAL, TIOCSTI, 1, 0),
+        Instruction(EQUAL, TIOCLINUX, 0, 1),
         refuse,
-        Step(RETURN, ALLOW),
-        Step(EQUAL, PRLIMIT[column], 0, 7),
-        Step(LOAD, ARG0),
-        Step(EQUAL, 0, 5, 0),  # of itself
-        Step(LOAD, ARG2),
-        Step(EQUAL, 0, 0, 2),
-        Step(LOAD, ARG2 + HIGH),
-        Step(EQUAL, 0, 1, 0),  # no new limit: it only asks
+        Instruction(RETURN, ALLOW),
+        Instruction(EQUAL, PRLIMIT[column], 0, 7),
+        Instruction(LOAD, ARG0),
+        Instruction(EQUAL, 0, 5, 0),  # of itself
+        Instruction(LOAD, ARG2),
+        Instruction(EQUAL, 0, 0, 2),
+        Instruction(LOAD, ARG2 + HIGH),
+        Instruction(EQUAL, 0, 1, 0),  # no new limit: it only asks
         refuse,
-        Step(RETURN, ALLOW),
+        Instruction(RETURN, ALLOW),
     ]
-    return steps
+    return code
 
 
 @cache
@@ -138,11 +139,11 @@ def bytecode(machine: str | None = None) -> bytes:
     that is not listed.
     """
     try:
-        steps = program(machine or platform.machine())
+        code = program(machine or platform.machine())
     except (KeyError, ValueError):
         return b""
     return b"".join(
-        struct.pack("=HBBI", step.code, step.if_true, step.if_false, step.value) for step in steps
+        struct.pack("=HBBI", each.code, each.if_true, each.if_false, each.value) for each in code
     )
 
 

@@ -31,7 +31,7 @@ class Launcher(Protocol):
     """
 
     def __call__(self, launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-        """Never returns."""
+        """Called in the forked child; ends with its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +64,12 @@ class Launch:
     """The same, opened by the zygote."""
 
     def to_json(self) -> bytes:
-        """As one datagram."""
+        """The record as the datagram that the zygote gets; descriptors travel beside it."""
         return json.dumps({name: getattr(self, name) for name in self.__slots__}).encode()
 
     @staticmethod
     def from_json(data: bytes) -> Launch:
-        """From a datagram."""
+        """The record of a datagram that sandboxd sent."""
         fields = json.loads(data)
         return Launch(
             **{**fields, "tools": tuple(fields["tools"]), "cgroups": tuple(fields["cgroups"])}

@@ -42,7 +42,7 @@ MESSAGE_BYTES = 64 << 10
 
 
 class Zygote:
-    """Owns the launchers' pids."""
+    """Forks launchers, signals them and reaps them: nobody else may, so no pid is another's."""
 
     def __init__(
         self, control: socket.socket, serve: Serve, launchers: dict[str, Launcher]

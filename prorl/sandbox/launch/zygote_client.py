@@ -51,7 +51,7 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int:
-        """Of the zygote process."""
+        """Pid of the zygote process; it must have been started."""
         assert self._process is not None
         return self._process.pid
 

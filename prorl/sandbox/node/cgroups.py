@@ -61,21 +61,21 @@ class Cgroups:
         try:
             parent.folder.mkdir(exist_ok=True)
             if parent.version == 2:
-                _write(parent.folder / "cgroup.subtree_control", _plus(parent.controllers))
+                _write(parent.folder / "cgroup.subtree_control", _delegate(parent.controllers))
         except OSError:
             return
         self._parents.append(parent)
 
     @staticmethod
     def none() -> Cgroups:
-        """No control groups at all."""
+        """As where none can be made: `make` gives none and nothing is enforced."""
         groups = object.__new__(Cgroups)
         groups._parents = []
         return groups
 
     @property
     def enforced(self) -> tuple[str, ...]:
-        """Which controllers are used."""
+        """Controllers whose limits the kernel holds sandboxes to: memory, pids, cpu."""
         return tuple(controller for parent in self._parents for controller in parent.controllers)
 
     def make(
@@ -185,7 +185,7 @@ def _enable(base: Path, wanted: tuple[str, ...]) -> bool:
         if not _is_top(base):
             _move_all(base, base / LEAF)
         try:
-            _write(control, _plus(wanted))
+            _write(control, _delegate(wanted))
         except OSError:
             continue  # something was forked in between
         return True
@@ -265,7 +265,7 @@ def _rmdir(folder: Path) -> bool:
     return True
 
 
-def _plus(controllers: tuple[str, ...]) -> str:
+def _delegate(controllers: tuple[str, ...]) -> str:
     return " ".join(f"+{controller}" for controller in controllers)
 
 

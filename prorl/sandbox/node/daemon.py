@@ -51,7 +51,7 @@ DEFAULTS = Settings()
 
 
 class Daemon:
-    """The socket in front of a Pool."""
+    """Answers requests of the node's other processes from a `Pool`; closes what they leave open."""
 
     def __init__(self, pool: Pool, node_id: str, snapshots: Snapshots) -> None:
         self._pool, self._node_id, self._snapshots = pool, node_id, snapshots
@@ -147,7 +147,7 @@ class Daemon:
 
 
 def spec_of(fields: dict[str, Any]) -> SandboxSpec:
-    """A spec from its JSON form."""
+    """A spec from the JSON object of a request. Raises TypeError for a field that is none."""
     return SandboxSpec(**{**fields, "tools": tuple(fields["tools"])})
 
 
@@ -198,7 +198,7 @@ async def _kind(asked: str) -> str:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Options of the command line; exits with usage for what it does not know."""
     parser = argparse.ArgumentParser(
         prog="python -m prorl.sandbox.node.daemon", description="Owns the sandboxes of one node."
     )

@@ -67,7 +67,7 @@ def _read_note(path: Path) -> Note | None:
 
 
 def drop_note(root: Path, sandbox_id: str) -> None:
-    """Forget a sandbox that is gone."""
+    """Remove the note of a sandbox of which nothing is left; idempotent."""
     (root / "live" / sandbox_id).unlink(missing_ok=True)
 
 
@@ -80,8 +80,8 @@ async def sweep(root: Path, uids: Uids) -> int:
     ]
     for note in notes:
         await end_launcher(note)
-        with uids.strangers(note.uid) as nobody_elses:
-            if nobody_elses:
+        with uids.holding_dead_block(note.uid) as is_dead:
+            if is_dead:
                 await end_uid(note)
         remove_remains(note, root / "trash")
         await cgroups.remove(note.cgroups)
@@ -150,7 +150,7 @@ async def end_launcher(note: Note) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if note.start_ticks is not None and start_ticks(note.pid) == note.start_ticks:
             _kill(note.pid, number)
-            await _gone(note.pid, note.start_ticks)
+            await _wait_gone(note.pid, note.start_ticks)
 
 
 async def end_uid(note: Note) -> None:
@@ -175,7 +175,7 @@ def remove_remains(note: Note, trash: Path) -> None:
             pass
 
 
-async def _gone(pid: int, ticks: int) -> None:
+async def _wait_gone(pid: int, ticks: int) -> None:
     """Until the process has ended; checked each 5 ms, since it is nobody's child here."""
     for _ in range(int(GONE_S / 0.005)):
         if start_ticks(pid) != ticks:

@@ -25,6 +25,7 @@ from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.launch.spec import Launch
+from prorl.sandbox.launch.status import read_status
 from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
 from prorl.sandbox.node import cgroups, janitor, remains
 from prorl.sandbox.node.cgroups import Cgroups
@@ -42,7 +43,6 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec
 START_S = 30.0
 STOP_S = 3.0
 BACKLOG = 16
-MAX_WORDS = 4096
 CLEAN_S = 5.0
 """How long the end waits for big folders to be removed; the next daemon in this root removes the
 rest.
@@ -103,7 +103,7 @@ class Maker:
         self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
         self._watchdog = Watchdog(
             self.lives,
-            self._over,
+            self._end_over_limit,
             memory="memory" not in self._cgroups.enforced,
             folder=None if self._kind.sized else self._root / "work",
             ptys=not self._kind.caps_ptys,
@@ -111,7 +111,7 @@ class Maker:
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
 
-    def _over(self, live: Live, what: str) -> None:
+    def _end_over_limit(self, live: Live, what: str) -> None:
         self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, what)))
 
     def _start_zygote(self) -> None:
@@ -129,7 +129,7 @@ class Maker:
         return not self._room.locked()
 
     def status(self) -> dict[str, Any]:
-        """Counts and names."""
+        """What lives and what it cost, for `status` requests, benchmarks and tests."""
         return {
             "kind": self._name,
             "live": len(self.lives),
@@ -195,12 +195,12 @@ class Maker:
             status_fd = self._launch(launch, path)
         except BaseException:
             live.exited.set_result(NEVER_STARTED)
-            await self._clean(live, NEVER_STARTED, orphaned=False)
+            await self._clear_up(live, NEVER_STARTED, orphaned=False)
             raise
         try:
-            text = await self._first_words(status_fd)
+            text = await read_status(status_fd, START_S)
         except BaseException:
-            self._abandon(live)
+            self._end_unstarted(live)
             raise
         finally:
             os.close(status_fd)
@@ -272,38 +272,6 @@ class Maker:
         )
         return note, launch
 
-    async def _first_words(self, fd: int) -> str:
-        """What the launcher or the tool server says on the status pipe:
-
-        `ok`, or all that it said before its end.
-        """
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(fd, readable.set)
-        words = b""
-        try:
-            async with asyncio.timeout(START_S):
-                # foreign launchers complain in pieces
-                while not words.endswith(b"ok\n") and len(words) < MAX_WORDS:
-                    await readable.wait()
-                    readable.clear()
-                    try:
-                        data = os.read(fd, MAX_WORDS)
-                    except BlockingIOError:  # set for what the last read took already
-                        continue
-                    if not data:
-                        break
-                    words += data
-        except TimeoutError:
-            words = words or f"not ready after {START_S:g} s".encode()
-        finally:
-            loop.remove_reader(fd)
-        return (
-            "ok"
-            if words.endswith(b"ok\n")
-            else words.decode("utf-8", "replace").removeprefix("error: ").strip()
-        )
-
     # ---- ending
 
     async def end(self, live: Live, fate: Fate) -> None:
@@ -324,7 +292,7 @@ class Maker:
             return None
         return Cause.SERVER_FROZEN if any(map(is_stopped, to_init(live.pid))) else None
 
-    def _abandon(self, live: Live) -> None:
+    def _end_unstarted(self, live: Live) -> None:
         """The start was cancelled in the middle: end it in the background."""
         given_up = Fate(FailureCode.SANDBOX_START, "the start was given up")
         self._in_background(self.end(live, given_up))
@@ -341,7 +309,7 @@ class Maker:
         live = self.lives.get(sandbox_id)
         if live is not None and not live.exited.done():
             live.exited.set_result(exit_)
-            self._in_background(self._clean(live, exit_, orphaned=False))
+            self._in_background(self._clear_up(live, exit_, orphaned=False))
 
     def _on_zygote_lost(self) -> None:
         """Its death has killed every launcher; nobody reaps for us, so each is watched to its end
@@ -351,13 +319,14 @@ class Maker:
         for live in list(self.lives.values()):
             if not live.exited.done():
                 live.exited.set_result(lost)
-                self._in_background(self._clean(live, lost, orphaned=True))
+                self._in_background(self._clear_up(live, lost, orphaned=True))
         if not self._closing:
             self._start_zygote()
 
-    async def _clean(self, live: Live, exit_: Exit, orphaned: bool) -> None:
+    async def _clear_up(self, live: Live, exit_: Exit, orphaned: bool) -> None:
         fate = live.ending or self._fate_of_exit(live, exit_, orphaned)
         live.fate.set_result(fate)
+        await asyncio.sleep(0)  # whoever asked why it ended hears it before all is cleared up
         if orphaned or os.WIFSIGNALED(exit_.status):  # the guard did not see to the rest
             await janitor.end_launcher(live.note)
             await janitor.end_uid(live.note)

@@ -32,8 +32,8 @@ commands of the one just lent need.
 """
 
 
-class Booking(NamedTuple):
-    """What a reservation is found by."""
+class Reservation(NamedTuple):
+    """Whose sandbox, what for, and of which spec: what a reservation is found by."""
 
     owner: str
     purpose: str
@@ -46,7 +46,7 @@ class Pool:
     def __init__(self, kind: str, root: Path, node_id: str, settings: Settings) -> None:
         self._settings = settings
         self._maker = Maker(kind, root, node_id, settings, self._on_end)
-        self._reserved: dict[Booking, asyncio.Task[Live]] = {}
+        self._reserved: dict[Reservation, asyncio.Task[Live]] = {}
         self._warm: OrderedDict[SandboxSpec, list[Live]] = OrderedDict()
         self._fates: OrderedDict[str, Fate] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -58,22 +58,22 @@ class Pool:
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
         """A sandbox for this owner. Raises SandboxError."""
-        self._fence(owner)
-        reserved = self._reserved.pop(Booking(owner, purpose, spec), None)
+        self._end_older_attempts(owner)
+        reserved = self._reserved.pop(Reservation(owner, purpose, spec), None)
         live = await reserved if reserved is not None else self._take_warm(spec)
         if live is None or live.ending is not None or live.exited.done():
             live = await self._maker.make(spec)
         live.owner, live.purpose = owner, purpose
-        live.wall = asyncio.get_running_loop().call_later(spec.wall_s, self._out_of_time, live)
+        live.wall = asyncio.get_running_loop().call_later(spec.wall_s, self._on_wall_time, live)
         self._refill_soon(spec)
         return live.ref
 
     def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
         """Begin to make one for a later `start` with the same arguments."""
-        booking = Booking(owner, purpose, spec)
-        if booking not in self._reserved:
-            self._fence(owner)
-            self._reserved[booking] = self._spawn(self._make_for(owner, purpose, spec))
+        reservation = Reservation(owner, purpose, spec)
+        if reservation not in self._reserved:
+            self._end_older_attempts(owner)
+            self._reserved[reservation] = self._spawn(self._make_for(owner, purpose, spec))
 
     async def stop(self, sandbox_id: str) -> None:
         """End it; returns when nothing of it is left. Idempotent."""
@@ -83,9 +83,9 @@ class Pool:
 
     async def stop_owner(self, owner: str) -> None:
         """End everything of an owner, reservations included."""
-        for booking, task in list(self._reserved.items()):
-            if booking.owner == owner:
-                del self._reserved[booking]
+        for reservation, task in list(self._reserved.items()):
+            if reservation.owner == owner:
+                del self._reserved[reservation]
                 task.cancel()
         mine = [live.ref.sandbox_id for live in self._maker.lives.values() if live.owner == owner]
         await asyncio.gather(*(self.stop(sandbox_id) for sandbox_id in mine))
@@ -167,10 +167,10 @@ class Pool:
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._raise_bugs)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _raise_bugs(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             error = task.exception()
@@ -179,13 +179,13 @@ class Pool:
 
     # ---- endings
 
-    def _fence(self, owner: str) -> None:
-        """A newer attempt of a rollout has begun: end what older attempts left."""
+    def _end_older_attempts(self, owner: str) -> None:
+        """Fencing: a newer attempt of a rollout has begun, so what its older ones left is ended."""
         rollout, _, attempt = owner.rpartition("/")
         if not rollout or not attempt.isdigit():
             return
         owners = {live.owner for live in self._maker.lives.values()} | {
-            booking.owner for booking in self._reserved
+            reservation.owner for reservation in self._reserved
         }
         for other in owners:
             other_rollout, _, other_attempt = other.rpartition("/")
@@ -196,7 +196,7 @@ class Pool:
             ):
                 self._spawn(self.stop_owner(other))
 
-    def _out_of_time(self, live: Live) -> None:
+    def _on_wall_time(self, live: Live) -> None:
         over = fate_of(Cause.OVER_LIMIT, f"its wall time of {live.spec.wall_s:g} s")
         self._spawn(self._maker.end(live, over))
 

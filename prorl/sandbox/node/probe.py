@@ -34,7 +34,7 @@ ADDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What one kind did here."""
+    """Whether a kind works on this machine, and what it holds a sandbox to."""
 
     kind: str
     works: bool
@@ -73,7 +73,7 @@ async def probe_one(name: str) -> Probe:
 
 
 async def probe() -> list[Probe]:
-    """Every kind, strongest first."""
+    """Try every kind, strongest first, users' last."""
     return [await probe_one(name) for name in kinds.known()]
 
 

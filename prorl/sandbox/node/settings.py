@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Limits of one node."""
+    """How many sandboxes a node keeps, starts at once and holds ready, and where its images are."""
 
     max_sandboxes: int = 512
     """Alive at once, warm and reserved ones included; more wait."""

@@ -29,7 +29,7 @@ MAX_PLAIN = 4096
 
 
 class Answer(NamedTuple):
-    """To a claim."""
+    """What sandboxd answers to a claim."""
 
     path: str
     what: str
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class _Snapshot:
-    """One file."""
+    """A packed workspace on disk; `pins` are the claims that still copy it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class _Claim(NamedTuple):
 
 
 class Snapshots:
-    """Made and used on one loop."""
+    """Who makes which snapshot, and which are kept."""
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
@@ -72,7 +72,7 @@ class Snapshots:
         self._folder.mkdir(mode=0o700, parents=True)
 
     def close(self) -> None:
-        """Remove all; idempotent."""
+        """Remove every snapshot; idempotent."""
         remove_tree(str(self._folder))
 
     async def claim(self, name: str, key: str) -> Answer:

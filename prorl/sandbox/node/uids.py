@@ -70,7 +70,7 @@ class Uids:
             self._free.append(uid)
 
     @contextmanager
-    def strangers(self, uid: int) -> Iterator[bool]:
+    def holding_dead_block(self, uid: int) -> Iterator[bool]:
         """Whether all that a uid has is a dead daemon's, and stays so for this block of code.
 
         Not so when a living daemon has it by now, we included: it ended what was there when it
@@ -85,7 +85,7 @@ class Uids:
                 lock.close()
 
     def close(self) -> None:
-        """Free the block; idempotent."""
+        """Let other daemons have the block; idempotent."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -113,7 +113,7 @@ def kill_uid(uid: int) -> bool:
 
 
 def living_uids() -> dict[int, int]:
-    """The uid of every process."""
+    """The uid of each process that can be seen, by pid."""
     uids = {}
     for pid in procfs.pids():
         try:

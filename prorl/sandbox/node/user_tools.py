@@ -15,7 +15,7 @@ from prorl.types import FailureCode
 
 
 class UserTools:
-    """Owns `<folder>/tools.zip`."""
+    """Packs users' tools into `<folder>/tools.zip`, once, and says who is not in it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tools.zip"

@@ -70,7 +70,7 @@ class Watchdog:
         )
 
     async def run(self) -> None:
-        """Look, for ever."""
+        """Look again and again, until cancelled; returns at once if there is nothing to watch."""
         while self.watches:
             before = self.cpu_s
             await self.look()
@@ -117,7 +117,7 @@ class Watchdog:
         self.cpu_s += time.thread_time() - begin
 
     async def _processes(self) -> dict[int, procfs.Stat]:
-        """Every process that we can see."""
+        """Every process that can be seen, by pid, read in slices of `SLICE`."""
         table = {}
         pids = procfs.pids()
         for first in range(0, len(pids), SLICE):

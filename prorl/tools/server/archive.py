@@ -42,7 +42,7 @@ class Archive:
         return size
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """A piece of what was packed."""
+        """At most `max_bytes` of the archive from `offset` on; empty at its end."""
         return os.pread(self._fd, max_bytes, offset)
 
     def unpack(self, content: bytes, offset: int, last: bool) -> None:

@@ -20,7 +20,7 @@ FRAME_LIMIT = 4 << 20
 
 
 class Frame:
-    """One message."""
+    """One message of a client: its header, and the bytes that came with it."""
 
     def __init__(self, header: dict[str, Any], body: bytes) -> None:
         self.header, self.body = header, body
@@ -37,7 +37,7 @@ class FrameBuffer:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add what was received."""
+        """Add bytes as they were received; `next` judges them."""
         self._data += data
 
     def next(self) -> Frame | None:

@@ -43,7 +43,7 @@ third of a short cell's time, and does not wait for what programs have written.
 
 
 def start() -> Any:
-    """A kernel and its client, ready."""
+    """Start a kernel; its manager and a client that has heard from it."""
     from jupyter_client.manager import KernelManager
 
     folder = tempfile.mkdtemp(prefix="k")

@@ -26,7 +26,7 @@ __all__ = ["TYPE_CHECKING", "accept", "dumps", "loads", "signal", "socket"]
 
 
 class _Rules:
-    """Those of `json.loads` by default."""
+    """What the C scanner asks its caller: the answers that `json.loads` gives by default."""
 
     strict = True
     object_hook = object_pairs_hook = None

@@ -97,7 +97,7 @@ class Server:
         self._shell(self._bash.begin)
 
     def run(self) -> None:
-        """Serve until killed."""
+        """Answer clients for ever; the end of the server is the end of its process."""
         self._shell(self._bash.start)
         while True:
             for fd in self._events.wait(
@@ -250,9 +250,9 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
     restrict(config.get("limits", {}), bytes.fromhex(config.get("seccomp", "")))
     keep_descriptors()
     if "user_tools" in config:
-        from prorl.tools.server.user_tool import out_of_the_way
+        from prorl.tools.server.user_tool import moved_above_others
 
-        config["user_tools"] = out_of_the_way(config["user_tools"])
+        config["user_tools"] = moved_above_others(config["user_tools"])
     try:
         server = Server(socket.socket(fileno=listener_fd), config)
     except BadTool as error:

@@ -38,7 +38,7 @@ class Marker:
         return rf"\036{nonce}{sequence}\037{exit_code}\037{nonce}\036"
 
     def find(self, data: bytes) -> Found | None:
-        """The first whole marker."""
+        """The first whole marker in these bytes, or None."""
         tail = data.find(self._tail)
         while tail >= 0:
             start = data.rfind(self._head, 0, tail)

@@ -30,7 +30,7 @@ class Capped:
         return self.total > 2 * self._half
 
     def feed(self, data: bytes) -> None:
-        """Add a chunk."""
+        """Add bytes as they were read; above the limit the middle is dropped."""
         self.total += len(data)
         room = self._half - len(self._head)
         if room > 0:
@@ -42,13 +42,13 @@ class Capped:
             del self._tail[: len(self._tail) - self._half]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Begin again with nothing."""
         self._head.clear()
         self._tail.clear()
         self.total = 0
 
     def drop(self, text: bytes) -> None:
-        """Forget this text, wherever it is."""
+        """Take this text out of what is kept, wherever it is; it is not counted as left out."""
         for part in (self._head, self._tail):
             if text in part:
                 self.total -= part.count(text) * len(text)
@@ -64,7 +64,7 @@ class Capped:
                 del part[start : end + len(last)]
 
     def drop_lines(self, *words: bytes) -> None:
-        """Forget every line that holds one of these words."""
+        """Take out every line that holds one of these words; none is counted as left out."""
         for part in (self._head, self._tail):
             if any(word in part for word in words):
                 kept = b"\n".join(

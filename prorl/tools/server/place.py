@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Folder:
-    """For tools that start nothing."""
+    """What a tool gets that starts no program."""
 
     def __init__(self, cwd: str, output_bytes: int) -> None:
         self.cwd = cwd
@@ -21,7 +21,7 @@ class Folder:
 
 
 class Place(Folder):
-    """For tools that start programs."""
+    """What a tool gets that starts programs."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class Python:
         _interpret(become_child(control, output, self._env, self._cwd), self._cwd)
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
-        """Execute `{code}`."""
+        """Run the cell `{code}`; exit code 1 when it raised, 124 at the deadline."""
         code = arguments.get("code")
         if not isinstance(code, str):
             raise ValueError("python needs `code` (a string)")
@@ -153,7 +153,7 @@ class Python:
             self._events.client = client
 
     def stop(self) -> None:
-        """Kill the interpreter's session."""
+        """Kill everything of the interpreter's session, and close what was open to it."""
         if not self._pid:
             return
         signal_group(self._pid, signal.SIGKILL)
@@ -212,10 +212,10 @@ def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
             exit_code = run(json.loads(line))
         except KeyboardInterrupt:
             exit_code = 130
-        say(control, exit_code)
+        send_exit_code(control, exit_code)
 
 
-def say(control: socket.socket, exit_code: int) -> None:
+def send_exit_code(control: socket.socket, exit_code: int) -> None:
     """A cell has ended; whatever it printed is out."""
     try:
         sys.stdout.flush()

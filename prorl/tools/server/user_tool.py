@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from prorl.tools.server import BadTool
 from prorl.tools.server.output import Capped
 from prorl.tools.server.place import Place
-from prorl.tools.server.python import Cell, Python, become_child, say, serve_cells
+from prorl.tools.server.python import Cell, Python, become_child, send_exit_code, serve_cells
 
 INDEX = "prorl-tools.json"
 LOAD_S = 25.0
@@ -33,7 +33,7 @@ FIRST_FD = 100
 MAX_ERROR_BYTES = 3000
 
 
-def out_of_the_way(zip_fd: int) -> int:
+def moved_above_others(zip_fd: int) -> int:
     """The zip's descriptor where no child puts its own into place, and closed to the programs that
     the agent runs.
     """
@@ -89,14 +89,14 @@ class UserTool(Python):
 
 
 def _serve(control: socket.socket, name: str, zip_fd: int, packages: Sequence[str]) -> NoReturn:
-    """In the child: make the object, say whether it was made, then answer calls until the server is
+    """In the child: make the object, tell whether that worked, then answer calls until the server is
     gone.
     """
     path = f"/proc/self/fd/{zip_fd}"
     sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
     with Cell(path) as made:
         tool = _make(path, name)
-    say(control, made.exit_code)
+    send_exit_code(control, made.exit_code)
     if made.exit_code == 0:
         serve_cells(control, lambda arguments: _call(tool, arguments, path))
     os._exit(made.exit_code)
