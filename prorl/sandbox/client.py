@@ -25,10 +25,15 @@ GRACE_S = 8.0
 takes 2-3 s.
 """
 FILE_OP_S = 30.0
+"""For one chunk: a busy disk takes seconds for it."""
 PACK_S = 120.0
 """Packing or unpacking a whole workspace."""
 CONNECT_S = 10.0
+"""The socket listens before the launcher starts, so only a tool server whose backlog is full is
+waited for.
+"""
 CHUNK_BYTES = 1 << 20
+"""Of a file in one frame, whose limit is `FRAME_LIMIT`."""
 
 
 LATE_S = 1.0

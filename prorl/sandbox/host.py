@@ -30,9 +30,13 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec
 START_S = 90.0
 """A start may wait for room and for the start gate."""
 REQUEST_S = 30.0
+"""For requests that start nothing; ending a sandbox takes 3 s before it is killed, and sandboxd
+ends hundreds at once.
+"""
 PATIENCE_S = 20.0
 """How long a start looks for a sandboxd that is being restarted."""
 RECONNECT_S = 0.05
+"""Between two tries: a Unix socket is refused at once."""
 
 
 class UnixSandboxHost:

@@ -23,6 +23,7 @@ MAX_SNAPSHOT_BYTES = 192 << 20
 CLAIM_S = 24 * 3600.0
 """Longest wait for another's work; the caller's own deadline comes first."""
 SETTLE_S = 30.0
+"""For a request that only takes note."""
 
 Ask = Callable[[dict[str, Any], float], Awaitable[dict[str, Any]]]
 """Asks sandboxd."""

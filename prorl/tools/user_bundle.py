@@ -23,6 +23,7 @@ from prorl.tools.bundle import STAMP
 INDEX = "prorl-tools.json"
 """In the zip: name -> [module, attribute]. The reader is `prorl/tools/server/user_tool.py`."""
 MAX_BYTES = 16 << 20
+"""Of one package: every sandbox of the node reads the zip."""
 COMPILED = (".so", ".pyd", ".dylib")
 
 

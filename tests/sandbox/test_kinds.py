@@ -40,6 +40,8 @@ def test_a_kind_is_named_nowhere_but_in_its_own_file() -> None:
         for path in ROOM.rglob("*.py")
         for line in path.read_text().splitlines()
         if decided.search(line) and path.stem not in kinds.CATALOGUE
+        # of nodes and clusters some are local, too
+        if "local" not in line or "kind" in line
     ]
     assert not found
 

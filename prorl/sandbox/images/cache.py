@@ -26,6 +26,7 @@ from prorl.types import FailureCode
 log = logging.getLogger(__name__)
 
 UNPACK_S = 900.0
+"""For one .sif: tens of gigabytes on a slow disk."""
 
 
 class Sif(NamedTuple):

@@ -25,7 +25,9 @@ from prorl.linux import calls, procfs
 from prorl.sandbox.images.registry import Image, Registry
 
 TAIL_BYTES = 16 << 10
+"""Of what tools print: the reason is looked for in it."""
 END_S = 5.0
+"""For the child to end all that it has started, before its process group is killed."""
 FULL = re.compile("no space left on device|disk quota exceeded", re.IGNORECASE)
 """What a tool says when the machine is at fault and not the image."""
 MARKS = ("FATAL ERROR", "FATAL", "ERROR", "E: ", "error:")

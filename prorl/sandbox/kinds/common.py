@@ -11,6 +11,7 @@ from typing import NoReturn
 from prorl.sandbox.launch.spec import Launch
 
 MAX_OPEN_FILES = 1024
+"""Of one process: what most programs expect, and too few to hurt with 64 processes."""
 OTHER_PROCESSES = 4096
 """Room for all that a user runs besides: without a uid or a user namespace of its own, a sandbox's
 limit counts everything of its user.

@@ -38,6 +38,7 @@ GROUP = "user:x:1000:\nnogroup:x:65534:\n"
 HOSTS = "127.0.0.1 localhost sandbox\n"
 NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 SHM_BYTES = 64 << 20
+"""Size of /dev/shm, as container engines have it."""
 DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
 """Options of a devpts of a sandbox's own."""
 SAFE = calls.MS_NOSUID | calls.MS_NODEV

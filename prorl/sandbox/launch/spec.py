@@ -20,6 +20,8 @@ BIN = "/opt/prorl/bin"
 """Inside: `python` and `python3` that work whatever the image holds."""
 BASE_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 SANDBOX_UID = 1000
+MESSAGE_BYTES = 64 << 10
+"""Of one datagram between sandboxd and its zygote; a `Launch` is a hundredth of that."""
 
 Serve = Callable[[int, int, dict[str, Any]], None]
 """The tool server's `serve(listener_fd, status_fd, config)`, for kinds that fork it."""

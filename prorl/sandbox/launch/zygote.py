@@ -27,6 +27,7 @@ from prorl.linux import calls, procfs
 from prorl.linux.forked import EXIT_CRASHED, Forked
 from prorl.sandbox.launch import seccomp
 from prorl.sandbox.launch.spec import (
+    MESSAGE_BYTES,
     Launch,
     Launcher,
     Serve,
@@ -37,8 +38,6 @@ from prorl.sandbox.launch.spec import (
 
 if TYPE_CHECKING:
     from prorl.sandbox.kind import Kind
-
-MESSAGE_BYTES = 64 << 10
 
 
 class Zygote:

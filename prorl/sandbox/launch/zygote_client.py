@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from prorl.sandbox.launch.spec import Launch
+from prorl.sandbox.launch.spec import MESSAGE_BYTES, Launch
 
 TOOL_SERVER = "prorl.tools.server.main"
 """Loaded by name: the tool server is not a part of this package, and inside an image it is a
 zipapp.
 """
-MESSAGE_BYTES = 64 << 10
 
 
 class Exit(NamedTuple):

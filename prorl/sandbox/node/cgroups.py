@@ -30,6 +30,9 @@ PERIOD_US = 100_000
 EXTRA_PROCESSES = 4
 """Launcher and tool server are counted too."""
 REMOVE_S = 5.0
+"""How long a group whose processes are killed may stay busy: the kernel removes it after the last
+is reaped.
+"""
 RETRY_S = 0.01
 MOVES = 10
 

@@ -22,7 +22,11 @@ from prorl.sandbox.node.uids import Uids, kill_uid
 from prorl.sandbox.trees import remove_tree
 
 GONE_S = 5.0
+"""For processes that were killed to be gone: one in the kernel, as in a slow disk's write, ends
+after it.
+"""
 REMOVALS, REMOVE_AGAIN_S = 5, 1.0
+"""Tries to remove a folder, and seconds between two."""
 FOLDERS = ("live", "work", "trash")
 SUPPORT = "support"
 

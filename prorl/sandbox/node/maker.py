@@ -41,13 +41,16 @@ from prorl.tools import bundle
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 START_S = 30.0
+"""Until the tool server serves, imports of a user's tools on a busy machine included."""
 STOP_S = 3.0
+"""For the guard to end and reap what is inside; then it is killed, and the janitor does it."""
 BACKLOG = 16
 CLEAN_S = 5.0
 """How long the end waits for big folders to be removed; the next daemon in this root removes the
 rest.
 """
 NEVER_STARTED = Exit(status=0, cpu_s=0.0)
+"""Stands for the end of a launcher that was not asked for."""
 BAD_TOOL = "bad tool: "
 """How a tool server says that a user's tool cannot be made."""
 

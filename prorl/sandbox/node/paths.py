@@ -28,6 +28,7 @@ from prorl.sandbox.wire import MAX_SOCKET_PATH
 OWNER = "owner"
 SWEEPING = b"sweeping "
 RETRY_S = 0.02
+"""Between two looks at a lock whose holder is sweeping: there is nothing to wait on."""
 RETRIES = 10
 """Who has just taken a lock says a moment later what for."""
 UNLOCKED_S = 86400.0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from prorl.tools.server.place import Place
 
 TAR_S = 100.0
+"""For a whole workspace; the host waits 120 s."""
 ABSENT = (126, 127)
 
 

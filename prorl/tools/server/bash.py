@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from prorl.tools.server.place import Place
 
 INTERRUPT_S, TERM_S, KILL_S = 1.0, 0.5, 0.5
+"""After the deadline: for Ctrl-C to do, then TERM, then KILL. Together less than what the host
+waits.
+"""
 START_S = 10.0
+"""For bash to evaluate its set-up on a machine that starts many at once."""
 
 
 class Ended:

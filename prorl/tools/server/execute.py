@@ -22,6 +22,7 @@ LINGER_S = 0.2
 pipe.
 """
 KILL_S = 1.0
+"""For a killed session to be reaped: a process in the kernel ends after it."""
 
 
 def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[str, Any]:

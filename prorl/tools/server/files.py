@@ -18,9 +18,11 @@ from prorl.tools.server.output import Capped
 from prorl.tools.server.place import Folder
 
 MAX_FILE_BYTES = 8 << 20
+"""Of a file to be viewed or edited: it is held in memory."""
 MAX_UNDO = 20
 """Versions kept in all, newest first to be undone."""
 MAX_LISTED = 500
+"""Entries of a folder, or lines found by `search`."""
 OPEN = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 

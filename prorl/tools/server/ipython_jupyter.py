@@ -23,6 +23,7 @@ import tempfile
 from typing import Any
 
 START_S = 30.0
+"""For a kernel to answer: it imports for seconds on a busy machine."""
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 LAZY_FLUSH = """
 from select import select

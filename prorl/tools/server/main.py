@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     Tool = Callable[[dict[str, Any], float], dict[str, Any]]
 
 OUTPUT_BYTES = 64 << 10
+"""Kept of what one call gives, unless the configuration says otherwise."""
 MAX_CLIENTS = 16
+"""Connected at once; stages need one each, and an agent could open more."""
 READ_BYTES = 1 << 16
 """More at once would be a mapping of its own for each read, whatever has come."""
 DEFAULT = ("bash", "python", "files")

@@ -28,6 +28,9 @@ from prorl.tools.server.output import Capped
 from prorl.tools.server.place import Place
 
 INTERRUPT_S, KILL_S = 1.0, 1.0
+"""After the deadline: for KeyboardInterrupt to end the cell, then for a killed session to be
+reaped.
+"""
 
 
 class Python:

@@ -31,6 +31,7 @@ LOAD_S = 25.0
 """Imports of a big library on a busy machine; sandboxd waits 30 s for a start."""
 FIRST_FD = 100
 MAX_ERROR_BYTES = 3000
+"""Of why a tool could not be made: it becomes the task's error."""
 
 
 def moved_above_others(zip_fd: int) -> int:
@@ -89,8 +90,8 @@ class UserTool(Python):
 
 
 def _serve(control: socket.socket, name: str, zip_fd: int, packages: Sequence[str]) -> NoReturn:
-    """In the child: make the object, tell whether that worked, then answer calls until the server is
-    gone.
+    """In the child: make the object, tell whether that worked, then answer calls until the server
+    is gone.
     """
     path = f"/proc/self/fd/{zip_fd}"
     sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
