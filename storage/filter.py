@@ -32,6 +32,8 @@ from prorl.types import GroupDecision, GroupMember, RolloutState
 TIMEOUT_S = 5.0
 """Of one query: a filter that never ends must not keep its groups undecided."""
 
+_ANSWER = "group_id, kept, left(reason, 200) as reason"
+
 MEMBERS = pa.schema(
     [
         ("group_id", pa.int64()),
@@ -117,7 +119,9 @@ class GroupFilter:
 
     def _ask(self, groups: Sequence[GroupComplete]) -> dict[int, GroupDecision]:
         self._database.register("rollouts", _table(groups))
-        answer = self._database.query(self._sql, self._timeout_s)
+        answer = self._database.query(
+            self._sql, self._timeout_s, rows=len(groups) + 1, columns=_ANSWER
+        )
         columns = [answer.column(name).to_pylist() for name in _OUTPUT]
         decisions = [
             GroupDecision(group_id, kept, str(reason))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -73,6 +74,8 @@ class LiveRun:
             RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0
         )
         self._filter = compile_filter(snapshot.filter)
+        self._filter_thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {self.run_id}")
+        """Its own: a user's slow SQL delays its run and no other."""
         self._complete: dict[int, GroupComplete] = {}
         self._asked = asyncio.Event()
         self._draining = False
@@ -119,6 +122,7 @@ class LiveRun:
                 retiring.cancel()
                 compacting.cancel()
         finally:
+            self._filter_thread.shutdown(wait=False, cancel_futures=True)
             self._filter.close()
 
     def _load(self) -> list[pa.Table]:
@@ -188,7 +192,9 @@ class LiveRun:
             if not self._draining:
                 self._asked.clear()
             groups, self._complete = list(self._complete.values()), {}
-            decisions = await asyncio.to_thread(self._filter.decide, groups)
+            decisions = await asyncio.get_running_loop().run_in_executor(
+                self._filter_thread, self._filter.decide, groups
+            )
             proposals = tuple(
                 self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)
             )

@@ -74,8 +74,11 @@ class LockedDuckDB:
         except duckdb.Error as error:
             raise self._refuse(error) from None
 
-    def query(self, sql: str, timeout_s: float | None = None) -> pa.Table:
-        """Run one SELECT.
+    def query(
+        self, sql: str, timeout_s: float | None = None, *, rows: int = 0, columns: str = "*"
+    ) -> pa.Table:
+        """Run one SELECT; its first `rows` if given, projected to `columns`: an answer lies outside
+        DuckDB's own memory limit.
 
         Raises `error` for anything else, for SQL that fails and for SQL that is still running at
         `timeout_s`.
@@ -90,7 +93,8 @@ class LockedDuckDB:
         if timer:
             timer.start()
         try:
-            return self._connection.sql(self._statement).to_arrow_table()
+            found = self._connection.sql(self._statement)
+            return (found.limit(rows).project(columns) if rows else found).to_arrow_table()
         except duckdb.InterruptException:
             raise self._error(
                 f"{self._what} was stopped after {timeout_s:g} s", "a query that ends sooner"
@@ -110,7 +114,11 @@ class LockedDuckDB:
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise self._error(f"{self._what} holds {kinds}", "exactly one SELECT")
-        self._checked, self._statement = sql, str(statements[0].query)
+        text = str(statements[0].query)
+        # What follows the semicolon, a comment say, would end up inside of ours. Places are bytes.
+        data = text.encode()
+        ends = (at for at, _ in duckdb.tokenize(text) if data[at : at + 1] == b";")
+        self._checked, self._statement = sql, data[: next(ends, len(data))].decode()
         return self._statement
 
     def _refuse(self, error: duckdb.Error) -> UserError:

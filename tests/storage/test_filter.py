@@ -214,6 +214,23 @@ def test_endless_sql_is_stopped_and_its_group_dropped() -> None:
     assert time.monotonic() - start < 5
 
 
+def test_an_answer_without_end_takes_no_memory() -> None:
+    """A cross join's rows lie outside DuckDB's limit: 764 MB in five seconds."""
+    endless = """
+        select group_id, true as kept, repeat('x', 1000000) as reason
+        from rollouts, range(10000000000)
+    """
+    before = pa.total_allocated_bytes()
+    ((kept, reason),) = decide(endless, group(0, 0, 1))
+    assert (kept, reason[:30]) == (False, "filter_error: filter gave a gr")
+    assert pa.total_allocated_bytes() - before < 1 << 20
+
+
+def test_a_comment_and_a_semicolon_end_nothing() -> None:
+    sql = "select group_id, true as kept, 'ü;' as reason from rollouts group by 1; -- {done}"
+    assert decide(sql, group(0, 0, 1)) == [(True, "ü;")]
+
+
 def test_sql_that_fails_on_one_group_decides_the_others() -> None:
     sql = (
         "select group_id, if(task_id = 't1', error('bad group'), true) as kept, 'ok' as reason from"
