@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS

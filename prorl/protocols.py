@@ -81,18 +81,12 @@ Raising refuses the stream with that text.
 
 
 class Network(Protocol):
-    """Makes channels.
-
-    `FlightNetwork` between processes, `LocalNetwork` inside one loop; the same tests run over both.
-    """
+    """Makes channels: `FlightNetwork` between processes, `LocalNetwork` inside one loop."""
 
     async def listen(
         self, name: str, routes: Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
     ) -> str:
-        """Serve routes: path -> (handler, schema it receives, schema it sends).
-
-        Returns the location to dial.
-        """
+        """Serve routes, path -> (handler, schema received, schema sent); the location to dial."""
 
     async def dial(
         self,

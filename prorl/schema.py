@@ -37,10 +37,7 @@ import pyarrow as pa
 from prorl.errors import SchemaError
 
 SCHEMA_VERSION = 1
-"""Raised by one when a column changes its meaning or type, or goes.
-
-Adding an optional column does not raise it.
-"""
+"""Raised by one when a column changes its meaning or type, or goes; not for an optional new one."""
 
 MAX_BATCH_BYTES = 2**21 - 4096
 """Flight delivers bodies below 2 MiB 8-byte aligned, and they stay off malloc's mmap path."""
@@ -48,9 +45,7 @@ MAX_BATCH_BYTES = 2**21 - 4096
 MAX_INLINE_ARTEFACT_BYTES = 256 << 10
 
 MAX_SEGMENTS = 1024
-"""`sequence_id = rollout_id * MAX_SEGMENTS + segment`: the same for every retry, redelivery and
-replay.
-"""
+"""`sequence_id = rollout_id * MAX_SEGMENTS + segment`, the same in every retry and replay."""
 
 
 def required(name: str, dtype: pa.DataType) -> pa.Field:
