@@ -1,9 +1,9 @@
 """What a model server must show before it serves: that it is the server that the run needs.
 
-    health, model, context length, vocabulary (its last id is taken, text gets the run's ids),
-    logprobs of the distribution that it samples from
+    when it is added       health, model, logprobs of the distribution that it samples from
+    when a run begins      its vocabulary: the last id is taken, text gets the run's ids
 
-A server is asked once, when it is added; what it lacks is said in one line.
+What it lacks is said in one line, once.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from __future__ import annotations
 import asyncio
 import statistics
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from prorl.errors import BackendError, ConfigError
-from prorl.types import Completion, FailureCode, GenerateRequest, SamplingParams
+from prorl.types import Completion, GenerateRequest, SamplingParams, Trouble
 
 if TYPE_CHECKING:
     from prorl.backends.vllm import VllmBackend
-    from prorl.protocols import Tokenizer
     from prorl.types import Int32
 
 _HOT, _COLD = 2.0, 0.01
 """The most and the least that vLLM takes."""
 _PROBES, _ROUNDS = 8, 4
 _CERTAIN, _MOVED = -0.3, 0.05
-_SAMPLE = "def f(x):\n    return 24 * x  # café"
+_COMMON_IDS = 256
+"""Ids below it are in every vocabulary."""
 
 
 async def check_logprobs(backend: VllmBackend) -> None:
@@ -79,54 +80,64 @@ async def _first_tokens(
     backend: VllmBackend, temperature: float, seed: int
 ) -> list[tuple[int, float]]:
     """What it says after each of a few short prompts: (id, logprob)."""
-    prompts = np.random.default_rng(1).integers(0, backend.vocab_size, (_PROBES, 4), dtype=np.int32)
+    known = min(backend.vocab_size, _COMMON_IDS)
+    prompts = np.random.default_rng(1).integers(0, known, (_PROBES, 4), dtype=np.int32)
     answers = await asyncio.gather(
         *(first_token(backend, prompt, temperature, seed) for prompt in prompts)
     )
     return [(int(answer.token_ids_C[0]), float(answer.logprobs_C[0])) for answer in answers]
 
 
-async def check_server(backend: VllmBackend, tokenizer: Tokenizer, model: str = "") -> None:
-    """Refuse a server that cannot serve rollouts of this tokenizer.
+async def check_server(backend: VllmBackend, model: str = "") -> None:
+    """Refuse a server that cannot serve rollouts: health, model, logprobs.
 
     Raises ConfigError with what it lacks, also when it cannot be asked.
     """
     try:
         await backend.health()
-        await _check_model(backend, model)
-        await _check_vocabulary(backend, tokenizer)
+        served = await backend.models()
+        if model and model not in served:
+            raise ConfigError(
+                f"{backend.name} serves {', '.join(map(repr, served))}",
+                f"the service's model {model!r}",
+                "start vLLM with --served-model-name, or set `model`",
+            )
         await check_logprobs(backend)
     except BackendError as error:
-        mend = "start it first, then add it again"
-        raise ConfigError(f"{backend.name}: {error.message}", "a model server", mend) from error
+        hint = "start it first, then add it again"
+        raise ConfigError(f"{backend.name}: {error.message}", "a model server", hint) from error
 
 
-async def _check_model(backend: VllmBackend, model: str) -> None:
-    served = await backend.models()
-    if model and model not in served:
-        raise ConfigError(
-            f"{backend.name} serves {', '.join(map(repr, served))}",
-            f"the service's model {model!r}",
-            "start vLLM with --served-model-name, or set `model`",
-        )
+class Vocabulary(NamedTuple):
+    """What a server must share with a run's renderer."""
+
+    size: int
+    text: str
+    ids: Sequence[int]
+    """Of `text`; empty = not known."""
 
 
-async def _check_vocabulary(backend: VllmBackend, tokenizer: Tokenizer) -> None:
-    """The last id is taken; text gets our ids where the server can say it."""
-    last = np.array([tokenizer.vocab_size - 1], dtype=np.int32)
-    mend = "set the service's `tokenizer` to the directory of the model that the server serves"
+async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> None:
+    """The last id is taken, and text gets the run's ids where the server says which it gets.
+
+    Raises ConfigError; BackendError when the server cannot be asked.
+    """
+    last = np.array([wanted.size - 1], dtype=np.int32)
+    hint = "set `run.renderer.model` to the directory of the model that it serves"
     try:
         await first_token(backend, last)
     except BackendError as error:
-        if error.code is not FailureCode.BACKEND_PROTOCOL:
+        if error.trouble is not Trouble.DECLINED:
             raise
         raise ConfigError(
-            f"{backend.name} refuses id {last[0]} or answers with one above it: {error.message}",
-            f"a vocabulary of {tokenizer.vocab_size}",
-            mend,
+            f"{backend.name} does not take id {last[0]}: {error.message}",
+            f"the run's vocabulary of {wanted.size}",
+            hint,
         ) from error
-    theirs, ours = await backend.tokenize(_SAMPLE), tokenizer.encode(_SAMPLE).tolist()
-    if theirs is not None and theirs != ours:
+    theirs = await backend.tokenize(wanted.text)
+    if theirs is not None and wanted.ids and theirs != list(wanted.ids):
         raise ConfigError(
-            f"{backend.name} encodes {_SAMPLE!r} as {theirs}", f"the tokenizer's {ours}", mend
+            f"{backend.name} encodes {wanted.text!r} as {theirs}",
+            f"the run's {list(wanted.ids)}",
+            hint,
         )

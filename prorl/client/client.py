@@ -162,12 +162,19 @@ class Client:
         """Cancel what is open in a run; what is stored stays."""
         return dict(self._http.request("DELETE", "v1", "runs", run) or {})
 
-    def publish(self, run: str, version: int, path: str | Path) -> dict[str, Json]:
+    def publish(
+        self, run: str, version: int, path: str | Path, *, pause: str = "abort"
+    ) -> dict[str, Json]:
         """Have the backends load the weights in `path` (a Hugging Face directory) as `version`, one
-        above the last.
+        above the last; waits as long as they load. `pause`: what becomes of calls that run
+        (`abort`, `wait` or `keep`).
         """
-        body = {"version": version, "path": str(Path(path).absolute())}
-        return dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
+        body = {"version": version, "path": str(Path(path).absolute()), "pause": pause}
+        while True:
+            said = dict(self._http.request("POST", "v1", "runs", run, "versions", body=body))
+            if not said.pop("pending", False):
+                return said
+            body["version"] = said["version"]
 
     def node_settings(self) -> dict[str, Json]:
         """What a node shares with the service; for holders of the join file `node.json`."""

@@ -120,6 +120,10 @@ def _day(text: str) -> date:
         raise ConfigError(f"renderer.date {text!r}", "a day as YYYY-MM-DD") from None
 
 
+SAMPLE = "def f(x):\n    return 24 * x  # café"
+"""A text whose ids tell vocabularies apart: a model server is asked for them when a run begins."""
+
+
 def describe(renderer: Renderer, spec: RendererSpec) -> dict[str, Json]:
     """What a run's manifest keeps of its renderer: hashes, family, what was proved."""
     from prorl.renderer.model import TemplateRenderer
@@ -133,4 +137,5 @@ def describe(renderer: Renderer, spec: RendererSpec) -> dict[str, Json]:
     return facts | {
         "vocab_size": renderer.vocab_size,
         "stop_token_ids": list(renderer.stop_token_ids),
+        "sample_ids": load_tokenizer(spec.model).encode(SAMPLE).tolist() if spec.model else [],
     }

@@ -6,7 +6,7 @@ Every answer that promises something is sent after the log has it on disk.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import orjson
@@ -18,12 +18,15 @@ from starlette.exceptions import HTTPException
 
 from prorl import plugins
 from prorl.agents import get_agent
+from prorl.backends.catalogue import is_server
+from prorl.backends.vllm_probe import Vocabulary
 from prorl.config import NAME, GroupsBody, RunConfig, explain
 from prorl.envs import get_env
 from prorl.errors import ConfigError, ProrlError, TaskError, UserError
 from prorl.filters import FILTERS
 from prorl.protocols import Env
 from prorl.renderer.check import check as check_renderer
+from prorl.renderer.load import SAMPLE
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
 from prorl.service.backend_routes import backend_routes
@@ -109,7 +112,7 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
         get_agent(config.agent)
         created_at = gateway.wall()
         renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
-        await _check_backends(gateway, config)
+        await _check_backends(gateway, config, renderer)
         write_manifest(gateway.config, config, created_at, renderer)
     else:
         check_there(gateway.config, config.run_id)
@@ -123,14 +126,22 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
     )
 
 
-async def _check_backends(gateway: Gateway, config: RunConfig) -> None:
-    """A backend that only this run names is asked once, here, and not by failing rollouts."""
+async def _check_backends(
+    gateway: Gateway, config: RunConfig, renderer: Mapping[str, Json]
+) -> None:
+    """A backend that only this run names, and whether servers have the run's vocabulary, is asked
+    once, here, and not by failing rollouts.
+    """
     for name in config.backends:
         if name != valid_url(name):
             raise UserError(f"backend {name!r}", f"{valid_url(name)!r}")
     known = gateway.core.watched.names()
     fresh = [name for name in config.backends if name not in known]
     await asyncio.gather(*(gateway.servers.check(name, ours=False) for name in fresh))
+    wanted = Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"])
+    names = config.backends or tuple(gateway.core.state.balancer.states)
+    servers = [name for name in names if is_server(name)]
+    await asyncio.gather(*(gateway.servers.check_vocabulary(name, wanted) for name in servers))
 
 
 def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
@@ -192,7 +203,13 @@ def _weights(app: FastAPI, gateway: Gateway) -> None:
         done = await gateway.publisher.publish(run, body.version, body.path, pause=body.pause)
         status = 202 if done.pending else 201 if done.fresh else 200
         return reply(
-            {"run_id": run_id, "version": done.version, "failed": dict(done.failed)}, status
+            {
+                "run_id": run_id,
+                "version": done.version,
+                "failed": dict(done.failed),
+                "pending": done.pending,
+            },
+            status,
         )
 
 

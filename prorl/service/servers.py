@@ -5,7 +5,9 @@ is new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -19,16 +21,24 @@ from prorl.backends.catalogue import (
     open_url,
 )
 from prorl.backends.vllm import VllmBackend
-from prorl.backends.vllm_probe import check_server, first_token
+from prorl.backends.vllm_probe import (
+    Vocabulary,
+    check_server,
+    check_vocabulary,
+    first_token,
+)
 from prorl.config import ServiceConfig
 from prorl.envs import get_env
-from prorl.errors import ConfigError
-from prorl.protocols import Tokenizer
+from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import load_tokenizer
 
 CHECK_S = 30.0
 """For everything that a new server is asked."""
+VOCABULARY_S = 10.0
+ANY_VOCABULARY = 2**31 - 1
+
+log = logging.getLogger("prorl.service")
 
 
 def valid_url(url: str) -> str:
@@ -55,11 +65,10 @@ def valid_url(url: str) -> str:
 
 
 class Servers:
-    """Calls servers with the run's vocabulary and, where they may have it, the key."""
+    """Calls servers; with the key those that may have it."""
 
     def __init__(self, config: ServiceConfig, is_ours: Callable[[str], bool]) -> None:
         self._config, self._is_ours = config, is_ours
-        self._tokenizer: Tokenizer | None = None
 
     def key_of(self, name: str) -> str:
         """The bearer token, for servers that the operator named."""
@@ -67,34 +76,44 @@ class Servers:
 
     async def try_call(self, name: str) -> None:
         """One token, as a rollout would get it. Raises BackendError."""
-        backend = await self._open(name, self.key_of(name))
-        try:
+        async with self._open(name, self.key_of(name)) as backend:
             await first_token(backend, np.zeros(1, dtype=np.int32))
-        finally:
-            await backend.close()
 
     async def check(self, name: str, *, ours: bool) -> None:
-        """Everything that a server must be. Raises ConfigError with what it is not."""
+        """Everything that a backend must be, whoever uses it. Raises ConfigError with what it is
+        not.
+        """
         if not is_server(name):
-            renderer = ChatMLRenderer(await self._load())
+            renderer = ChatMLRenderer(load_tokenizer("bytes"))
             await open_url(name, BackendContext(renderer, get_env)).close()
             return
-        backend = await self._open(name, self._config.backend_key if ours else "")
         try:
-            async with asyncio.timeout(CHECK_S):
-                await check_server(backend, await self._load(), self._config.model)
+            async with (
+                asyncio.timeout(CHECK_S),
+                self._open(name, self._config.backend_key if ours else "") as backend,
+            ):
+                await check_server(backend, self._config.model)
         except TimeoutError:
             raise ConfigError(
                 f"{name} did not answer within {CHECK_S:g} s", "a model server", "is it frozen?"
             ) from None
+
+    async def check_vocabulary(self, name: str, wanted: Vocabulary) -> None:
+        """A run's vocabulary is the server's. Raises ConfigError; one that is away is not asked."""
+        try:
+            async with (
+                asyncio.timeout(VOCABULARY_S),
+                self._open(name, self.key_of(name)) as backend,
+            ):
+                await check_vocabulary(backend, wanted)
+        except (TimeoutError, BackendError) as error:
+            log.warning("%s was not asked for its vocabulary: %s", name, error)
+
+    @asynccontextmanager
+    async def _open(self, name: str, key: str) -> AsyncGenerator[VllmBackend]:
+        """For a few calls; ids are checked by runs, which know their vocabulary."""
+        backend = VllmBackend(name, ANY_VOCABULARY, model=self._config.model, api_key=key)
+        try:
+            yield backend
         finally:
             await backend.close()
-
-    async def _open(self, name: str, key: str) -> VllmBackend:
-        tokenizer = await self._load()
-        return VllmBackend(name, tokenizer.vocab_size, model=self._config.model, api_key=key)
-
-    async def _load(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.to_thread(load_tokenizer, self._config.tokenizer)
-        return self._tokenizer

@@ -61,6 +61,8 @@ class ModelServer:
                 return web.json_response({"version": self._vllm or "prorl-0.1.0"})
             case "/weight_info":
                 return web.json_response({"weight_version": self.version})
+            case "/v1/models" | "/v1/completions" | "/tokenize":
+                return web.Response(status=404)
         self.said.append(request.path_qs)
         return self._told(request.path, body)
 
@@ -120,7 +122,10 @@ async def test_every_backend_takes_the_weights_and_at_most_half_are_paused(
         w.worker("run") as run,
     ):
         await w.run()
-        assert await say(w, "/w/1") == (201, {"run_id": "r", "version": 1, "failed": {}})
+        assert await say(w, "/w/1") == (
+            201,
+            {"run_id": "r", "version": 1, "failed": {}, "pending": False},
+        )
         assert [(server.path, server.number, server.paused) for server in found] == [
             ("/w/1", "1", False)
         ] * count
@@ -187,7 +192,10 @@ async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them
         }
         assert backends == {found[1].url}
         found[0].refuses = False
-        assert await say(w, "/w/1", version=1) == (200, {"run_id": "r", "version": 1, "failed": {}})
+        assert await say(w, "/w/1", version=1) == (
+            200,
+            {"run_id": "r", "version": 1, "failed": {}, "pending": False},
+        )
         assert found[0].number == "1"
         assert found[1].said.count("/update_weights") == 1, "who has them is left alone"
 
@@ -240,7 +248,10 @@ async def test_an_id_that_was_given_before_a_crash_is_not_given_again(tmp_path: 
 async def test_scripts_need_only_an_id(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
-        assert await say(w, "/w/1") == (201, {"run_id": "r", "version": 1, "failed": {}})
+        assert await say(w, "/w/1") == (
+            201,
+            {"run_id": "r", "version": 1, "failed": {}, "pending": False},
+        )
 
 
 def test_a_fenced_backend_is_given_nothing_in_the_pool_or_out_of_it() -> None:

@@ -1,0 +1,164 @@
+"""`/v1/backends`: asked before they count, refused in one line, remembered over restarts; and who
+waits when nobody serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from prorl.backends import open_backend
+from prorl.backends.server import TokenServer
+from prorl.control import Assigned, BackendsTold, Failover, Kind, Started
+from prorl.envs import get_env
+from prorl.errors import FencedError
+from prorl.testing import RENDERER
+from prorl.tokenizer import ByteTokenizer
+from prorl.types import AttemptKey, Json, Trouble
+from tests.service.world import World, group, world
+
+
+@asynccontextmanager
+async def served(policy: str = "scripted:random") -> AsyncIterator[str]:
+    """A model server that passes every question, or samples raw logprobs."""
+    backend = open_backend(policy, RENDERER, get_env)
+    async with TokenServer(backend, ByteTokenizer(), model="toy") as server:
+        yield server.url
+
+
+async def names(w: World) -> dict[str, str]:
+    found: Json = (await w.http("GET", "/v1/backends"))[1]["backends"]
+    return {one["name"]: one["state"] for one in found}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("not a url", "not a url"),
+        (f"http://{'x' * 64}.org", "label"),
+        ("http://", "HOST"),
+        ("http://h:99999", "ort"),
+        ("http://h:1/v1", "/v1"),
+        ("http://user:pw@h:1", "HOST"),
+        ("scripted:nobody", "nobody"),
+        ("embedded:/models/a", "http://"),
+        ("http://127.0.0.1:9", "start it first"),
+    ],
+)
+async def test_what_cannot_serve_is_refused_in_one_line_and_leaves_nothing(
+    tmp_path: Path, name: str, found: str
+) -> None:
+    async with world(tmp_path) as w:
+        for method, path, body in (
+            ("POST", "/v1/backends", {"name": name}),
+            ("PUT", "/v1/backends", {"backends": ["scripted:noop", name]}),
+            ("POST", "/v1/runs", {"run_id": "r", "backends": [name]}),
+        ):
+            status, answer = await w.http(method, path, body)
+            assert status == 422, answer
+            assert found in answer["message"]
+            assert "\n" not in answer["message"]
+        assert list(await names(w)) == ["scripted:oracle"]
+        assert (await w.http("GET", "/v1/runs"))[1]["runs"] == []
+
+
+async def test_raw_logprobs_another_model_and_another_vocabulary_are_refused(
+    tmp_path: Path,
+) -> None:
+    async with served("scripted:random?raw=1") as raw, served() as good:
+        async with world(tmp_path) as w:
+            status, answer = await w.http("POST", "/v1/backends", {"name": raw})
+            assert (status, "processed_logprobs" in answer["message"]) == (422, True)
+            assert (await w.http("POST", "/v1/backends", {"name": good}))[0] == 201
+        async with world(tmp_path, model="other") as w:
+            await w.http("DELETE", f"/v1/backends?name={good}")
+            status, answer = await w.http("POST", "/v1/backends", {"name": good})
+            assert (status, "'toy'" in answer["message"]) == (422, True)
+
+
+async def test_the_pool_is_what_was_said_last_also_over_restarts(tmp_path: Path) -> None:
+    """The log's word stands over the config's."""
+    more: Json = {"backends": ("scripted:oracle", "scripted:noop")}
+    async with served() as url:
+        async with world(tmp_path, **more) as w:
+            assert (await w.http("POST", "/v1/backends", {"name": f"{url}/"}))[0] == 201
+            await w.http("DELETE", "/v1/backends?name=scripted:oracle")
+            await w.http("DELETE", "/v1/backends?name=scripted:noop&drain=true")
+        async with world(tmp_path, **more) as w:
+            assert await names(w) == {"scripted:noop": "draining", url: "ready"}
+            pool = {"backends": ["scripted:random", url]}
+            assert (await w.http("PUT", "/v1/backends", pool))[0] == 200
+        async with world(tmp_path, **more) as w:
+            assert await names(w) == {"scripted:random": "ready", url: "ready"}
+            assert (await w.http("POST", "/v1/backends", {"name": "scripted:oracle"}))[0] == 201
+        async with world(tmp_path, **more) as w:
+            assert "scripted:oracle" in await names(w)
+
+
+async def test_an_attempt_that_lost_its_backend_waits_and_is_neither_charged_nor_ended(
+    tmp_path: Path,
+) -> None:
+    async with (
+        served() as one,
+        served() as two,
+        world(tmp_path, backends=(one, two)) as w,
+        w.worker("init") as init,
+        w.worker("run") as run,
+    ):
+        (told,) = [row.read(BackendsTold) for row in await run.hear(Kind.BACKENDS)][:1]
+        assert (told.gone, set(told.keyed)) == ((), {one, two})
+        await w.run()
+        await w.submit(group("a"))
+        (key,) = await init.take(1)
+        run.say(Started(), key)
+        first = (await rollout(w))["backend"]
+        other = {one: two, two: one}[first]
+
+        def lost(backend: str, trouble: Trouble = Trouble.ERROR, **more: Json) -> Failover:
+            return Failover(attempt=key, backend=backend, trouble=trouble, **more)
+
+        assert await run.ask(lost(first), "r") == Assigned(backend=other), "not to who failed it"
+        assert await run.ask(lost(first), "r") == Assigned(backend=other), "said again: what stands"
+        w.core.state.serves[one] = w.core.state.serves[two] = ("r", 2)
+        w.core.state.balancer.fence(first)
+        asked = asyncio.ensure_future(run.ask(lost(other, min_version=2), "r"))
+        assert (await asked).backend == other, "the sole one that is able, though it failed"
+        seen = await rollout(w)
+        assert (seen["state"], seen["attempt"], seen["infra_failures"]) == ("running", 1, 0)
+        stale = AttemptKey("r", key.rollout_id, 7)
+        with pytest.raises(FencedError):
+            await run.ask(Failover(attempt=stale, backend=one, trouble=Trouble.ERROR), "r")
+
+
+async def rollout(w: World) -> Json:
+    return (await w.http("GET", "/v1/runs/r/rollouts/0"))[1]
+
+
+async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Path) -> None:
+    async with (
+        served() as url,
+        world(tmp_path, backends=(url,)) as w,
+        w.worker("init") as init,
+        w.worker("run") as run,
+    ):
+        await w.run()
+        await w.submit(group("a"), group("b"))
+        (key, _) = await init.take(2)
+        w.core.watched.tried = lambda *_: None  # it does not come back by itself
+        lost = Failover(attempt=key, backend=url, trouble=Trouble.REFUSED, message="reset")
+        asked = asyncio.ensure_future(run.ask(lost, "r"))
+        gone = [row.read(BackendsTold).gone for row in await run.hear(Kind.BACKENDS, 2)]
+        assert gone[-1] == (url,), "told to RUN at once"
+        await w.submit(group("c"))
+        view = await w.view()
+        assert (view["counts"]["queued"], view["counts"]["failed"]) == (1, 0)
+        assert not asked.done()
+        w.core.watched.health(url).back(0.0)
+        w.core.state.balancer.restore(url)
+        w.served.gateway.wake()
+        assert (await asked).backend == url
+        assert len(await init.take(1)) == 1
