@@ -214,6 +214,8 @@ SITUATIONS: dict[str, list[Step]] = {
     ],
     "nohup outlives the call": [
         Step("nohup sleep 5 >/dev/null 2>&1 & disown", ANY, 0),
+        # nohup has its own name until it becomes the program
+        Step("until pgrep -u $UID -x sleep >/dev/null; do :; done", "", 0),
         Step("pgrep -u $UID -cx sleep; pkill -u $UID -x sleep", "1\n", 0),
     ],
     "daemon holds the tty": [Step("setsid sleep 1 & exit", ANY, 0), Step("echo ok", "ok\n", 0)],
