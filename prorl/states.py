@@ -64,6 +64,8 @@ class StopReason(StrEnum):
     """The policy gave its final answer."""
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"
+    CONTEXT = "context"
+    """A prompt or a tool's output does not fit in `limits.max_tokens`; the failure says what."""
     DEADLINE = "deadline"
     SANDBOX_BROKEN = "sandbox_broken"
     CANCELLED = "cancelled"

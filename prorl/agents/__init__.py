@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
     from prorl.protocols import Agent
 
-BUILT_IN: Mapping[str, str] = {"native": "prorl.agents.native:NativeAgent"}
+BUILT_IN: Mapping[str, str] = {
+    "native": "prorl.agents.native:NativeAgent",
+    "native-drop": "prorl.agents.shorten:native_drop",
+    "native-summary": "prorl.agents.shorten:native_summary",
+}
 
 ENTRY_POINTS = "prorl.agents"
 

@@ -3,7 +3,8 @@ answers or a budget ends.
 
     prompt -> [completion -> calls -> tool output]* -> completion without calls -> artefact
 
-Invariants: the ids of each prompt are all earlier ids plus the bridge, never rendered again;
+Invariants: within a segment the ids of each prompt are all earlier ids plus the bridge, never
+rendered again; a new segment begins only where the template or `shorten` tells the past anew;
 whatever happens, `run` returns a trajectory with everything that was sampled until then; nothing is
 retried here. A budget that ends leaves the artefact to be scored (class policy); a backend or
 sandbox that we lost leaves none (class infra). Not promised: tokens of a model call that was cut
@@ -13,21 +14,20 @@ short, since backends give none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
+from prorl.agents.ending import End, end_with, ended
 from prorl.agents.record import AttemptRecord, join
 from prorl.agents.seeds import derive_seed
+from prorl.agents.shorten import Room, Shorten, stop
 from prorl.agents.waiting import SILENT_S, within
 from prorl.completion import check_completion
 from prorl.errors import (
     BackendError,
     BudgetError,
-    ProrlError,
     RolloutError,
     SandboxError,
-    TaskError,
     boundary,
 )
 from prorl.limits import Clock
@@ -41,7 +41,6 @@ from prorl.types import (
     FailureCode,
     FinishReason,
     GenerateRequest,
-    Json,
     Message,
     PolicyVersion,
     StopReason,
@@ -65,22 +64,6 @@ MAX_EMPTY_ABORTS = 20
 """Pieces without a token that a backend may return in one turn while it takes new weights."""
 
 
-class End(NamedTuple):
-    """How the loop ended."""
-
-    stop: StopReason
-    failure: Failure = Failure(code=FailureCode.NONE)
-
-
-_STOPS = {
-    FailureCode.DEADLINE: StopReason.DEADLINE,
-    FailureCode.MAX_TURNS: StopReason.MAX_TURNS,
-    FailureCode.MAX_TOKENS: StopReason.MAX_TOKENS,
-    FailureCode.SANDBOX_BROKEN: StopReason.SANDBOX_BROKEN,
-    FailureCode.CANCELLED: StopReason.CANCELLED,
-}
-
-
 class _Ear:
     """When a model call last gave a token."""
 
@@ -93,19 +76,22 @@ class _Ear:
 
 
 class NativeAgent:
-    """Implements `prorl.protocols.Agent`; holds no state of an attempt."""
+    """Implements `prorl.protocols.Agent`; holds no state of an attempt.
 
-    def __init__(self, artefact_s: float = ARTEFACT_S) -> None:
-        self._artefact_s = artefact_s
+    `shorten` says what becomes of a conversation whose next message does not fit.
+    """
+
+    def __init__(self, shorten: Shorten = stop, artefact_s: float = ARTEFACT_S) -> None:
+        self._shorten, self._artefact_s = shorten, artefact_s
 
     async def run(self, context: AgentContext) -> Trajectory:
         """Drive one attempt to its end.
 
         Raises only CancelledError, and only when `context.cancelled()` is false.
         """
-        attempt = _Attempt(context)
+        attempt = _Attempt(context, self._shorten)
         try:
-            end = await _ended(attempt.drive())
+            end = await ended(attempt.drive())
             artefact = b""
             if end.failure.failure_class.trains:
                 end, artefact = await attempt.artefact(end, self._artefact_s)
@@ -114,50 +100,39 @@ class NativeAgent:
             if not context.cancelled() or task is None:
                 raise
             task.uncancel()
-            end, artefact = _end(FailureCode.CANCELLED), b""
+            end, artefact = end_with(FailureCode.CANCELLED), b""
         return attempt.trajectory(end, artefact)
-
-
-async def _ended(loop: Coroutine[Json, Json, End]) -> End:
-    """The loop's end; an error that passes out of it becomes one."""
-    try:
-        with boundary(RolloutError, FailureCode.STAGE_ERROR, "agent loop"):
-            return await loop
-    except RolloutError as error:
-        return _end(error.code, error.message)
-    except TaskError as error:
-        return _end(FailureCode.BAD_TASK, str(error))
-    except ProrlError as error:
-        return _end(FailureCode.STAGE_ERROR, str(error))
-
-
-def _end(code: FailureCode, message: str = "") -> End:
-    return End(_STOPS.get(code, StopReason.FAILED), Failure(code=code, message=message))
 
 
 class _Attempt:
     """One run of the loop; its state is the record."""
 
-    def __init__(self, context: AgentContext) -> None:
-        self._context = context
+    def __init__(self, context: AgentContext, shorten: Shorten) -> None:
+        self._context, self._shorten = context, shorten
         self._record = AttemptRecord(tuple(context.messages))
+        self._live = list(context.messages)
+        """The conversation as the policy sees it now."""
         self._min_version = context.min_version
         self._clock = context.deadline.clock
 
     async def drive(self) -> End:
         """Turns until one ends the loop."""
-        context, record = self._context, self._record
-        prompt = context.renderer.prompt(context.messages, context.tools)
-        if len(prompt) >= context.limits.max_tokens:
-            raise TaskError(
-                f"a prompt of {len(prompt)} tokens",
-                f"fewer than limits.max_tokens = {context.limits.max_tokens}",
-            )
-        record.sequence.context(prompt, turn=0)
-        turn = 0
-        while (end := await self._turn(turn)) is None:
-            turn += 1
+        if (end := self._begin()) is not None:
+            return end
+        while (end := await self._turn(len(self._record.turns))) is None:
+            pass
         return end
+
+    def _begin(self) -> End | None:
+        """Render what is live into a sequence that holds nothing yet."""
+        context, record = self._context, self._record
+        prompt = context.renderer.prompt(self._live, context.tools)
+        if (limit := context.limits.max_tokens) <= len(prompt):
+            text = f"a prompt of {len(prompt)} tokens does not fit in limits.max_tokens = {limit}"
+            code = FailureCode.MAX_TOKENS if record.turns else FailureCode.BAD_TASK
+            return End(StopReason.CONTEXT, Failure(code=code, message=text))
+        record.sequence.context(prompt, turn=len(record.turns))
+        return None
 
     async def _turn(self, turn: int) -> End | None:
         context, record = self._context, self._record
@@ -166,23 +141,65 @@ class _Attempt:
         message = replace(
             context.renderer.parse(completion.token_ids_C, prompt_ids_L, context.tools), turn=turn
         )
-        record.messages.append(message)
+        self._said(message)
         record.final = message.content
         if not message.tool_calls:
             cut_off = completion.finish_reason is FinishReason.LENGTH
             return (
-                _end(FailureCode.MAX_TOKENS, "cut off in the answer")
+                end_with(FailureCode.MAX_TOKENS, "cut off in the answer")
                 if cut_off
                 else End(StopReason.DONE)
             )
         outputs = await self._call_tools(turn, message.tool_calls)
         if turn + 1 >= context.limits.max_turns:
-            return _end(FailureCode.MAX_TURNS, f"{turn + 1} turns without an answer")
-        bridge = context.renderer.bridge(completion.token_ids_C, outputs)
-        if len(record.sequence) + len(bridge) >= context.limits.max_tokens:
-            return _end(FailureCode.MAX_TOKENS, "tool output does not fit")
-        record.sequence.context(bridge, turn=turn + 1)
-        return None
+            return end_with(FailureCode.MAX_TURNS, f"{turn + 1} turns without an answer")
+        return await self._extend(completion, outputs)
+
+    def _said(self, *messages: Message) -> None:
+        self._record.messages += messages
+        self._live += messages
+
+    # ---- what fits
+
+    async def _extend(self, completion: Completion, new: Sequence[Message]) -> End | None:
+        """Append the bridge; where it does not fit, or the run wants it so, a new segment."""
+        context, record = self._context, self._record
+        if context.renderer.starts_segment(new):
+            record.new_segment()
+            return self._begin()
+        bridge = context.renderer.bridge(completion.token_ids_C, new)
+        room = context.limits.max_tokens - len(record.sequence)
+        if len(bridge) < room:
+            record.sequence.context(bridge, turn=len(record.turns))
+            return None
+        shorter = await self._shorten(tuple(self._live), Room(self._fits, self._ask))
+        if shorter is None:
+            names = ", ".join(sorted({message.name for message in new} - {""})) or "tools"
+            text = f"the output of {names}, {len(bridge)} tokens, does not fit: {room} are left"
+            return End(StopReason.CONTEXT, Failure(code=FailureCode.MAX_TOKENS, message=text))
+        self._live = list(shorter)
+        record.new_segment()
+        return self._begin()
+
+    def _fits(self, messages: Sequence[Message]) -> bool:
+        """Whether a conversation leaves a quarter of the context to go on with."""
+        prompt = self._context.renderer.prompt(messages, self._context.tools)
+        return 4 * len(prompt) <= 3 * self._context.limits.max_tokens
+
+    async def _ask(self, messages: Sequence[Message]) -> str:
+        """The policy's answer to a conversation, as a turn in a segment of its own."""
+        record, before = self._record, self._live
+        turn = len(record.turns)
+        record.new_segment()
+        self._live = list(messages)
+        if (end := self._begin()) is not None:
+            raise BudgetError(end.failure.code, end.failure.message)
+        prompt_ids_L = record.sequence.ids_L
+        completion = await self._sample(turn)
+        said = self._context.renderer.parse(completion.token_ids_C, prompt_ids_L)
+        record.messages += (replace(messages[-1], turn=turn), replace(said, turn=turn))
+        self._live = before
+        return said.content
 
     # ---- the model
 
@@ -307,7 +324,7 @@ class _Attempt:
                     Message(role="tool", content=text, name=call.name, call_id=call.id, turn=turn)
                 )
         finally:
-            self._record.messages += outputs
+            self._said(*outputs)
             self._record.tools(self._clock() - began, len(calls))
         return outputs
 
@@ -337,7 +354,7 @@ class _Attempt:
             keep = end.stop is StopReason.SANDBOX_BROKEN or (
                 end.stop is not StopReason.DONE and not ours
             )
-            return (end if keep else _end(error.code, error.message)), b""
+            return (end if keep else end_with(error.code, error.message)), b""
 
     async def _fetch(self, limit_s: float) -> bytes:
         context = self._context
@@ -354,7 +371,7 @@ class _Attempt:
         """The record as it is now."""
         record = self._record
         return Trajectory(
-            sequences=(record.sequence.sequence(),),
+            sequences=record.sequences,
             turns=tuple(record.turns),
             messages=tuple(record.messages),
             artefact=artefact,

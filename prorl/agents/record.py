@@ -33,7 +33,8 @@ _FIRST_CAPACITY = 4096
 class SequenceRecord:
     """One append-only token sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, segment: int = 0) -> None:
+        self._segment = segment
         self._ids_L: Int32 = np.empty(_FIRST_CAPACITY, dtype=np.int32)
         self._length = 0
         self._logprobs: list[Float32] = []
@@ -45,6 +46,11 @@ class SequenceRecord:
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def num_sampled(self) -> int:
+        """Sampled ids so far."""
+        return sum(map(len, self._logprobs))
 
     @property
     def ids_L(self) -> Int32:
@@ -71,7 +77,7 @@ class SequenceRecord:
     def sequence(self) -> Sequence:
         """The sequence as it is now."""
         return Sequence(
-            segment=0,
+            segment=self._segment,
             token_ids_L=self.ids_L.copy(),
             logprobs_C=np.concatenate([np.empty(0, dtype=np.float32), *self._logprobs]),
             span_end_S=np.array(self._ends, dtype=np.int32),
@@ -110,13 +116,32 @@ class AttemptRecord:
     """All that an attempt leaves, while it grows."""
 
     def __init__(self, messages: tuple[Message, ...]) -> None:
-        self.sequence = SequenceRecord()
+        self._sequences = [SequenceRecord()]
         self.turns: list[Turn] = []
         self.messages: list[Message] = list(messages)
         self.final = ""
         """What the policy said last, for the artefact."""
         self.llm_s = 0.0
         self.tool_s = 0.0
+
+    @property
+    def sequence(self) -> SequenceRecord:
+        """The one that grows."""
+        return self._sequences[-1]
+
+    def new_segment(self) -> None:
+        """What follows is a sequence of its own, since the past is told anew. One without a sampled
+        id leaves nothing behind.
+        """
+        if not self.sequence.num_sampled:
+            self._sequences.pop()
+        self._sequences.append(SequenceRecord(len(self._sequences)))
+
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        """All that hold a sampled id, or the first."""
+        said = [record for record in self._sequences if record.num_sampled]
+        return tuple(record.sequence() for record in said or self._sequences[:1])
 
     def turn(
         self, completion: Completion, prompt_tokens: int, temperature: float, llm_s: float
@@ -126,7 +151,7 @@ class AttemptRecord:
         self.turns.append(
             Turn(
                 turn=len(self.turns),
-                segment=0,
+                segment=len(self._sequences) - 1,
                 prompt_tokens=prompt_tokens,
                 completion_tokens=len(completion.token_ids_C),
                 cached_tokens=completion.cached_tokens,

@@ -38,7 +38,7 @@ MEANINGS: dict[str, str] = {
     "messages": "what was said and done",
     "artefact": "what EVAL grades (a patch, an answer); up to 256 KiB",
     "artefact_digest": "SHA-256 of the artefact",
-    "stop_reason": "why the agent stopped: done, turns, tokens, deadline ...",
+    "stop_reason": "why the agent stopped: done, max_turns, max_tokens, context, deadline ...",
     "failure_class": "empty, policy (its own fault, trains), infra, task, or cancelled",
     "failure_code": "which failure; empty without one",
     "failure_message": "one line about it",
