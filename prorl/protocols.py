@@ -248,9 +248,7 @@ class Sandbox(Protocol):
     ref: SandboxRef
 
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
-        """Run a tool:
-
-        `bash {command}`, `python {code}`, `files {command, path, ...}`. A time-out is a result.
+        """Run a tool: `bash {command}`, `python {code}` ... A time-out is a result.
 
         Raises SandboxError (we lost it), or SandboxError with SANDBOX_BROKEN when what the agent
         did is to blame.
@@ -333,10 +331,7 @@ class Env(Protocol):
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        """Run a tool call of the policy.
-
-        Bad arguments are a result with exit code 2, not an exception.
-        """
+        """Run a tool call of the policy; bad arguments are a result with exit code 2."""
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """What crosses into EVAL, from the final answer's text and the RUN sandbox."""
@@ -363,10 +358,7 @@ class CachedWorkspace(Protocol):
     """
 
     def preparation(self, task: Task) -> str:
-        """All that `prepare` makes a workspace from: equal texts mean equal workspaces.
-
-        Empty: nothing worth keeping.
-        """
+        """All that `prepare` makes a workspace from; empty: nothing worth keeping."""
 
 
 @runtime_checkable
