@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prorl.envs.swe.report import passed_tests
+from prorl.envs.swe.logs import PARSERS, choose, read_log
 
 
 @pytest.mark.parametrize(
@@ -32,4 +34,70 @@ from prorl.envs.swe.report import passed_tests
     ],
 )
 def test_verdicts(report: str, passed: set[str]) -> None:
-    assert passed_tests(report) == passed
+    found = read_log(report, "python")
+    assert found.passed - found.failed == passed
+
+
+GO = "=== RUN   TestAdd\n    --- PASS: TestAdd/small (0.00s)\n--- FAIL: TestAdd (0.01s)\nok  \tpkg\t0.2s"
+CARGO = "running 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\ntest d ... ignored\n"
+JEST = "FAIL src/a.test.js\n  Add\n    two\n      \x1b[32m✓\x1b[39m adds (5 ms)\n      ✕ carries (1 s)\n  ○ later"
+MOCHA = "  Array\n    ✓ is empty\n    1) has one\n"
+MAVEN = (
+    "[INFO] Tests run: 2, Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 0.1 s - in a.ATest\n"
+    "[ERROR] Tests run: 1, Failures: 1, Errors: 0, Skipped: 0, Time elapsed: 0 s <<< FAILURE! -- in a.BTest\n"
+    "[ERROR]   BTest.adds:12 expected\n"
+    "[INFO] Tests run: 1, Failures: 0, Errors: 0, Skipped: 1, Time elapsed: 0 s -- in a.CTest\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("parser", "log", "passed", "failed"),
+    [
+        ("go", GO, {"TestAdd/small"}, {"TestAdd"}),
+        ("cargo", CARGO, {"a::b"}, {"a::c", "d"}),
+        (
+            "jest",
+            JEST,
+            {"adds", "Add > two > adds", "Add two adds"},
+            {"carries", "Add > two > carries", "Add two carries", "later"},
+        ),
+        (
+            "jest",
+            MOCHA,
+            {"is empty", "Array > is empty", "Array is empty"},
+            {"has one", "Array > has one", "Array has one"},
+        ),
+        ("maven", MAVEN, {"a.ATest"}, {"a.BTest", "BTest.adds", "a.CTest"}),
+        (
+            "gradle",
+            "ATest > adds() PASSED\nATest > subs() FAILED\n",
+            {"ATest > adds()"},
+            {"ATest > subs()"},
+        ),
+        ("sympy", "test_a ok\ntest_b F\ntest_c E\n", {"test_a"}, {"test_b", "test_c"}),
+        ("tap", "ok 1 - adds # time=1ms\nnot ok 2 - subs\n", {"adds"}, {"subs"}),
+    ],
+)
+def test_other_harnesses(parser: str, log: str, passed: set[str], failed: set[str]) -> None:
+    found = read_log(log, parser)
+    assert (set(found.passed), set(found.failed)) == (passed, failed)
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@given(log=st.text())
+def test_no_log_breaks_a_parser(parser: str, log: str) -> None:
+    read_log(log, parser)
+
+
+@pytest.mark.parametrize(
+    ("command", "parser"),
+    [
+        ("bin/test -C --verbose sympy/core", "sympy"),
+        ("./tests/runtests.py --verbosity 2", "python"),
+        ("tox -epy39 -v --", "python"),
+        ("npm test -- --verbose", "jest"),
+        ("./mvnw test", "maven"),
+    ],
+)
+def test_parsers_are_chosen_by_the_command(command: str, parser: str) -> None:
+    assert choose(command) == parser

@@ -182,6 +182,72 @@ def test_what_datasets_saved_to_disk(tmp_path: Path) -> None:
         load_tasks(split)
 
 
+SWE = {
+    "instance_id": "django__django-11099",
+    "repo": "django/django",
+    "base_commit": "d26b2424",
+    "problem_statement": "It fails.",
+    "patch": "--- a/django/x.py\n+++ b/django/x.py\n",
+    "test_patch": "--- a/tests/auth_tests/test_x.py\n+++ b/tests/auth_tests/test_x.py\n",
+    "FAIL_TO_PASS": '["test_a (auth_tests.test_x.T)"]',
+    "PASS_TO_PASS": "[]",
+    "version": "3.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "data"),
+    [
+        (
+            {},
+            {
+                "image": "sweb.eval.x86_64.django_1776_django-11099",
+                "setup": "cp -a /testbed/. .",
+                "test_command": "./tests/runtests.py --verbosity 2 --settings=test_sqlite"
+                " --parallel 1 auth_tests.test_x",
+            },
+        ),
+        (
+            {
+                "docker_image": "docker.io/producer/swe.eval:v2",
+                "repo": "a/b",
+                "install_config": {
+                    "test_cmd": "pytest -rA",
+                    "env_vars": {"TZ": "UTC"},
+                    "install": "pip install -e .",
+                },
+            },
+            {
+                "image": "swe.eval_v2",
+                "test_command": "pytest -rA tests/auth_tests/test_x.py",
+            },
+        ),
+        (
+            {"repo_archive": "/data/repo.tar", "install": "make", "test_cmd": ["a", "make test"]},
+            {
+                "archive": "/data/repo.tar",
+                "setup": "make",
+                "test_command": "a\nmake test tests/auth_tests/test_x.py",
+            },
+        ),
+        (
+            {"image": "mine", "test_command": "make test", "setup": "cp -a /src/. ."},
+            {"image": "mine", "test_command": "make test", "setup": "cp -a /src/. ."},
+        ),
+    ],
+)
+def test_swe_rows_as_published(
+    tmp_path: Path, more: dict[str, Json], data: dict[str, Json]
+) -> None:
+    path = _write(tmp_path / "a.jsonl", {**SWE, **more})
+    (task,) = read_tasks(path, check=get_env("swe").check).tasks
+    assert {key: task.data[key] for key in data} == data
+    assert ("PYTHONPATH" in task.data.get("environment", {})) == (
+        "sweb" in str(data) or "eval" in str(data)
+    )
+    assert task.data.get("environment", {}).get("TZ", "UTC") == "UTC"
+
+
 PACKED = base64.b64encode(zlib.compress(pickle.dumps('[{"input": "2", "output": "4"}]'))).decode()
 LCB = {
     "question_content": "Double.",

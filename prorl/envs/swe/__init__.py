@@ -10,6 +10,7 @@ that hidden tests pass.
 | image | folder or .sif to run in; it may hold the repository, which `setup` then copies into the workspace |
 | setup | shell commands that make the workspace ready, as the agent's user; run once a node for siblings of a task |
 | test_command | shell commands that run the tests; default: pytest on the files of `test_patch` |
+| log_parser | how the log is read (`logs/`); default: as `test_command` looks |
 | environment | variables of setup, tests and the agent's bash: name -> text |
 | timeout_s, setup_s | limits of tests (60) and setup (600), below `limits.eval_s` and `limits.init_s` |
 | verified | true: `verify` is left out, somebody has done it |
@@ -32,7 +33,7 @@ Who can forge a verdict. The tests share a process with the code that they test,
 | harness | told by | what remains possible |
 |---|---|---|
 | pytest, unittest (Django's runner too) | a witness in the process, over a socket with a key | code that finds the witness in its own process; values that equal everything |
-| any other | its log | code that prints the log of tests that passed |
+| any other (`logs/`) | its log | code that prints the log of tests that passed |
 """
 
 from __future__ import annotations
@@ -255,7 +256,9 @@ class SweEnv(BaseEnv):
         ours = {"PYTHONDONTWRITEBYTECODE": "1"} if is_ours else {}
         environment = {**fields.environment(task), **ours}
         image = shell.IMAGE_ENVIRONMENT if task.data.get("image") else ""
-        tested = await run_tests(sandbox, image + command, limit_s, environment)
+        tested = await run_tests(
+            sandbox, image + command, limit_s, environment, fields.log_parser(task)
+        )
         if tested.timed_out and limit_s < wanted_s:
             raise GraderError(
                 FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"

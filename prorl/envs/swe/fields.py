@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 
 from prorl.envs.swe import guard, shell
+from prorl.envs.swe.logs import PARSERS, choose
 from prorl.envs.tools import text_field
 from prorl.errors import TaskError
 from prorl.types import Json, Task
@@ -17,6 +18,7 @@ _KINDS: Mapping[str, type] = {
     "base_commit": str,
     "setup": str,
     "test_command": str,
+    "log_parser": str,
     "environment": dict,
     "protected": list,
     "verified": bool,
@@ -62,6 +64,11 @@ def check_fields(task: Task) -> None:
         raise TaskError(
             f"task {task.task_id!r}: no repository", "data.files, data.archive or data.image"
         )
+    if log_parser(task) not in PARSERS:
+        raise TaskError(
+            f"task {task.task_id!r}: data.log_parser is {log_parser(task)!r}",
+            f"one of {', '.join(PARSERS)}",
+        )
     for name, text in environment(task).items():
         if not name.isidentifier() or not isinstance(text, str):
             raise TaskError(
@@ -96,6 +103,11 @@ def command(task: Task) -> str:
     paths = guard.patch_paths(text_field(task, "test_patch"))
     words = " ".join(shlex.quote(path) for path in paths if path.endswith(".py"))
     return f"python3 -m pytest -rA -p no:cacheprovider {words}"
+
+
+def log_parser(task: Task) -> str:
+    """How the tests' log is read."""
+    return str(task.data.get("log_parser") or choose(command(task)))
 
 
 def rules(task: Task) -> guard.Rules:

@@ -1,14 +1,56 @@
-"""SWE-bench (Jimenez et al. 2024, github.com/SWE-bench/SWE-bench) and its family."""
+"""SWE-bench (Jimenez et al. 2024, github.com/SWE-bench/SWE-bench) and rows of its shape: Lite,
+Verified, SWE-Gym, SWE-rebench (`install_config`).
+
+A row that brings no repository of its own (`files`, `archive`, `image`, as `prorl/envs/swe` reads
+them) is run in its producer's image: `docker_image`, `image_name` or, as SWE-bench names them,
+`sweb.eval.x86_64.<instance>`. Such a name becomes one of the node's registry by `image_of`; a
+cluster's admin puts the images there (`prorl image build NAME --from FOLDER | some.sif`). In
+SWE-bench's images the repository lies in /testbed and its Python in the conda environment
+`testbed`: the repository is copied into the workspace, and imported from there.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from prorl.errors import TaskError
 from prorl.tasks.formats import Format, Row, text
-from prorl.types import Task
+from prorl.types import Json, Task
+
+WORKSPACE = "/workspace"
+IMAGES = ("docker_image", "image_name", "image_url")
+_CONDA = "/opt/miniconda3"
+_PATHS = re.compile(r"^\+\+\+ b/([^\t\n]+)", re.MULTILINE)
+PYTEST = "python -m pytest -rA --tb=short -p no:cacheprovider"
+COMMANDS: Mapping[str, str] = {
+    "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
+    "sympy/sympy": "bin/test -C --verbose",
+    "sphinx-doc/sphinx": "tox --current-env -epy39 -v --",
+}
+"""What SWE-bench's harness runs for the repositories that pytest does not; files follow."""
 
 
 def read(row: Row, index: int) -> Task:
     """instance_id, problem_statement, test_patch, FAIL_TO_PASS; all else is kept as it is."""
     data = {key: value for key, value in row.items() if key != "problem_statement"}
+    config = data.pop("install_config", None) or {}
+    config = config if isinstance(config, dict) else {}
+    if not data.get("test_command"):
+        command = data.pop("test_cmd", None) or data.pop("test_commands", None)
+        command = _joined(command or config.get("test_cmd"))
+        data["test_command"] = _with_files(command, row) if command else ""
+    for ours, theirs in (("archive", "repo_archive"), ("setup", "install")):
+        if data.get(theirs) and not data.get(ours):
+            data[ours] = _joined(data.pop(theirs))
+    if isinstance(config.get("env_vars"), dict) and not data.get("environment"):
+        data["environment"] = {str(key): str(value) for key, value in config["env_vars"].items()}
+    if not any(data.get(name) for name in ("files", "archive", "image")):
+        data |= _in_image(row, data)
+    for name in (*IMAGES, "test_command", "setup"):
+        if name in IMAGES or data.get(name) == "":
+            data.pop(name, None)
     return Task(
         task_id=text(row, "instance_id"),
         env="swe",
@@ -16,6 +58,65 @@ def read(row: Row, index: int) -> Task:
         data=data,
         data_source="swebench",
     )
+
+
+def _in_image(row: Row, data: Mapping[str, Json]) -> dict[str, Json]:
+    """What a row needs that is run in its producer's image."""
+    instance = text(row, "instance_id")
+    named = next((row[key] for key in IMAGES if row.get(key)), None)
+    image = named or f"sweb.eval.x86_64.{instance.lower().replace('__', '_1776_')}"
+    if not isinstance(image, str):
+        raise TaskError(f"its image is {image!r}"[:200], "a name")
+    roots = ":".join((f"{WORKSPACE}/src", f"{WORKSPACE}/lib", WORKSPACE))
+    path = f"{_CONDA}/envs/testbed/bin:{_CONDA}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    environment = data.get("environment")
+    given = environment if isinstance(environment, dict) else {}
+    command = data.get("test_command")
+    return {
+        "image": image_of(image),
+        "setup": f"cp -a /testbed/. .\n{data.get('setup') or ''}".strip(),
+        "environment": {"PATH": path, "PYTHONPATH": roots, **given},
+        "test_command": command or _with_files(COMMANDS.get(str(row.get("repo")), PYTEST), row),
+    }
+
+
+def image_of(name: str) -> str:
+    """The name in a node's registry of an image in a container registry.
+
+    >>> image_of("docker.io/swebench/sweb.eval.x86_64.psf_1776_requests-1142:latest")
+    'sweb.eval.x86_64.psf_1776_requests-1142'
+    """
+    if name.startswith("/"):
+        return name
+    last = name.removeprefix("docker://").rpartition("/")[2].partition("@")[0]
+    return re.sub(r"[^A-Za-z0-9._-]", "_", last.removesuffix(":latest"))[:128]
+
+
+def _joined(command: Json) -> str:
+    """A command, or a list of them."""
+    if isinstance(command, list):
+        return "\n".join(map(str, command))
+    return command if isinstance(command, str) else ""
+
+
+def _with_files(command: str, row: Row) -> str:
+    """A command with the tests' files behind it, as the harnesses do it, unless it has some."""
+    files = _PATHS.findall(text(row, "test_patch"))
+    if any(path in command for path in files):
+        return command
+    if "runtests.py" in command:
+        files = [_label(path) for path in files if path.endswith(".py")]
+    wanted: Sequence[str] = [path for path in files if not path.endswith((".txt", ".json", ".md"))]
+    return f"{command} {' '.join(map(shlex.quote, wanted))}".rstrip()
+
+
+def _label(path: str) -> str:
+    """A test file as Django's runner names it.
+
+    >>> _label("tests/auth_tests/test_forms.py")
+    'auth_tests.test_forms'
+    """
+    return path.removeprefix("tests/").removesuffix(".py").replace("/", ".")
 
 
 FORMAT = Format(

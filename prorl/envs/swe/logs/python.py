@@ -1,10 +1,4 @@
-"""Reading test reports.
-
-Pure functions over text that a policy may have written: nothing here trusts it, or raises.
-
-Reports of pytest (`-rA`) and of unittest (`-v`) are understood, both at once. A test that is
-reported twice with different verdicts has failed.
-"""
+"""Logs of pytest (`-rA`) and of unittest (`-v`), both at once."""
 
 from __future__ import annotations
 
@@ -20,18 +14,12 @@ _VERDICT = re.compile(
 _GOOD = {"PASSED", "XFAIL", "ok", "expected failure"}
 
 
-def passed_tests(report: str) -> frozenset[str]:
-    """Names of the tests that passed and nowhere failed.
+def verdicts(report: str) -> tuple[set[str], set[str]]:
+    """Names of tests that passed somewhere, and of those that failed somewhere.
 
-    >>> sorted(passed_tests("PASSED t.py::a\\nPASSED t.py::b\\nFAILED t.py::b - x\\ntest_c (t.T.test_c) ... ok"))
+    >>> sorted(verdicts("PASSED t.py::a\\nFAILED t.py::b - x\\ntest_c (t.T.test_c) ... ok")[0])
     ['t.py::a', 'test_c (t.T)', 'test_c (t.T.test_c)']
     """
-    passed, failed = verdicts(report)
-    return passed - failed
-
-
-def verdicts(report: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Names of tests that passed somewhere, and of those that failed somewhere."""
     passed: set[str] = set()
     failed: set[str] = set()
     waiting: tuple[str, ...] = ()
@@ -52,7 +40,7 @@ def verdicts(report: str) -> tuple[frozenset[str], frozenset[str]]:
         if status:
             (passed if status in _GOOD else failed).update(names)
             waiting = ()
-    return frozenset(passed), frozenset(failed)
+    return passed, failed
 
 
 def _verdict(text: str) -> str:
