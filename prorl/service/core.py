@@ -10,7 +10,6 @@ durable.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Iterable
 
@@ -38,25 +37,17 @@ from prorl.service.accept import Acceptance
 from prorl.service.balancer import Balancer
 from prorl.service.commits import Commits
 from prorl.service.failover import Failovers
+from prorl.service.grants import Grants
 from prorl.service.groups import Groups
 from prorl.service.journal import Batch, Journal
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.log import ControlLog
-from prorl.service.recover import load, load_group, load_rollout
+from prorl.service.recover import load, load_rollout
 from prorl.service.rollouts import Rollouts
-from prorl.service.sampler import may_open
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.watched import Watched
 from prorl.service.workers import CLAIM_GRACE_S, Workers
-from prorl.types import FailureCode, GroupState, RolloutState
-
-PIECE = 500
-"""Rollouts that are ended in one go."""
-
-UNDECIDED = 4000
-"""Groups of a run in memory at which ending more waits for the store to decide some."""
-
-_NOBODY = "no worker took it within {:g} s"
+from prorl.types import FailureCode, GroupState
 
 
 class Core:
@@ -79,6 +70,7 @@ class Core:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
+        self.grants = Grants(self.state, log, self.journal, self.rollouts, clock, wall)
         self.groups = Groups(log, self.journal, self.rollouts, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
@@ -243,6 +235,7 @@ class Core:
             return
         else:
             current = record.life.attempt == row.attempt and not record.life.state.terminal
+            record.run.turns += 1
         if not current:
             self.rollouts.stop(worker, row.key)
 
@@ -284,83 +277,9 @@ class Core:
     # ---- time
 
     def pump(self, room: int) -> None:
-        """Grant up to `room` leases, each to the run with fewest in hand, starting groups as the
-        sampler allows: a run of long rollouts does not come to own every slot.
-        """
+        """Give out what there is room for: backends to those that lost theirs, then leases."""
         self.failovers.serve()
-        runs = [
-            (run.in_hand, place, run)
-            for place, run in enumerate(self.state.open.values())
-            if run.ready or run.pool
-        ]
-        heapq.heapify(runs)
-        while room > 0 and runs:
-            in_hand, place, run = runs[0]
-            if self._grant_next(run):
-                heapq.heapreplace(runs, (in_hand + 1, place, run))
-                room -= 1
-            else:
-                heapq.heappop(runs)
-
-    def prune(self) -> bool:
-        """End up to `PIECE` rollouts that will never start; whether there are more."""
-        room = PIECE
-        for run in self.state.open.values():
-            doom = run.doom if run.pool else None
-            while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
-                group = self._load(run, run.pool.popleft())
-                room -= group.n
-                why = _NOBODY.format(run.config.limits.queue_s) if run.expired else ""
-                for rollout in group.rollouts:
-                    if rollout.life.state is RolloutState.QUEUED:
-                        self.rollouts.apply(rollout, doom, why)
-                self.journal.urgent = True
-            if room <= 0:
-                return True
-        return False
-
-    def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
-        """A group of the pool, from memory or the log, in memory from now on."""
-        group = run.groups.get(group_id) or load_group(self.log, run, group_id, self._clock())
-        assert group is not None, f"group {group_id} of {run.run_id} is in the pool"
-        run.add(group)
-        self.journal.settle(group)
-        return group
-
-    def _grant_next(self, run: RunRecord) -> bool:
-        record = self._next(run)
-        if record is None:
-            return False
-        backend = self.state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
-        if backend is None:
-            run.ready.appendleft(record)
-            return False
-        record.backend = backend
-        run.granted_at, run.expired = self._clock(), False
-        if not run.started_at:
-            run.started_at = self._wall()
-            self.journal.mark_run(run)
-        self.rollouts.apply(record, Event(kind=EventKind.LEASE))
-        self.journal.urgent = True
-        return True
-
-    def _next(self, run: RunRecord) -> RolloutRecord | None:
-        while True:
-            while run.ready:
-                record = run.ready.popleft()
-                if record.life.state is RolloutState.QUEUED:
-                    return record
-            if not run.pool or run.doom or not may_open(run.demand):
-                return None
-            group = self._load(run, run.pool.popleft())
-            if group.pending:
-                self._open(group)
-
-    def _open(self, group: GroupRecord) -> None:
-        group.opened = True
-        group.run.open_groups += 1
-        group.run.ready.extend(group.rollouts)
-        self.journal.mark_group(group)
+        self.grants.pump(room)
 
     def sweep(self) -> None:
         """What only time decides: claims that did not come, budgets for waiting that are used up,
@@ -369,25 +288,8 @@ class Core:
         self.rollouts.settle_orphans()
         now = self._clock()
         for run in list(self.state.open.values()):
-            self._expire(run, now)
+            self.grants.expire(run, now)
             self.commits.finish(run)
-
-    def _expire(self, run: RunRecord, now: float) -> None:
-        """Waiting counts while the run wants leases and nobody works: not behind its own
-        backpressure, nor behind other runs, nor in a queue that moves.
-        """
-        held_back = not run.ready and (not run.pool or not may_open(run.demand))
-        behind_others = any(other.in_hand for other in self.state.open.values() if other is not run)
-        if held_back or behind_others:
-            run.granted_at = now
-        budget_s = run.config.limits.queue_s
-        if now - run.granted_at <= budget_s:
-            return
-        run.expired = bool(run.pool) and now - run.pool.first_since() > budget_s
-        for record in [r for r in run.ready if r.life.state is RolloutState.QUEUED]:
-            if now - record.since > budget_s:
-                self.rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
-        self.journal.urgent = True
 
     # ---- after a transaction
 

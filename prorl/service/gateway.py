@@ -30,6 +30,7 @@ from prorl.control import (
 )
 from prorl.errors import FencedError, StorageError, UserError
 from prorl.limits import Clock, steady
+from prorl.linux.disk import disk_full
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.service.core import Core
@@ -41,12 +42,15 @@ from prorl.service.publish import Publisher
 from prorl.service.servers import Servers
 from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import WorkerRecord
+from prorl.service.watchdog import Watchdog
 
 LAZY_S = 0.1
 """How long changes that nobody waits for may wait for company in a transaction."""
 
 SWEEP_TICKS = 3
 """`sweep` runs each so many lazy ticks."""
+
+WATCH_TICKS = 30
 
 log = logging.getLogger("prorl.service")
 
@@ -78,6 +82,7 @@ class Gateway:
         self.config = config
         wall = steady(wall, clock)
         self.core = Core(control_log, config.backends, clock, wall, config.max_queued_rollouts)
+        self._watchdog = Watchdog(self.core.state, clock)
         self._log, self._network, self.wall = control_log, network, wall
         self.leases = Leases(
             self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
@@ -138,7 +143,7 @@ class Gateway:
             await self._dirty.wait()
             self._dirty.clear()
             self.core.pump(self.leases.room)
-            if self.core.prune():
+            if self.core.grants.prune():
                 self.wake()  # the rest after this transaction
             if (
                 self.core.journal.urgent
@@ -296,6 +301,8 @@ class Gateway:
             tick += 1
             if tick % SWEEP_TICKS == 0:
                 self._sweep()
+            if tick % WATCH_TICKS == 0:
+                self._watch()
             self._ack()
             self._lazy_due = True
             self.wake()
@@ -318,3 +325,7 @@ class Gateway:
                 record, record.life.attempt, "queue_deadline", "no worker took its lease in time"
             )
         self.core.sweep()
+
+    def _watch(self) -> None:
+        for run in self._watchdog.look(disk_full(self.config.root)):
+            log.warning("run %s %s", run.run_id, f"is stuck: {run.stuck}" if run.stuck else "moves")

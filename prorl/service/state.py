@@ -176,6 +176,12 @@ class RunRecord:
     num_rewards: int = 0
     granted_at: float = 0.0
     """When it last moved: a lease was granted, or somebody else held it back."""
+    turns: int = 0
+    """Reported since the gateway started."""
+    moved: tuple[tuple[object, ...], float] = ((), 0.0)
+    """Last signs of progress, and when they changed."""
+    stuck: str = ""
+    """What it waits for, when it does not move."""
     expired: bool = False
     """Nobody has worked for it within its budget for waiting: what waits ends."""
 

@@ -22,11 +22,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from pathlib import Path
 from typing import Self
 
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
+from prorl.linux.disk import disk_full
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.restart import Restarts, on_death
@@ -43,9 +43,6 @@ SILENCE_S = 8.0
 """A child whose loop has not turned for this long is ended: freeze becomes death."""
 
 TICK_S = 0.5
-
-FULL_BYTES = 1 << 20
-"""A file system with less room than this is full: nobody is to blame for dying there."""
 
 FULL_WAIT_S = 5.0
 
@@ -303,14 +300,6 @@ async def end_the_silent(
         for child in children():
             if child.silence(TICK_S) >= silence_s:
                 child.end(f"silent for {silence_s:g} s: ended by the supervisor")
-
-
-def disk_full(path: Path) -> str:
-    """What is wrong with the room on a path's file system; empty when there is some."""
-    found = os.statvfs(path)
-    if found.f_bavail * found.f_frsize >= FULL_BYTES:
-        return ""
-    return f"the disk of {path} is full: waiting for {FULL_BYTES >> 20} MiB of room"
 
 
 def http_url(config: ServiceConfig) -> str:

@@ -355,7 +355,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def write(self) -> None:
         """A transaction: from here on it is a promise."""
-        self.core.prune()
+        self.core.grants.prune()
         batch = self.core.journal.take()
         if batch.writes:
             self.log.write_now(batch.writes)

@@ -19,7 +19,8 @@ from prorl.control import (
 from prorl.schema import SCHEMA_VERSION
 from prorl.service import counters
 from prorl.service import log_schema as sql
-from prorl.service.core import PIECE, Core
+from prorl.service.core import Core
+from prorl.service.grants import PIECE
 from prorl.service.journal import Batch
 from prorl.service.log import ControlLog
 from prorl.service.state import RunRecord
@@ -135,7 +136,7 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(core: Core) -> None:
     run = core.run("r")
     core.cancel_run(run)
     pieces = 0
-    while core.prune():
+    while core.grants.prune():
         pieces += 1
         batch = core.journal.take()
         assert len(batch.to_store) <= 3 * PIECE
@@ -148,10 +149,10 @@ def test_cancelling_a_long_queue_is_cut_into_pieces(core: Core) -> None:
 def test_a_restart_goes_on_with_a_cancellation(core: Core) -> None:
     submit(core, "r", 3 * PIECE)
     core.cancel_run(core.run("r"))
-    core.prune()
+    core.grants.prune()
     write(core, core.journal.take())
     again = Core(core.log, [], lambda: 0.0, lambda: 0.0)
-    while again.prune():
+    while again.grants.prune():
         write(again, again.journal.take())
     assert again.run("r").rollout_states[RolloutState.CANCELLED] == 3 * PIECE
 
@@ -179,13 +180,13 @@ def test_waiting_behind_other_runs_uses_up_no_budget(tmp_path: Path) -> None:
     submit(core, "starved", 5)
     now[0] = 1000.0
     core.sweep()
-    core.prune()
+    core.grants.prune()
     assert core.run("starved").rollout_states[RolloutState.QUEUED] == 5
     core.cancel_run(core.run("busy"))
     core.sweep()
     now[0] = 1061.0
     core.sweep()
-    core.prune()
+    core.grants.prune()
     assert core.run("starved").rollout_states[RolloutState.FAILED] == 5
     log.close()
 

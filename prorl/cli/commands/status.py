@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.output import say_json, table
+from prorl.cli.output import clean, say, say_json, table
 from prorl.client.client import connect
 
 
@@ -62,4 +62,7 @@ def status(
     ]
     if states:
         table(("run", "state", "rollouts", "reward"), states)
+    for one in found["runs"]:
+        if one["stuck"]:
+            say(f"{one['run_id']} is stuck: {clean(one['stuck'])}")
     return 0

@@ -1,0 +1,141 @@
+"""Which rollout goes next: leases to runs in turn, groups out of the pool, and the end of those that
+will never start.
+
+Leases go to the run with fewest rollouts in hand. What is ended in bulk is cut into pieces, so that
+no step costs more than `PIECE` rollouts, however many wait.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from prorl.limits import Clock
+from prorl.service.journal import Journal
+from prorl.service.lifecycle import Event, EventKind
+from prorl.service.log import ControlLog
+from prorl.service.recover import load_group
+from prorl.service.rollouts import Rollouts
+from prorl.service.sampler import may_open
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.types import RolloutState
+
+PIECE = 500
+"""Rollouts that are ended in one go."""
+
+UNDECIDED = 4000
+"""Groups of a run in memory at which ending more waits for the store to decide some."""
+
+_NOBODY = "no worker took it within {:g} s"
+
+
+class Grants:
+    """Grants of all runs."""
+
+    def __init__(
+        self,
+        state: State,
+        log: ControlLog,
+        journal: Journal,
+        rollouts: Rollouts,
+        clock: Clock,
+        wall: Clock,
+    ) -> None:
+        self._state, self._log, self._journal, self._rollouts = state, log, journal, rollouts
+        self._clock, self._wall = clock, wall
+
+    def pump(self, room: int) -> None:
+        """Grant up to `room` leases, each to the run with fewest in hand, starting groups as the
+        sampler allows: a run of long rollouts does not come to own every slot.
+        """
+        runs = [
+            (run.in_hand, place, run)
+            for place, run in enumerate(self._state.open.values())
+            if run.ready or run.pool
+        ]
+        heapq.heapify(runs)
+        while room > 0 and runs:
+            in_hand, place, run = runs[0]
+            if self._grant_next(run):
+                heapq.heapreplace(runs, (in_hand + 1, place, run))
+                room -= 1
+            else:
+                heapq.heappop(runs)
+
+    def prune(self) -> bool:
+        """End up to `PIECE` rollouts that will never start; whether there are more."""
+        room = PIECE
+        for run in self._state.open.values():
+            doom = run.doom if run.pool else None
+            while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
+                group = self._load(run, run.pool.popleft())
+                room -= group.n
+                why = _NOBODY.format(run.config.limits.queue_s) if run.expired else ""
+                for rollout in group.rollouts:
+                    if rollout.life.state is RolloutState.QUEUED:
+                        self._rollouts.apply(rollout, doom, why)
+                self._journal.urgent = True
+            if room <= 0:
+                return True
+        return False
+
+    def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
+        """A group of the pool, from memory or the log, in memory from now on."""
+        group = run.groups.get(group_id) or load_group(self._log, run, group_id, self._clock())
+        assert group is not None, f"group {group_id} of {run.run_id} is in the pool"
+        run.add(group)
+        self._journal.settle(group)
+        return group
+
+    def _grant_next(self, run: RunRecord) -> bool:
+        record = self._next(run)
+        if record is None:
+            return False
+        backend = self._state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
+        if backend is None:
+            run.ready.appendleft(record)
+            return False
+        record.backend = backend
+        run.granted_at, run.expired = self._clock(), False
+        if not run.started_at:
+            run.started_at = self._wall()
+            self._journal.mark_run(run)
+        self._rollouts.apply(record, Event(kind=EventKind.LEASE))
+        self._journal.urgent = True
+        return True
+
+    def _next(self, run: RunRecord) -> RolloutRecord | None:
+        while True:
+            while run.ready:
+                record = run.ready.popleft()
+                if record.life.state is RolloutState.QUEUED:
+                    return record
+            if not run.pool or run.doom or not may_open(run.demand):
+                return None
+            group = self._load(run, run.pool.popleft())
+            if group.pending:
+                self._open(group)
+
+    def _open(self, group: GroupRecord) -> None:
+        group.opened = True
+        group.run.open_groups += 1
+        group.run.ready.extend(group.rollouts)
+        self._journal.mark_group(group)
+
+    def expire(self, run: RunRecord, now: float) -> None:
+        """Waiting counts while the run wants leases and nobody works: not behind its own
+        backpressure, nor behind other runs, nor in a queue that moves.
+        """
+        held_back = not run.ready and (not run.pool or not may_open(run.demand))
+        behind_others = any(
+            other.in_hand for other in self._state.open.values() if other is not run
+        )
+        if held_back or behind_others:
+            run.granted_at = now
+        budget_s = run.config.limits.queue_s
+        if now - run.granted_at <= budget_s:
+            return
+        run.expired = bool(run.pool) and now - run.pool.first_since() > budget_s
+        for record in [r for r in run.ready if r.life.state is RolloutState.QUEUED]:
+            if now - record.since > budget_s:
+                self._rollouts.apply(record, Event(kind=EventKind.EXPIRE), _NOBODY.format(budget_s))
+        self._journal.urgent = True

@@ -1,0 +1,97 @@
+"""Why a run does not move: said within `QUIET_S` of its last sign of progress, in words that name
+what to look at. `reason` is pure: counts in, a line out.
+
+Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
+first thing, in the order of the dataflow backwards, that would have to happen next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prorl.limits import Clock
+from prorl.service.state import ROLES, RunRecord, State
+from prorl.types import RolloutState
+
+QUIET_S = 25.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a run depends on."""
+
+    workers: Mapping[str, int]
+    """By role."""
+    able: bool
+    """Whether a backend of the run takes rollouts."""
+    disk: str = ""
+    """What is wrong with the disk of the root."""
+
+
+def signs(run: RunRecord) -> tuple[object, ...]:
+    """What changes when a run moves."""
+    return (
+        *(run.rollout_states[state] for state in RolloutState),
+        run.next_group,
+        run.next_commit,
+        run.next_event,
+        run.next_delivery,
+        run.acked,
+        run.version,
+        run.turns,
+    )
+
+
+def reason(run: RunRecord, around: Surroundings) -> str:
+    """What an open run that does not move waits for; empty when it has nothing to do."""
+    if around.disk:
+        return around.disk
+    for role in reversed(ROLES):
+        if not around.workers.get(role):
+            return f"no {role} worker is there"
+    states, demand = run.rollout_states, run.demand
+    queued = states[RolloutState.QUEUED]
+    if states[RolloutState.RESERVED]:
+        return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"
+    if states[RolloutState.RUNNING]:
+        return (
+            f"{states[RolloutState.RUNNING]:,} rollouts run and none has ended a turn:"
+            " a model server, a tool or a grader is slow"
+        )
+    if states[RolloutState.LEASED]:
+        return f"{states[RolloutState.LEASED]:,} rollouts wait in INIT: no sandbox is ready"
+    if demand.streaming and demand.unacked >= demand.max_unacked:
+        return f"the trainer is behind: {demand.unacked:,} kept groups wait for its commit"
+    if queued and not around.able:
+        return f"{queued:,} rollouts are queued and no backend is able"
+    if queued:
+        return f"{queued:,} rollouts are queued and no INIT slot is free"
+    if run.undecided:
+        return f"{run.undecided:,} groups wait for their decision: the filter is slow"
+    if run.unstored or run.parts:
+        return f"{run.unstored:,} ended rollouts wait for the store"
+    return ""
+
+
+class Watchdog:
+    """Watches the open runs of a service."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state, self._clock = state, clock
+
+    def look(self, disk: str) -> list[RunRecord]:
+        """Say of each open run what it waits for; those of which that has changed."""
+        now, changed = self._clock(), []
+        workers = Counter(worker.role for worker in self._state.workers.values())
+        for run in self._state.open.values():
+            found = signs(run)
+            if found != run.moved[0]:
+                run.moved = (found, now)
+            quiet = now - run.moved[1] > QUIET_S
+            around = Surroundings(workers=workers, able=self._state.able(run), disk=disk)
+            before, run.stuck = run.stuck, reason(run, around) if quiet else ""
+            if run.stuck != before:
+                changed.append(run)
+        return changed

@@ -1,0 +1,102 @@
+"""A run that does not move says why, within half a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prorl.control import ControlRow, Hello, Progress, Started
+from prorl.schema import SCHEMA_VERSION
+from prorl.service.core import Core
+from prorl.service.log import ControlLog
+from prorl.service.watchdog import Watchdog
+from tests.service.world import group, no_check, run_config
+
+
+class Clockwork:
+    """A core whose time is moved by hand."""
+
+    def __init__(self, log: ControlLog) -> None:
+        self.now = 0.0
+        self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
+        self.watchdog = Watchdog(self.core.state, lambda: self.now)
+        self.core.create_run(run_config(delivery="stream", max_unacked_groups=1))
+        self.run = self.core.run("r")
+
+    def come(self, *roles: str) -> None:
+        """Workers come."""
+        for role in roles:
+            hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
+            self.core.workers.hello(1, ControlRow.of(hello))
+
+    def submit(self, count: int) -> None:
+        """Accept groups of one, durably."""
+        bodies = [group(str(i)) for i in range(count)]
+        checked = self.core.acceptance.check(self.run, bodies, no_check, {})
+        self.core.acceptance.groups(self.run, checked)
+        self.write()
+
+    def write(self) -> None:
+        """A transaction."""
+        batch = self.core.journal.take()
+        self.core.log.write_now(batch.writes)
+        self.core.durable(batch)
+
+    def stuck(self, disk: str = "", seconds: float = 27.0) -> str:
+        """What the run says after a quiet while."""
+        self.watchdog.look(disk)
+        self.now += seconds
+        self.watchdog.look(disk)
+        return self.run.stuck
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Clockwork]:
+    """A core with one streaming run."""
+    log = ControlLog(tmp_path / "control.db")
+    yield Clockwork(log)
+    log.close()
+
+
+def test_each_thing_that_may_be_missing_is_named(world: Clockwork) -> None:
+    world.submit(3)
+    assert world.stuck(disk="the disk of /x is full") == "the disk of /x is full"
+    assert world.stuck() == "no store worker is there"
+    world.come("store", "run", "init")
+    assert world.stuck() == "no eval worker is there"
+    world.come("eval")
+    assert world.stuck() == "3 rollouts are queued and no INIT slot is free"
+    world.core.set_backend("scripted:oracle", "draining")
+    assert world.stuck() == "3 rollouts are queued and no backend is able"
+    world.core.set_backend("scripted:oracle", "ready")
+    world.core.pump(8)
+    assert world.stuck() == "1 rollouts wait in INIT: no sandbox is ready"
+    run, (record,) = world.core.state.workers["run"], [*world.run.rollouts.values()]
+    row = ControlRow.of(Started(), stage="run", **record.key._asdict())
+    world.core.control(run, row)
+    assert world.stuck().startswith("1 rollouts run and none has ended a turn")
+
+
+def test_what_moves_is_not_stuck(world: Clockwork) -> None:
+    world.come("store", "run", "init", "eval")
+    world.submit(1)
+    world.core.pump(8)
+    (record,) = world.run.rollouts.values()
+    run = world.core.state.workers["run"]
+    row = ControlRow.of(Started(), stage="run", **record.key._asdict())
+    world.core.control(run, row)
+    for turn in range(5):
+        told = ControlRow.of(Progress(turn=turn, tokens=9), stage="run", **record.key._asdict())
+        world.core.control(run, told)
+        assert world.stuck(seconds=20.0) == ""
+    assert world.stuck() != ""
+    assert world.watchdog.look("") == [], "said once"
+    world.core.control(run, told)
+    assert [run.stuck for run in world.watchdog.look("")] == [""]
+
+
+def test_a_run_with_nothing_to_do_is_not_stuck(world: Clockwork) -> None:
+    world.come("store", "run", "init", "eval")
+    assert world.stuck() == ""
