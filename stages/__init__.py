@@ -1,6 +1,6 @@
 """The streaming operators INIT, RUN and EVAL, the host that runs them, and the process around it.
 
-Read `host.py` (one Stage for all three), then `init.py`, `run.py`, `eval.py` (what each does to a
+Read `host.py` (one host for all three), then `init.py`, `run.py`, `eval.py` (what each does to a
 row), then `worker.py` (a stage as a member of a service) and `__main__.py` (its process).
 """
 

@@ -25,7 +25,7 @@ from prorl.errors import GraderError, RolloutError, SandboxError, ToolError, bou
 from prorl.limits import Clock, Deadline
 from prorl.protocols import CachedWorkspace, Env, SandboxHost
 from prorl.rows import Added, Row
-from prorl.stages.init import GetEnv, needs_sandbox, owner_of
+from prorl.stages.operator import GetEnv, StageOperator, needs_sandbox, owner_of
 from prorl.stages.prepare import prepare
 from prorl.stages.verified import Verified
 from prorl.types import NO_FAILURE, AttemptKey, Failure, FailureCode, Score, Stage, Task
@@ -48,8 +48,8 @@ class _Job(NamedTuple):
     deadline: Deadline
 
 
-class EvalOperator:
-    """Implements `prorl.protocols.Operator`."""
+class EvalOperator(StageOperator):
+    """RAN -> SCORED."""
 
     stage = Stage.EVAL
 
@@ -58,10 +58,10 @@ class EvalOperator:
         host: SandboxHost,
         get_env: GetEnv,
         *,
-        is_cut: Callable[[AttemptKey], bool],
+        is_cancelled: Callable[[AttemptKey], bool],
         clock: Clock = time.monotonic,
     ) -> None:
-        self._host, self._get_env, self._is_cut, self._clock = host, get_env, is_cut, clock
+        super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
         self._verified = Verified(host, clock)
 
     async def __call__(self, row: Row) -> Added:
@@ -78,7 +78,7 @@ class EvalOperator:
             failure = Failure(code=error.code, message=error.message)
         except asyncio.CancelledError:
             running = asyncio.current_task()
-            if running is None or not self._is_cut(key):
+            if running is None or not self._is_cancelled(key):
                 raise
             running.uncancel()
             failure = Failure(code=FailureCode.CANCELLED)
@@ -137,9 +137,3 @@ class EvalOperator:
             await self._host.stop_owner(owner)
         except RolloutError as error:
             log.warning("cannot stop the sandboxes of %s: %s", owner, error)
-
-    async def release(self, row: Row) -> None:
-        """Stop what the attempt has; idempotent."""
-        task = read_task(row)
-        if needs_sandbox(self._get_env(task.env), task):
-            await self._stop(owner_of(read_key(row)))

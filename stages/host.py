@@ -1,4 +1,4 @@
-"""`Stage`: hosts an operator between an Inlet and an Outlet.
+"""`StageHost`: hosts an operator between an Inlet and an Outlet.
 
 Knows rows, credit and events; nothing of sandboxes, models or graders.
 
@@ -26,10 +26,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from prorl.columns import RanColumns
-from prorl.control import Failed, Payload, Released, Started, Stats
+from prorl.control import Failed, Released, Started, Stats
 from prorl.errors import ProrlError, RolloutError, SchemaError, TaskError, boundary
 from prorl.flight.inlet import Inlet, Taken
 from prorl.flight.outlet import Outlet
@@ -37,27 +36,19 @@ from prorl.limits import Clock
 from prorl.protocols import Operator
 from prorl.rows import Added, Row
 from prorl.stages.growth import Growth
-from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode
-from prorl.types import Stage as StageName
+from prorl.stages.operator import Emit
+from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Stage
 
-UPSTREAM = {StageName.INIT: "lease", StageName.RUN: "ready", StageName.EVAL: "ran"}
-DOWNSTREAM = {StageName.INIT: "ready", StageName.RUN: "ran", StageName.EVAL: "scored"}
+UPSTREAM = {Stage.INIT: "lease", Stage.RUN: "ready", Stage.EVAL: "ran"}
+DOWNSTREAM = {Stage.INIT: "ready", Stage.RUN: "ran", Stage.EVAL: "scored"}
 
 log = logging.getLogger("prorl.stages")
 
 
-class Emit(Protocol):
-    """`ControlClient.emit`."""
-
-    def __call__(
-        self, payload: Payload, key: AttemptKey, *, stage: str, code: str = ""
-    ) -> None: ...
-
-
-class Stage:
+class StageHost:
     """One stage of one worker.
 
-    `cuts` is shared with the operator: keys that were cancelled while it works on them.
+    `cancelled` is shared with the operator: keys that were cancelled while it works on them.
     """
 
     def __init__(
@@ -68,7 +59,7 @@ class Stage:
         *,
         slots: int,
         finished_bytes: int = 64 << 20,
-        cuts: set[AttemptKey] | None = None,
+        cancelled: set[AttemptKey] | None = None,
         tokens: Callable[[], int] = int,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -81,7 +72,7 @@ class Stage:
             clock,
         )
         self._slots = slots
-        self._cuts = cuts if cuts is not None else set()
+        self._cancelled = cancelled if cancelled is not None else set()
         edge = DOWNSTREAM[self.name]
         self.outlet = Outlet(
             edge, limit_bytes=finished_bytes, on_acked=self._acked, on_lost=self._lost
@@ -126,10 +117,10 @@ class Stage:
         """
         task = self._working.get(key)
         if task is not None:
-            if key not in self._cuts:
-                self._cuts.add(key)
+            if key not in self._cancelled:
+                self._cancelled.add(key)
                 task.cancel()
-        elif self.name is StageName.INIT and key in self._finished:
+        elif self.name is Stage.INIT and key in self._finished:
             self.outlet.drop(key)
             self._lost([key])
 
@@ -169,7 +160,7 @@ class Stage:
     def _decided(self, row: Row) -> bool:
         """Whether an earlier stage has already reported the attempt's failure."""
         return (
-            self.name is StageName.EVAL
+            self.name is Stage.EVAL
             and not FAILURE_CLASS[FailureCode(row.value("failure_code"))].trains
         )
 
@@ -178,7 +169,7 @@ class Stage:
         added = await self._operate(key, row)
         self._count_busy()
         del self._working[key]
-        self._cuts.discard(key)
+        self._cancelled.discard(key)
         if added is None:
             self._leave([key])
             return
@@ -189,7 +180,7 @@ class Stage:
         try:
             grown = await self._grow(row, added)
         except RolloutError as error:
-            await self._spoilt(key, _failure(error))
+            await self._fail_unsendable(key, _failure(error))
             return
         if key in self._finished:
             await self.outlet.put(grown, key, taken.num_bytes + added.num_bytes)
@@ -197,11 +188,11 @@ class Stage:
             self.outlet.drop(key)
             return
         self._num_done += 1
-        if self.name is not StageName.INIT:
+        if self.name is not Stage.INIT:
             self._inlet.done(key)
 
-    async def _spoilt(self, key: AttemptKey, failure: Failure) -> None:
-        """What the operator returned cannot be sent: a bug of ours, and the end of this row only."""
+    async def _fail_unsendable(self, key: AttemptKey, failure: Failure) -> None:
+        """End a row whose columns cannot be converted: a bug of ours, at the cost of this row."""
         row = self._finished.pop(key, None)
         if row is not None:
             self._report(key, failure)
@@ -217,7 +208,7 @@ class Stage:
                 result = await self._operator(row)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if key not in self._cuts or task is None:
+            if key not in self._cancelled or task is None:
                 raise
             task.uncancel()
             failure = Failure(code=FailureCode.CANCELLED)
@@ -236,7 +227,7 @@ class Stage:
 
     def _report(self, key: AttemptKey, failure: Failure) -> None:
         self._num_failed += 1
-        if key in self._cuts:
+        if key in self._cancelled:
             self._emit(Released(), key, stage=self.name)
         else:
             failed = Failed(message=failure.message)
@@ -268,7 +259,7 @@ class Stage:
 
     def _leave(self, keys: list[AttemptKey]) -> None:
         """These are no longer in hand: free their slots, let EVAL's upstream forget them."""
-        if self.name is StageName.EVAL:
+        if self.name is Stage.EVAL:
             self._inlet.ack(keys)
         else:
             for key in keys:

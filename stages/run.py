@@ -14,20 +14,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
 
 from prorl.agents import get_agent
 from prorl.agents.context import AttemptContext
 from prorl.backends import open_probed
-from prorl.columns import Lease, ran_columns, read_key, read_ready, read_task
+from prorl.columns import Lease, ran_columns, read_ready
+from prorl.control import BackendsTold, ControlRow, Kind, Paused, Progress, VersionPublished
 from prorl.errors import RolloutError, UserError
 from prorl.limits import Clock, Deadline
 from prorl.protocols import Backend, Env, Renderer, SandboxHost
 from prorl.rows import Added, Row
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Ask, Routed
-from prorl.stages.init import GetEnv, needs_sandbox, owner_of
+from prorl.stages.operator import (
+    Emit,
+    GetEnv,
+    Handler,
+    StageOperator,
+    needs_sandbox,
+    owner_of,
+)
 from prorl.types import (
     FIRST_VERSION,
     AttemptKey,
@@ -47,12 +57,9 @@ PROGRESS_S = 1.0
 
 log = logging.getLogger("prorl.stages")
 
-Progress = Callable[[AttemptKey, int, int], None]
-"""(attempt, turns, tokens sampled so far)."""
 
-
-class RunOperator:
-    """Implements `prorl.protocols.Operator`.
+class RunOperator(StageOperator):
+    """READY -> RAN.
 
     Backends are opened once per URL and closed by `close`. `ask` finds another for an attempt that
     lost its own; without it a failure ends the attempt.
@@ -68,21 +75,18 @@ class RunOperator:
         *,
         model: str = "",
         api_key: str = "",
-        is_cut: Callable[[AttemptKey], bool],
-        progress: Progress,
+        is_cancelled: Callable[[AttemptKey], bool],
+        emit: Emit,
         ask: Ask | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._host, self._get_env, self._model, self._api_key = host, get_env, model, api_key
-        self._make_renderer = make_renderer
+        super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
+        self._make_renderer, self._model, self._api_key = make_renderer, model, api_key
         self._renderers: dict[str, Renderer] = {}
         """By the runs' specs."""
-        self._is_cut, self._progress, self._clock = is_cut, progress, clock
+        self._emit, self._ask = emit, ask
         self._loading = asyncio.Lock()
-        self._ask = ask
         self.backends = Backends(self._open, clock)
-        self.num_tokens = 0
-        """Sampled by this worker so far."""
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
         """Of each run: its newest published version, and how its servers' labels read."""
 
@@ -117,7 +121,7 @@ class RunOperator:
                     deadline=deadline,
                     key=lease.key,
                     session=lease.rollout_key,
-                    cancelled=lambda: self._is_cut(lease.key),
+                    cancelled=lambda: self._is_cancelled(lease.key),
                     sampling=lease.sampling,
                     limits=lease.limits,
                     sample_index=lease.sample_index,
@@ -141,7 +145,7 @@ class RunOperator:
                 await asyncio.wait({work}, timeout=max(context.deadline.remaining_s, 0.05))
         except asyncio.CancelledError:
             work.cancel()
-            if not self._is_cut(context.key):
+            if not self._is_cancelled(context.key):
                 raise
             task = asyncio.current_task()
             assert task is not None
@@ -183,14 +187,30 @@ class RunOperator:
         except RolloutError as error:
             log.warning("cannot stop the sandbox of %s: %s", owner_of(key), error)
 
-    async def release(self, row: Row) -> None:
-        """Stop what the attempt has; idempotent."""
-        task = read_task(row)
-        if needs_sandbox(self._get_env(task.env), task):
-            await self._host.stop_owner(owner_of(read_key(row)))
+    @property
+    def handlers(self) -> Mapping[Kind, Handler]:
+        """Versions, pauses and backends that are gone; after a loss the gateway tells them again."""
+        return {
+            Kind.WELCOME: lambda row: self.backends.clear_pauses(),
+            Kind.VERSION: self._version,
+            Kind.PAUSED: self._paused,
+            Kind.BACKENDS: self._backends_told,
+        }
+
+    def _version(self, row: ControlRow) -> None:
+        said = row.read(VersionPublished)
+        self.versions[row.run_id] = (PolicyVersion(said.version), said.weights)
+
+    def _paused(self, row: ControlRow) -> None:
+        said = row.read(Paused)
+        self.backends.set_paused(said.backend, said.paused)
+
+    def _backends_told(self, row: ControlRow) -> None:
+        said = row.read(BackendsTold)
+        self.backends.told(said.gone, said.keyed)
 
     async def close(self) -> None:
-        """Close the backends; idempotent."""
+        """Close the backends; calling it again does nothing."""
         await self.backends.close()
 
     async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
@@ -213,29 +233,24 @@ class RunOperator:
             wait_s=lease.limits.queue_s,
             ask=self._ask,
             known=lambda: self.versions.get(run_id, (FIRST_VERSION, None)),
-            count=_Progress(self, lease.key, self._progress).count,
+            count=partial(self._count, _Told(self._clock()), lease.key),
         )
 
-    @property
-    def clock(self) -> Clock:
-        """Monotonic seconds."""
-        return self._clock
+    def _count(self, told: _Told, key: AttemptKey, completion: Completion) -> None:
+        """A model call of an attempt ended: say so, at most once in `PROGRESS_S`."""
+        now, fresh = self._clock(), len(completion.token_ids_C)
+        told.turns += 1
+        told.tokens += fresh
+        self.num_tokens += fresh
+        if now - told.at >= PROGRESS_S:
+            told.at = now
+            self._emit(Progress(turn=told.turns, tokens=told.tokens), key, stage=self.stage)
 
 
-class _Progress:
-    """Counts an attempt's model calls and tokens, and says so now and then."""
+@dataclass(slots=True)
+class _Told:
+    """What an attempt has done so far, and when the gateway was last told."""
 
-    def __init__(self, operator: RunOperator, key: AttemptKey, tell: Progress) -> None:
-        self._operator, self._key, self._tell = operator, key, tell
-        self._turns = self._tokens = 0
-        self._told_at = operator.clock()
-
-    def count(self, completion: Completion) -> None:
-        """A model call ended."""
-        now, fresh = self._operator.clock(), len(completion.token_ids_C)
-        self._turns += 1
-        self._tokens += fresh
-        self._operator.num_tokens += fresh
-        if now - self._told_at >= PROGRESS_S:
-            self._told_at = now
-            self._tell(self._key, self._turns, self._tokens)
+    at: float
+    turns: int = 0
+    tokens: int = 0

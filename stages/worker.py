@@ -1,9 +1,9 @@
-"""`Worker`: one stage as a member of a service: its Stage, its edges, its control stream.
+"""`Worker`: one stage as a member of a service: its host, its edges, its control stream.
 
 The same over Flight and inside one loop.
 
     async with Worker(config, "run", "run-0", network, host) as worker:
-        await worker.wait()          # until the gateway said drain and nothing is in hand; raises what broke
+        await worker.wait()    # until drained and nothing is in hand; raises what broke
 
 Who is upstream comes from the gateway: INIT's is the gateway itself, RUN's are the INIT workers,
 EVAL's the RUN workers.
@@ -12,36 +12,39 @@ EVAL's the RUN workers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from prorl.config import ServiceConfig, StageConfig
 from prorl.control import (
     Assigned,
-    BackendsTold,
     ControlRow,
     Endpoints,
     Failover,
     Kind,
-    Paused,
-    Progress,
+    Payload,
     Stats,
-    VersionPublished,
     Welcome,
 )
 from prorl.envs import get_env
 from prorl.flight import ControlClient, Identity, Inlet
-from prorl.protocols import Network, Operator, SandboxHost
+from prorl.protocols import Network, SandboxHost
 from prorl.renderer import make_renderer
 from prorl.renderer_spec import RendererSpec
 from prorl.stages.eval import EvalOperator
-from prorl.stages.host import UPSTREAM, Stage
+from prorl.stages.host import UPSTREAM, StageHost
 from prorl.stages.init import InitOperator
+from prorl.stages.operator import Handler, StageOperator
 from prorl.stages.run import RunOperator
-from prorl.types import AttemptKey, PolicyVersion
-from prorl.types import Stage as StageName
+from prorl.types import AttemptKey, Stage
 
 LEAVE_S = 4.0
-"""How long a leaving worker waits for what it stopped to be taken."""
+"""How long a leaving worker waits for what it stopped to be taken: within the 5 s that processes
+are given to end.
+"""
+
+_UPSTREAM_ROLE = {Stage.RUN: Stage.INIT, Stage.EVAL: Stage.RUN}
+"""INIT's upstream is the gateway itself."""
 
 
 class Worker:
@@ -50,15 +53,21 @@ class Worker:
     def __init__(
         self,
         config: ServiceConfig,
-        stage: StageName,
+        stage: Stage,
         name: str,
         network: Network,
         host: SandboxHost,
     ) -> None:
         pool: StageConfig = getattr(config, stage.value)
-        self._config, self._network, self._stage_name, self._name = config, network, stage, name
-        self._cuts: set[AttemptKey] = set()
-        self._run_operator: RunOperator | None = None
+        self._config, self._network, self._stage, self._name = config, network, stage, name
+        cancelled: set[AttemptKey] = set()
+        self._operator = self._make_operator(host, cancelled.__contains__)
+        self._handlers: Mapping[Kind, Handler] = {
+            Kind.WELCOME: self._welcome,
+            Kind.ENDPOINTS: self._endpoints,
+            Kind.CANCEL: self._cancel,
+            Kind.DRAIN: self._drain,
+        }
         identity = Identity(
             role=stage.value,
             worker=config.worker_name(name),
@@ -73,15 +82,7 @@ class Worker:
             identity,
             held=self._held,
             stats=self._stats,
-            on={
-                Kind.WELCOME: self._welcome,
-                Kind.ENDPOINTS: self._endpoints,
-                Kind.CANCEL: self._cancel,
-                Kind.DRAIN: self._drain,
-                Kind.VERSION: self._version,
-                Kind.PAUSED: self._paused,
-                Kind.BACKENDS: self._backends,
-            },
+            on=dict.fromkeys({**self._operator.handlers, **self._handlers}, self._hear),
         )
         self._inlet = Inlet(
             network,
@@ -90,45 +91,46 @@ class Worker:
             slots=pool.slots,
             window_bytes=pool.finished_bytes,
         )
-        self.stage = Stage(
-            self._operator(host),
+        self.stage = StageHost(
+            self._operator,
             self._inlet,
             self._control.emit,
             slots=pool.slots,
             finished_bytes=pool.finished_bytes,
-            cuts=self._cuts,
-            tokens=self._num_tokens,
+            cancelled=cancelled,
+            tokens=lambda: self._operator.num_tokens,
         )
         self._draining = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.location = ""
 
-    def _operator(self, host: SandboxHost) -> Operator:
+    def _make_operator(
+        self, host: SandboxHost, is_cancelled: Callable[[AttemptKey], bool]
+    ) -> StageOperator:
         find_env = cache(get_env)
-        match self._stage_name:
-            case StageName.INIT:
+        match self._stage:
+            case Stage.INIT:
                 return InitOperator(host, find_env)
-            case StageName.RUN:
-                self._run_operator = RunOperator(
+            case Stage.RUN:
+                return RunOperator(
                     host,
                     find_env,
                     lambda spec: make_renderer(RendererSpec.from_json(spec)),
                     model=self._config.model,
                     api_key=self._config.backend_key,
-                    is_cut=self._cuts.__contains__,
-                    progress=self._progress,
+                    is_cancelled=is_cancelled,
+                    emit=self._emit,
                     ask=self._failover,
                 )
-                return self._run_operator
-            case StageName.EVAL:
-                return EvalOperator(host, find_env, is_cut=self._cuts.__contains__)
+            case Stage.EVAL:
+                return EvalOperator(host, find_env, is_cancelled=is_cancelled)
 
     async def __aenter__(self) -> Worker:
         outlet = self.stage.outlet
         self.location = await self._network.listen(
             self._config.worker_flight(self._name), {outlet.path: outlet.route}
         )
-        if self._config.gateway and self._stage_name is StageName.EVAL:
+        if self._config.gateway and self._stage is Stage.EVAL:
             # The store is on another host: what is scored is the only edge that leaves a node.
             outer = f"grpc+tls://{self._config.advertise}:0"
             self._control.announce(await self._network.listen(outer, {outlet.path: outlet.route}))
@@ -152,8 +154,7 @@ class Worker:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._run_operator is not None:
-            await self._run_operator.close()
+        await self._operator.close()
 
     async def wait(self) -> None:
         """Wait until drained; raises what broke the worker."""
@@ -167,37 +168,23 @@ class Worker:
 
     # ---- what the gateway says
 
+    def _hear(self, row: ControlRow) -> None:
+        """The operator hears first: it must know what is paused before a row ends or begins."""
+        for handlers in (self._operator.handlers, self._handlers):
+            handler = handlers.get(row.kind)
+            if handler is not None:
+                handler(row)
+
     def _welcome(self, row: ControlRow) -> None:
-        if self._run_operator is not None:
-            self._run_operator.backends.clear_pauses()
         for key in row.read(Welcome).refused:
             self.stage.cancel(key)
 
     def _endpoints(self, row: ControlRow) -> None:
+        role = _UPSTREAM_ROLE.get(self._stage)
         locations = row.read(Endpoints).locations
-        match self._stage_name:
-            case StageName.INIT:
-                self._inlet.set_upstreams([self._config.gateway_flight])
-            case StageName.RUN:
-                self._inlet.set_upstreams(locations.get("init", ()))
-            case StageName.EVAL:
-                self._inlet.set_upstreams(locations.get("run", ()))
-
-    def _version(self, row: ControlRow) -> None:
-        if self._run_operator is not None:
-            said = row.read(VersionPublished)
-            version = PolicyVersion(said.version)
-            self._run_operator.versions[row.run_id] = (version, said.weights)
-
-    def _paused(self, row: ControlRow) -> None:
-        if self._run_operator is not None:
-            said = row.read(Paused)
-            self._run_operator.backends.set_paused(said.backend, said.paused)
-
-    def _backends(self, row: ControlRow) -> None:
-        if self._run_operator is not None:
-            said = row.read(BackendsTold)
-            self._run_operator.backends.told(said.gone, said.keyed)
+        self._inlet.set_upstreams(
+            locations.get(role, ()) if role else [self._config.gateway_flight]
+        )
 
     def _cancel(self, row: ControlRow) -> None:
         self.stage.cancel(row.key)
@@ -217,8 +204,5 @@ class Worker:
     def _stats(self) -> Stats:
         return self.stage.stats()
 
-    def _num_tokens(self) -> int:
-        return self._run_operator.num_tokens if self._run_operator is not None else 0
-
-    def _progress(self, key: AttemptKey, turns: int, tokens: int) -> None:
-        self._control.emit(Progress(turn=turns, tokens=tokens), key, stage=self._stage_name)
+    def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
+        self._control.emit(payload, key, stage=stage, code=code)

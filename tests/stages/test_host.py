@@ -17,7 +17,7 @@ from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
 from prorl.rows import Added, Row, stack
 from prorl.schema import EDGES
-from prorl.stages.host import DOWNSTREAM, UPSTREAM, Stage
+from prorl.stages.host import DOWNSTREAM, UPSTREAM, StageHost
 from prorl.types import (
     NO_FAILURE,
     AttemptKey,
@@ -27,9 +27,9 @@ from prorl.types import (
     RewardPart,
     SandboxRef,
     Score,
+    Stage,
     Turn,
 )
-from prorl.types import Stage as StageName
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready, trajectory
 from tests.flight.test_edge import take, until
@@ -52,7 +52,7 @@ async def finish(row: Row) -> Added:
 class Scripted:
     """An operator that does what `work` says; holds rows while `gate` is closed."""
 
-    def __init__(self, stage: StageName, work: Work = finish) -> None:
+    def __init__(self, stage: Stage, work: Work = finish) -> None:
         self.stage = stage
         self.work = work
         self.gate = asyncio.Event()
@@ -81,7 +81,7 @@ class Bench:
         self.acked: list[AttemptKey] = []
         self.upstream = Outlet(UPSTREAM[operator.stage], on_acked=self.acked.extend)
         self.inlet = Inlet(net.network, UPSTREAM[operator.stage], {"worker": "w"}, slots=slots)
-        self.stage = Stage(
+        self.stage = StageHost(
             operator, self.inlet, self.emit, slots=slots, finished_bytes=finished_bytes
         )
         self.downstream = Inlet(
@@ -121,7 +121,7 @@ async def bench(
 
 
 async def test_never_more_rows_in_work_than_slots(net: Net) -> None:
-    operator = Scripted(StageName.RUN)
+    operator = Scripted(Stage.RUN)
     operator.gate.clear()
     async with bench(net, operator) as parts:
         for n in range(10):
@@ -135,7 +135,7 @@ async def test_never_more_rows_in_work_than_slots(net: Net) -> None:
 
 
 async def test_init_slots_free_when_run_takes_the_row(net: Net) -> None:
-    operator = Scripted(StageName.INIT)
+    operator = Scripted(Stage.INIT)
     async with bench(net, operator, slots=2, connect=False) as parts:
         parts.upstream.send(leased(0, 1, 2, 3))
         await until(lambda: len(parts.stage.held()) == 2)
@@ -147,7 +147,7 @@ async def test_init_slots_free_when_run_takes_the_row(net: Net) -> None:
 
 
 async def test_run_and_eval_slots_free_at_the_end_of_the_work(net: Net) -> None:
-    operator = Scripted(StageName.EVAL)
+    operator = Scripted(Stage.EVAL)
     async with bench(net, operator, slots=2, connect=False) as parts:
         for n in range(6):
             await put(parts.upstream, ran(n))
@@ -156,7 +156,7 @@ async def test_run_and_eval_slots_free_at_the_end_of_the_work(net: Net) -> None:
 
 
 async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
-    operator = Scripted(StageName.RUN)
+    operator = Scripted(Stage.RUN)
     async with bench(net, operator, slots=2, finished_bytes=1, connect=False) as parts:
         for n in range(9):
             await put(parts.upstream, ready(n))
@@ -171,7 +171,7 @@ async def test_finished_bytes_hold_back_the_work(net: Net) -> None:
 
 
 async def test_eval_acks_run_when_its_own_downstream_acked(net: Net) -> None:
-    async with bench(net, Scripted(StageName.EVAL)) as parts:
+    async with bench(net, Scripted(Stage.EVAL)) as parts:
         await put(parts.upstream, ran(1))
         await take(parts.downstream, 1)
         await asyncio.sleep(0.03)
@@ -191,7 +191,7 @@ async def test_errors_of_operators_are_their_own_row_only(net: Net) -> None:
             case _:
                 return await finish(row)
 
-    operator = Scripted(StageName.RUN, work)
+    operator = Scripted(Stage.RUN, work)
     async with bench(net, operator) as parts:
         for n in range(3):
             await put(parts.upstream, ready(n))
@@ -212,7 +212,7 @@ async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slot
         bad = row.value("rollout_id") == 1
         return replace(added, artefact=object()) if bad else added  # type: ignore[arg-type]
 
-    operator = Scripted(StageName.RUN, work)
+    operator = Scripted(Stage.RUN, work)
     async with bench(net, operator, slots) as parts:
         parts.upstream.send(stack([Row(ready(n), 0) for n in range(3)]))
         assert sorted(row.key for row in await take(parts.downstream, 2)) == [key(0), key(2)]
@@ -223,7 +223,7 @@ async def test_a_result_that_cannot_be_sent_ends_its_own_row_only(net: Net, slot
 
 async def test_a_row_that_ends_in_the_turn_of_its_cancellation_is_given_back(net: Net) -> None:
     """INIT, between the operator's end and the conversion of what it added."""
-    operator = Scripted(StageName.INIT)
+    operator = Scripted(Stage.INIT)
 
     async def work(row: Row) -> Added:
         asyncio.get_running_loop().call_soon(lambda: parts.stage.cancel(key(1)))
@@ -259,7 +259,7 @@ async def test_a_failed_row_is_reported_and_goes_on_if_it_has_turns(net: Net) ->
         failure = Failure(code=FailureCode.SANDBOX_LOST, message="gone")
         return ran_columns(replace(trajectory(), turns=turns, failure=failure), run_s=0.0)
 
-    async with bench(net, Scripted(StageName.RUN, work)) as parts:
+    async with bench(net, Scripted(Stage.RUN, work)) as parts:
         await put(parts.upstream, ready(0))
         await put(parts.upstream, ready(1))
         assert [row.key for row in await take(parts.downstream, 1)] == [key(1)]
@@ -281,14 +281,14 @@ async def test_eval_says_nothing_of_rows_whose_failure_is_known(net: Net) -> Non
     async def work(row: Row) -> Added:
         return scored_columns(score=None, failure=NO_FAILURE, eval_s=0.0)
 
-    async with bench(net, Scripted(StageName.EVAL, work)) as parts:
+    async with bench(net, Scripted(Stage.EVAL, work)) as parts:
         await put(parts.upstream, failed)
         await take(parts.downstream, 1)
         assert parts.events == []
 
 
 async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> None:
-    operator = Scripted(StageName.RUN)
+    operator = Scripted(Stage.RUN)
     operator.gate.clear()
     async with bench(net, operator, slots=1) as parts:
         await put(parts.upstream, ready(1))
@@ -304,7 +304,7 @@ async def test_a_cancelled_row_is_released_and_its_slot_is_free(net: Net) -> Non
 
 
 async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Net) -> None:
-    operator = Scripted(StageName.INIT)
+    operator = Scripted(Stage.INIT)
     async with bench(net, operator, connect=False) as parts:
         parts.upstream.send(leased(1, 2))
         await until(lambda: parts.stage.outlet.num_waiting == 2)
@@ -316,7 +316,7 @@ async def test_a_ready_row_that_nobody_took_is_given_back_when_cancelled(net: Ne
 
 
 async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net) -> None:
-    operator = Scripted(StageName.RUN)
+    operator = Scripted(Stage.RUN)
     operator.gate.clear()
     async with bench(net, operator, slots=2) as parts:
         for n in range(4):
@@ -333,7 +333,7 @@ async def test_a_draining_stage_finishes_what_it_has_and_takes_nothing(net: Net)
 
 
 async def test_stats_count_what_happens(net: Net) -> None:
-    operator = Scripted(StageName.RUN)
+    operator = Scripted(Stage.RUN)
     operator.gate.clear()
     async with bench(net, operator, slots=2) as parts:
         await put(parts.upstream, ready(1))

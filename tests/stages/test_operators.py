@@ -87,17 +87,21 @@ class Grown(Generic[OperatorT]):
 
 
 def operators(
-    env: Env, host: RecordingHost, cuts: set[AttemptKey] | None = None
+    env: Env, host: RecordingHost, cancelled: set[AttemptKey] | None = None
 ) -> tuple[Grown[InitOperator], Grown[RunOperator], Grown[EvalOperator]]:
-    is_cut = (cuts if cuts is not None else set()).__contains__
+    is_cancelled = (cancelled if cancelled is not None else set()).__contains__
     renderer = ChatMLRenderer(load_tokenizer("bytes"))
     run = RunOperator(
-        as_host(host), lambda _: env, lambda spec: renderer, is_cut=is_cut, progress=lambda *_: None
+        as_host(host),
+        lambda _: env,
+        lambda spec: renderer,
+        is_cancelled=is_cancelled,
+        emit=lambda *_, **__: None,
     )
     return (
         Grown(InitOperator(as_host(host), lambda _: env)),
         Grown(run),
-        Grown(EvalOperator(as_host(host), lambda _: env, is_cut=is_cut)),
+        Grown(EvalOperator(as_host(host), lambda _: env, is_cancelled=is_cancelled)),
     )
 
 
@@ -199,11 +203,11 @@ async def test_a_backend_out_of_reach_or_with_raw_logprobs_gets_no_rollout_and_n
 
 
 async def test_a_cut_attempt_keeps_its_turns_and_leaves_no_sandbox() -> None:
-    host, cuts = RecordingHost(), set[AttemptKey]()
-    init, run, _ = operators(BoxedEnv(), host, cuts)
+    host, cancelled = RecordingHost(), set[AttemptKey]()
+    init, run, _ = operators(BoxedEnv(), host, cancelled)
     work = asyncio.ensure_future(run(await init(row_of("scripted:noop?delay_s=60"))))
     await asyncio.sleep(0.05)
-    cuts.add(key(1))
+    cancelled.add(key(1))
     work.cancel()
     ran = await asyncio.wait_for(work, 20)
     assert ran.value("stop_reason") == "cancelled"
