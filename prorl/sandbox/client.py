@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 from prorl.errors import SandboxError
 from prorl.sandbox.blame import Cause, Fate
-from prorl.sandbox.wire import FRAME_LIMIT, Frame, WireError, encode, open_stream, receive
+from prorl.sandbox.wire import Frame, WireError, encode, open_stream, receive
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
 
 GRACE_S = 8.0
@@ -74,6 +74,10 @@ async def _open(
         raise SandboxError(fate.code, f"{fate.message} ({cause})") from cause
 
 
+class _Unsendable(SandboxError):
+    """A call that fits in no frame; nothing was sent."""
+
+
 class ConnectedSandbox:
     """`prorl.protocols.Sandbox` over a Unix socket.
 
@@ -100,7 +104,10 @@ class ConnectedSandbox:
     async def call(self, tool: str, arguments: Mapping[str, Json], timeout_s: float) -> ToolResult:
         """Run a tool; see `prorl.protocols.Sandbox.call`."""
         header = {"op": "call", "tool": tool, "arguments": dict(arguments), "timeout_s": timeout_s}
-        return _result(await self._ask(header, b"", timeout_s + self._grace_s))
+        try:
+            return _result(await self._ask(header, b"", timeout_s + self._grace_s))
+        except _Unsendable as error:  # what the policy wrote: a result that it can read
+            return ToolResult(output=error.message, exit_code=2)
 
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
         """Run a program without a shell; see `prorl.protocols.Sandbox.exec`."""
@@ -229,11 +236,11 @@ class ConnectedSandbox:
         try:
             return encode(header, body)
         except WireError as cause:
-            raise SandboxError(
-                FailureCode.TOOL_PROTOCOL, f"a call over {FRAME_LIMIT} bytes: {cause}"
+            raise _Unsendable(
+                FailureCode.TOOL_PROTOCOL, f"a call that cannot be sent: {cause}"
             ) from cause
         except TypeError as cause:
-            raise SandboxError(
+            raise _Unsendable(
                 FailureCode.TOOL_PROTOCOL, f"arguments that are not JSON: {cause}"
             ) from cause
 

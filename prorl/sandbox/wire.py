@@ -43,11 +43,20 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
         text = orjson.dumps(header)
     # half a surrogate pair, as models write them: JSON can escape it, and the server says what is
     # wrong with it
-    except TypeError:
-        text = json.dumps(header).encode()
+    except TypeError as cause:
+        if "Recursion" in str(cause):  # json and the server would give up at another depth
+            raise WireError("it is nested too deeply") from None
+        text = _dumps(header)
     if LENGTHS.size + len(text) + len(body) > FRAME_LIMIT:
         raise WireError(f"a frame of {len(text) + len(body)} bytes; the limit is {FRAME_LIMIT}")
     return LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def _dumps(header: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(header).encode()
+    except RecursionError:
+        raise WireError("it is nested too deeply") from None
 
 
 class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):

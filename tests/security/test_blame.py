@@ -15,7 +15,7 @@ from prorl.errors import SandboxError
 from prorl.linux import procfs
 from prorl.sandbox.blame import CODES, Cause
 from prorl.sandbox.client import ConnectedSandbox, connected
-from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, SandboxSpec
+from prorl.types import FAILURE_CLASS, FailureClass, FailureCode, Json, SandboxSpec
 from tests.security.box import Box, need_own_uid
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -212,3 +212,33 @@ async def test_a_client_that_was_stopped_itself_blames_nobody(box: Box) -> None:
 
 async def _echo(sandbox: ConnectedSandbox) -> str:
     return (await sandbox.call("bash", {"command": "sleep 0.3; echo late"}, 0.6)).output
+
+
+def nested(depth: int) -> list[object]:
+    """A list in a list in a list."""
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        nested(300),
+        nested(5000),
+        ["\ud800", *nested(300)],
+        ["\ud800", *nested(900)],
+        ["\ud800", *nested(5000)],
+        "x" * (5 << 20),
+        10**400,
+        [float("nan"), -(1 << 70)],
+    ],
+    ids=["deep", "deeper", "odd", "odd and deep", "odd and deeper", "large", "huge", "numbers"],
+)
+async def test_arguments_that_cannot_be_sent_are_a_result(box: Box, value: Json) -> None:
+    """What a policy writes is never our failure: it is told, or has broken its own sandbox."""
+    error = await attempt(box.sandbox.call("files", {"command": "view", "path": value}, 10.0))
+    assert error is None or error.code is FailureCode.SANDBOX_BROKEN, error
+    if error is None:
+        assert await survives(box)

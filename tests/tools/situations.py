@@ -143,6 +143,13 @@ SITUATIONS: dict[str, list[Step]] = {
     "directory removed under it": [
         Step("mkdir -p /tmp/d && cd /tmp/d && rmdir /tmp/d; echo ok; cd", "ok\n", 0)
     ],
+    "directory closed under it": [
+        Step("mkdir -p z && cd z && chmod 0 .; echo ok", "ok\n", 0),
+        Step("exit", has("was started again in"), 0),
+        Step("[ $PWD = $HOME ]; chmod 700 z; rmdir z", "", 0),
+        Step("chmod 0 ~; exit", has("was started again in /]"), 0),
+        Step("pwd; chmod 755 ~; cd", "/\n", 0),
+    ],
     "directory with a newline": [
         Step("mkdir -p $'/tmp/a\\nb'; cd $'/tmp/a\\nb'; pwd; cd", "/tmp/a\nb\n", 0)
     ],

@@ -22,7 +22,7 @@ import os
 import time
 
 from prorl.tools.server import typed
-from prorl.tools.server.children import EXIT_TIMEOUT, descendants, session, spawn
+from prorl.tools.server.children import EXIT_TIMEOUT, descendants, reachable, session, spawn
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.marker import Marker
 from prorl.tools.server.output import Capped
@@ -101,9 +101,9 @@ class Bash:
             (os.POSIX_SPAWN_DUP2, 0, 1),
             (os.POSIX_SPAWN_DUP2, 0, 2),
         ]
-        cwd = self._cwd if os.path.isdir(self._cwd) else self._home
+        self._cwd = reachable(self._cwd, self._home)
         argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
-        return spawn(argv, actions, dict(self._env, HISTFILE="/dev/null"), cwd)
+        return spawn(argv, actions, dict(self._env, HISTFILE="/dev/null"), self._cwd)
 
     def start(self) -> None:
         """Have a shell that listens. Raises BashDied."""
@@ -165,6 +165,7 @@ class Bash:
         told so.
         """
         self._discard()
+        self._cwd = reachable(self._cwd, self._home)
         output.feed(b"[the shell %s and was started again in %s]\n" % (why, self._cwd.encode()))
 
     def _feed_running(self, data: bytes, until: float, arguments: dict[str, Any]) -> dict[str, Any]:

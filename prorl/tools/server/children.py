@@ -22,6 +22,8 @@ EXIT_TIMEOUT = 124
 """Exit code of whatever a deadline has ended, as timeout(1) gives it."""
 KILL_S, REAP_S = 2.0, 0.01
 """How long a full sandbox is cleared for a fork, and the wait between two tries."""
+HOME = "/"
+"""Where the server itself stays: a folder that the agent cannot close."""
 DEFAULT_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGINT,
@@ -156,10 +158,9 @@ def spawn(
     fork: copying this process's pages, and then each page that either side touches, costs four
     times as much as the program's start.
     """
-    home = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chdir(cwd)
-        pid = os.posix_spawn(
+        return os.posix_spawn(
             find(argv[0], env),
             argv,
             env,
@@ -168,9 +169,27 @@ def spawn(
             setsigdef=DEFAULT_SIGNALS,
         )
     finally:
-        os.fchdir(home)
-        os.close(home)
-    return pid
+        os.chdir(HOME)
+
+
+def enter(*folders: str) -> str:
+    """Go to the first of these folders that lets us; the agent can close its own. Returns it."""
+    for folder in folders:
+        try:
+            os.chdir(folder)
+            return folder
+        except OSError:
+            continue
+    os.chdir(HOME)
+    return HOME
+
+
+def reachable(*folders: str) -> str:
+    """The folder that `enter` would choose."""
+    try:
+        return enter(*folders)
+    finally:
+        os.chdir(HOME)
 
 
 def find(program: str, env: dict[str, str]) -> str:

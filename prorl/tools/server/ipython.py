@@ -15,7 +15,7 @@ import os
 import socket
 from typing import NoReturn
 
-from prorl.tools.server.children import prepare
+from prorl.tools.server.children import enter, prepare
 from prorl.tools.server.place import Place
 from prorl.tools.server.python import Python
 
@@ -41,7 +41,7 @@ class IPython(Python):
     def _become(self, control: socket.socket, output: int) -> NoReturn:
         os.setsid()
         prepare()
-        os.chdir(self._cwd)
+        enter(self._cwd)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(output, 1)

@@ -26,7 +26,7 @@ import time
 from prorl.tools.catalogue import CATALOGUE
 from prorl.tools.server import BadTool
 from prorl.tools.server.bash import Bash, BashDied
-from prorl.tools.server.children import MakeRoom, restrict, set_dumpable
+from prorl.tools.server.children import HOME, MakeRoom, restrict, set_dumpable
 from prorl.tools.server.events import ClientGone, Events
 from prorl.tools.server.frames import FRAME_LIMIT, BadFrame, Frame, FrameBuffer, send
 from prorl.tools.server.light import TYPE_CHECKING, accept, loads, signal, socket
@@ -248,7 +248,7 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
     """
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir(config["workspace"])
+    os.chdir(HOME)
     restrict(config.get("limits", {}), bytes.fromhex(config.get("seccomp", "")))
     keep_descriptors()
     if "user_tools" in config:
@@ -308,7 +308,7 @@ def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
     """The environment that an image asks for (its %environment), ours over it, its PATH before
     ours.
     """
-    runtime = ("APPTAINER", "SINGULARITY", "LD_", "PROMPT_COMMAND", "PS1", "_")
+    runtime = ("APPTAINER", "SINGULARITY", "LD_", "PROMPT_COMMAND", "PS1", "TMOUT", "_")
     asked = {name: value for name, value in image.items() if not name.startswith(runtime)}
     path = dict.fromkeys((image.get("PATH", "") + ":" + env["PATH"]).split(":"))
     return {**asked, **env, "PATH": ":".join(filter(None, path))}

@@ -23,7 +23,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from prorl.tools.server.children import EXIT_TIMEOUT, Forked, prepare, signal_group
+from prorl.tools.server.children import EXIT_TIMEOUT, Forked, enter, prepare, signal_group
 from prorl.tools.server.output import Capped
 from prorl.tools.server.place import Place
 
@@ -190,7 +190,7 @@ def become_child(
     os.closerange(keep + 1, 1024)
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(cwd)
+    enter(cwd)
     sys.stdin = open(0, encoding="utf-8", errors="replace")  # noqa: SIM115 - lives as long as the process
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
