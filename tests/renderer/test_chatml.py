@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prorl.columns import _message_values
 from prorl.errors import ConfigError
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import SPECIALS, ByteTokenizer
@@ -148,6 +149,14 @@ THINK, THINK_END = TOKENIZER.specials["<think>"], TOKENIZER.specials["</think>"]
 def test_a_broken_call_carries_its_error(text: str, error: str) -> None:
     (call,) = _parse(CALL, text, CALL_END, END).tool_calls
     assert error in call.error
+
+
+@pytest.mark.parametrize("depth", range(240, 256))
+def test_a_call_that_is_accepted_fits_into_a_row(depth: int) -> None:
+    """However deep a policy nests what it writes, no depth is read and cannot be stored."""
+    text = '{"name": "a", "arguments": {"x": ' + "[" * depth + "]" * depth + "}}"
+    message = _parse(CALL, text, CALL_END, END)
+    assert _message_values(message)
 
 
 def test_calls_in_thoughts_or_in_plain_text_are_no_calls() -> None:
