@@ -60,9 +60,9 @@ def registered(group: str) -> dict[str, EntryPoint]:
 def load(
     group: str, name: str, error: type[UserError], built_in: Mapping[str, str] = NO_PARTS
 ) -> Any:
-    """What a name stands for, imported:
+    """What a name stands for, imported: `built_in` has `module:attribute`.
 
-    `built_in` has `module:attribute`. Raises `error` with the nearest name, or why it failed.
+    Raises `error` with the nearest name, or why it failed.
     """
     if name in built_in:
         module, _, attribute = built_in[name].partition(":")

@@ -260,10 +260,7 @@ SEQUENCES = versioned(
 )
 
 STREAM = versioned([required("delivery_seq", pa.int64()), *SEQUENCES], "stream")
-"""What `DoGet` gives a trainer:
-
-`sequences` in delivery order; whole groups, each batch made of whole groups.
-"""
+"""What `DoGet` gives a trainer: `sequences` in delivery order, each batch made of whole groups."""
 
 RUN_ID = pa.field("run_id", pa.utf8())
 """Of every table but `sequences`, for queries over many runs; null in files from before it was."""
@@ -341,10 +338,7 @@ GROUPS = versioned(
     ],
     "groups",
 )
-"""`event` is decided, delivered or stale;
-
-`kept`/`reason` belong to decided, `delivery_seq` (else -1) to delivered.
-"""
+"""`event`: decided (with `kept`, `reason`), delivered (with `delivery_seq`, else -1) or stale."""
 
 TASKS = versioned(
     [

@@ -1,7 +1,7 @@
-"""EVAL:
+"""EVAL: RAN -> SCORED.
 
-RAN -> SCORED. Scores the artefact, and nothing but the artefact, in a fresh sandbox. Idempotent: a
-row may come twice.
+Scores the artefact, and nothing but the artefact, in a fresh sandbox. Idempotent: a row may come
+twice.
 
 Before the first row of a task the task itself is tried once (`verified.py`).
 

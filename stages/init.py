@@ -1,7 +1,7 @@
-"""INIT:
+"""INIT: LEASED -> READY.
 
-LEASED -> READY. Makes the sandbox that RUN will act in, with the task's files in it; renders
-nothing, samples nothing.
+Makes the sandbox that RUN will act in, with the task's files in it; renders nothing, samples
+nothing.
 
 A task that its env cannot read is `bad_task` or `unknown_env` (class task, not tried again);
 trouble with the sandbox is class infra. What INIT started it gives back in `release`; once RUN took

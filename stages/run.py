@@ -1,7 +1,7 @@
-"""RUN:
+"""RUN: READY -> RAN.
 
-READY -> RAN. The agent drives the policy against the backend that the gateway assigned, in the
-sandbox that INIT made.
+The agent drives the policy against the backend that the gateway assigned, in the sandbox that INIT
+made.
 
 EVAL's sandbox is reserved when RUN starts, so that it is warm when RUN ends. RUN stops the RUN
 sandbox in every case, and the reservation too when nothing will be scored. The agent keeps the

@@ -102,9 +102,8 @@ def problems(batch: pa.RecordBatch) -> list[str]:
 
 
 def _nulls(batch: pa.RecordBatch) -> str:
-    """Names of columns and struct children that hold nulls;
-
-    Arrow's own validation lets them through.
+    """Names of columns and struct children that hold nulls; Arrow's own validation lets them
+    through.
     """
 
     def walk(name: str, array: pa.Array) -> Iterable[str]:

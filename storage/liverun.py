@@ -47,9 +47,8 @@ _LOOK_S = 1.0
 
 
 class LiveRun:
-    """Make it from a snapshot, feed it from the control stream and the inlet, `run` it;
-
-    `drain` ends `run`.
+    """Make it from a snapshot, feed it from the control stream and the inlet, `run` it; `drain`
+    ends `run`.
     """
 
     def __init__(

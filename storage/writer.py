@@ -1,6 +1,5 @@
-"""Makes trajectories durable:
-
-SCORED rows -> Parquet parts -> one commit in the control log -> a published commit -> acks.
+"""Makes trajectories durable: SCORED rows -> Parquet parts -> one commit in the control log -> a
+published commit -> acks.
 
     collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published ->
     ack

@@ -1,6 +1,5 @@
-"""How long a submission waits until it is on disk:
-
-`accept_p99_ms` at a steady 200 requests a second, over real HTTP.
+"""How long a submission waits until it is on disk: `accept_p99_ms` at a steady 200 requests a
+second, over real HTTP.
 
 The rival is what nobody can beat: a bare `fdatasync` after appending 4 KiB, at the same rate on the
 same disk in the same run. The bar is 3 times its p99 plus 5 ms. The gateway runs in a process of

@@ -1,4 +1,4 @@
-"""`transformers.generate` as a process for `prorl bench policy`:
+"""`transformers.generate` as a process for `prorl bench policy`.
 
 `python -m prorl.bench.policy_rival DIR`.
 

@@ -1,4 +1,4 @@
-"""Serves run directories over Flight in a process of its own:
+"""Serves run directories over Flight in a process of its own.
 
 `python -m prorl.bench.stream_server RUN_DIR ...`.
 

@@ -118,9 +118,8 @@ def poll_10ms_pty(repeats: int) -> list[float]:
 
 @contextlib.contextmanager
 def _tmux() -> Iterator[Any]:
-    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it;
-
-    None when tmux or libtmux is missing.
+    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it; None when tmux
+    or libtmux is missing.
     """
     try:
         import libtmux

@@ -1,7 +1,6 @@
-"""The command line:
+"""The command line: `prorl COMMAND`.
 
-`prorl COMMAND`. Every command loads its own module only when it is called, so `prorl --help` stays
-quick.
+Every command loads its own module only when it is called, so `prorl --help` stays quick.
 
     app.py       the commands, and how errors become one line and an exit code
     settings.py  default < file < environment < flag -> a job or a service config

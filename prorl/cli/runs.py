@@ -26,10 +26,9 @@ def latest_run(root: Path, marker: str) -> str:
 
 
 def run_directory(run: str, root: Path) -> Path:
-    """Where a run is stored:
+    """Where a run is stored: `run` is a path to a run directory or a name in `root`.
 
-    `run` is a path to a run directory or a name in `root`. Raises NotFoundError with the nearest
-    name.
+    Raises NotFoundError with the nearest name.
     """
     from prorl.storage.catalog import is_run, list_runs
 

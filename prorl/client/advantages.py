@@ -28,18 +28,17 @@ Advantages = Literal["group", "centred"] | AdvantageFn | None
 
 
 def mean_centred(batch: PackedBatch) -> Float32:
-    """A_i = R_i - mean(R):
+    """A_i = R_i - mean(R), as Dr. GRPO has it (arXiv 2503.20783).
 
-    Dr. GRPO (arXiv 2503.20783), which leaves out the division that favours easy and hard groups.
+    It leaves out the division that favours easy and hard groups.
     """
     rollouts = _rollouts(batch)
     return _broadcast(rollouts, rollouts.rewards - rollouts.mean)
 
 
 def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
-    """A_i = (R_i - mean(R)) / (std(R) + epsilon):
-
-    GRPO (arXiv 2402.03300 section 4.1.2), DAPO (arXiv 2503.14476 equation 9).
+    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO (arXiv 2402.03300 section 4.1.2), DAPO
+    (arXiv 2503.14476 equation 9).
 
     std is the sample standard deviation (n - 1). A group of one rollout has nothing to compare
     with: advantage 0.

@@ -57,9 +57,9 @@ class Http:
         self._token, self._timeout_s, self._retry_s = token, timeout_s, retry_s
 
     def request(self, method: str, *path: str, body: Json = None) -> Json:
-        """Send one request;
+        """Send one request; `path` parts are quoted.
 
-        `path` parts are quoted. Raises UnavailableError, ConflictError, NotFoundError, UserError.
+        Raises UnavailableError, ConflictError, NotFoundError, UserError.
         """
         target = "/" + "/".join(quote(part, safe="") for part in path)
         data = None if body is None else orjson.dumps(body)
@@ -140,9 +140,8 @@ def _cause(error: Exception, secure: bool) -> str:
 
 
 def _detail(answer: bytes) -> str:
-    """What the service says is wrong:
-
-    `message` of its error body, else the beginning of whatever came.
+    """What the service says is wrong: `message` of its error body, else the beginning of whatever
+    came.
     """
     try:
         values = orjson.loads(answer)

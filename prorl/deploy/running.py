@@ -119,9 +119,9 @@ async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
 
 
 async def first(stop: Stop, running: Running, work: Awaitable[ResultT]) -> ResultT | None:
-    """Await `work`;
+    """Await `work`; None when a stop was asked for first.
 
-    None when a stop was asked for first. Raises what `work` or the service's failure raises.
+    Raises what `work` or the service's failure raises.
     """
     job, failure, asked = (
         asyncio.ensure_future(work),

@@ -82,9 +82,9 @@ class Acceptance:
         )
 
     def run(self, config: RunConfig) -> bool:
-        """Accept a run;
+        """Accept a run; False when it is there already.
 
-        False when it is there already. Raises ConflictError when it is there with another config.
+        Raises ConflictError when it is there with another config.
         """
         name = run_digest(config)
         known = self._state.runs.get(config.run_id)

@@ -144,9 +144,9 @@ class Groups:
                 self._journal.mark_group(group)
 
     def give_version(self, run: RunRecord, version: int, path: str) -> int:
-        """An id for the weights in `path`:
+        """An id for the weights in `path`: `version`, or the next one for 0.
 
-        `version`, or the next one for 0. The same id and path again change nothing.
+        The same id and path again change nothing.
 
         Raises ConflictError for an id that was used for something else, or that is not the next.
         """

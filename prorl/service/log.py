@@ -1,6 +1,6 @@
-"""The control log:
+"""The control log: ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`.
 
-ROOT/control.db, SQLite in WAL mode with `synchronous=FULL`. The truth about every rollout.
+The truth about every rollout.
 
 One writer: `write` runs a list of statements as one transaction, on one thread, and returns when it
 is on disk. The gateway keeps at most one transaction in flight and collects everything that happens

@@ -249,9 +249,8 @@ def environment() -> dict[str, str]:
 
 
 def event_text(line: str) -> str:
-    """The readable part of a log line: of a JSON line its event, with `error:
-
-    ` before it when that is its level.
+    """The readable part of a log line: of a JSON line its event, with `error: ` before it when that
+    is its level.
 
     >>> event_text('{"level": "error", "event": "disk full"}'), event_text("plain")
     ('error: disk full', 'plain')

@@ -40,9 +40,8 @@ class Left:
 
 
 class Watched:
-    """One sandboxd's things:
-
-    `name` of its socket folder, its root, `mark` in the command line of what its agents run.
+    """One sandboxd's things: `name` of its socket folder, its root, `mark` in the command line of
+    what its agents run.
     """
 
     def __init__(self, name: str, root: Path, mark: str) -> None:

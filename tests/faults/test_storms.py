@@ -286,9 +286,8 @@ async def test_stages(
 
 
 async def holds_work(host: UnixSandboxHost, victim: str, chance: random.Random) -> None:
-    """Until the stage has an attempt in hand:
-
-    RUN reserves EVAL's sandbox when it begins, and stops its own when it ends.
+    """Until the stage has an attempt in hand: RUN reserves EVAL's sandbox when it begins, and stops
+    its own when it ends.
     """
     wanted = {"run", "eval"} if victim == "run-0" else {"eval"}
 

@@ -45,9 +45,8 @@ async def busy(daemon: Sandboxd, sandbox: ConnectedSandbox) -> None:
 
 
 async def kill_while_busy(daemon: Sandboxd, victim: int) -> tuple[set[int], FailureCode]:
-    """Two busy sandboxes;
-
-    SIGKILL one process; the processes that were below sandboxd, and what the clients were told.
+    """Two busy sandboxes; SIGKILL one process; the processes that were below sandboxd, and what the
+    clients were told.
     """
     host = daemon.host
     refs = [await host.start(f"run/{number}/1", "run", SPEC) for number in (1, 2)]

@@ -199,9 +199,8 @@ async def test_kill_everything_hits_no_neighbour(box: Box) -> None:
 
 
 async def test_what_can_be_written_is_the_sandboxs_own(box: Box) -> None:
-    """Folders and files that the agent may write to, wherever they are;
-
-    `/proc` and devices that hold nothing apart.
+    """Folders and files that the agent may write to, wherever they are; `/proc` and devices that
+    hold nothing apart.
     """
     need_walls(box)
     places = (

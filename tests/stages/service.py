@@ -118,9 +118,8 @@ class Store:
 
 @dataclass
 class RecordingHost:
-    """A sandboxd that starts nothing and writes down what it is asked;
-
-    `trouble(verb, owner)` may raise.
+    """A sandboxd that starts nothing and writes down what it is asked; `trouble(verb, owner)` may
+    raise.
     """
 
     node_id: str = "local"

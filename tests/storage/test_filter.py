@@ -1,6 +1,5 @@
-"""The group filter:
-
-DAPO's rule, masking, the contract of users' SQL, and what such SQL must not be able to do.
+"""The group filter: DAPO's rule, masking, the contract of users' SQL, and what such SQL must not be
+able to do.
 """
 
 from __future__ import annotations

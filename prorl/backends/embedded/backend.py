@@ -40,9 +40,8 @@ class Settings(NamedTuple):
 
 
 class EmbeddedBackend:
-    """Implements `prorl.protocols.Backend` and what a weight publisher needs:
-
-    `pause`, `update_weights`, `resume`.
+    """Implements `prorl.protocols.Backend` and what a weight publisher needs: `pause`,
+    `update_weights`, `resume`.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""`prorl schema`: the reference page of every column, generated from `prorl/schema.py`;
-
-`--config` the JSON schema of config files.
+"""`prorl schema`: the reference page of every column, generated from `prorl/schema.py`; `--config`
+the JSON schema of config files.
 """
 
 from __future__ import annotations

@@ -173,9 +173,8 @@ async def _lightest() -> str:
 async def _learn(
     recipe: Recipe, name: str, model: Path, config: ServiceConfig, shown: StoryDisplay
 ) -> float | None:
-    """The three runs over one service;
-
-    CPU seconds of all of it, or None when somebody asked to stop.
+    """The three runs over one service; CPU seconds of all of it, or None when somebody asked to
+    stop.
     """
     async with signals() as stop, service(config, stop) as running:
         assert isinstance(running, Supervisor)

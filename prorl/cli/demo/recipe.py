@@ -86,9 +86,8 @@ def service_config(root: Path, model: Path, kind: str) -> ServiceConfig:
 
 
 def train_run(recipe: Recipe, name: str) -> RunConfig:
-    """The run that is trained on:
-
-    DAPO decides, groups are streamed, no more is open than the trainer's next step takes.
+    """The run that is trained on: DAPO decides, groups are streamed, no more is open than the
+    trainer's next step takes.
     """
     ahead = recipe.groups_per_step * (1 + recipe.steps_ahead)
     return RunConfig(

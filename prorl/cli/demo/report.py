@@ -213,7 +213,6 @@ def _lines(found: dict[str, Json], elapsed_s: float, cpu: float) -> Iterator[str
 
 def draw(found: dict[str, Json], path: Path) -> bool:
     """The reward of what each version sampled, and held-out reward before and after, as a PNG;
-
     False without matplotlib.
     """
     try:

@@ -60,9 +60,8 @@ class ToolFailed(StorageError):
 
 
 def make(registry: Registry, job: dict[str, str]) -> Image:
-    """`{"do": "unpack", "source":
-
-    SIF}` or `{"do": "build", "source", "name", "include", "mirror", "replace"}`.
+    """`{"do": "unpack", "source": SIF}` or `{"do": "build", "source", "name", "include", "mirror",
+    "replace"}`.
 
     Raises UserError, ToolFailed, OSError.
     """

@@ -1,6 +1,5 @@
-"""The images of one node:
-
-NAME -> digest -> a folder that is a root file system, shared read-only by every sandbox.
+"""The images of one node: NAME -> digest -> a folder that is a root file system, shared read-only
+by every sandbox.
 
     ROOT/names/NAME          the digest that a name stands for now
     ROOT/images/DIGEST/      the folder; complete, because it came by rename
@@ -233,10 +232,9 @@ class Registry:
 
     @contextmanager
     def lock(self, digest: str, how: int) -> Iterator[int]:
-        """Hold an image:
+        """Hold an image: LOCK_SH while it is used, LOCK_EX while it is made or removed.
 
-        LOCK_SH while it is used, LOCK_EX while it is made or removed. Raises BlockingIOError with
-        LOCK_NB.
+        Raises BlockingIOError with LOCK_NB.
         """
         with self._locked(self.root / "locks" / digest, how) as fd:
             yield fd

@@ -1,7 +1,5 @@
-"""apptainer:
-
-Apptainer or Singularity, rootless, with every isolating flag, inside a pid namespace of our own
-(`wrapped.py`).
+"""apptainer: Apptainer or Singularity, rootless, with every isolating flag, inside a pid namespace
+of our own (`wrapped.py`).
 
 Default runs of Apptainer integrate (they share /tmp, the home, the network and the environment);
 here each of these is cut. The tool server is the container's only child and pid 1 (`--no-init`).

@@ -76,9 +76,9 @@ class Snapshots:
         remove_tree(str(self._folder))
 
     async def claim(self, name: str, key: str) -> Answer:
-        """The answer for a key;
+        """The answer for a key; `name` is what `settle` will be told.
 
-        `name` is what `settle` will be told. Waits while somebody makes it.
+        Waits while somebody makes it.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -50,10 +50,7 @@ CHANGE = (
 
 
 class Form(NamedTuple):
-    """One kind of question:
-
-    `q`, `r` quantities, `x`, `y` items, `p`, `s` their prices, `m` money.
-    """
+    """One kind of question: `q`, `r` quantities, `x`, `y` items, `p`, `s` their prices, `m` money."""
 
     name: str
     expression: str

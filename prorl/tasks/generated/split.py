@@ -70,9 +70,9 @@ def check_split(split: str) -> Split:
 def distinct(
     n: int, rng: random.Random, draw: Callable[[random.Random, int], Task | None]
 ) -> list[Task]:
-    """n tasks with n different prompts;
+    """n tasks with n different prompts; `draw(rng, index)` gives a task or None (try again).
 
-    `draw(rng, index)` gives a task or None (try again). Raises TaskError.
+    Raises TaskError.
     """
     if n > MAX_TASKS:
         raise TaskError(f"{n} tasks of a generated set", f"at most {MAX_TASKS}")

@@ -58,9 +58,9 @@ class Archive:
             self._drop()
 
     def _tar(self, *words: str) -> bool:
-        """Run `tar` on the archive;
+        """Run `tar` on the archive; False when there is none.
 
-        False when there is none. Raises ValueError with what it says.
+        Raises ValueError with what it says.
         """
         done = execute_from(self._place, ["tar", *words], self._fd, time.monotonic() + TAR_S)
         if done["exit_code"] in ABSENT:

@@ -122,9 +122,8 @@ class Bash:
         return self._sequence
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
-        """`{command}`, or `{input}` for a program left running;
-
-        `on_timeout`: `interrupt` (default) or `keep`.
+        """`{command}`, or `{input}` for a program left running; `on_timeout`: `interrupt` (default)
+        or `keep`.
         """
         command, text = arguments.get("command"), arguments.get("input")
         if isinstance(text, str) and command is None:

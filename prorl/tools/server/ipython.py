@@ -1,7 +1,5 @@
-"""IPython cells:
-
-`direct` (a shell in a process of its own, driven over a socket, no ZMQ) and `jupyter` (any kernel,
-over ipc).
+"""IPython cells: `direct` (a shell in a process of its own, driven over a socket, no ZMQ) and
+`jupyter` (any kernel, over ipc).
 
 Both are the interpreter of `python.py` with another child: the same line protocol, the same
 interrupt and restart. The child is a program started from source text, because inside a foreign

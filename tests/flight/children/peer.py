@@ -1,7 +1,5 @@
-"""A peer process:
-
-`peer.py listen LOCATION` or `peer.py dial LOCATION`; says `ready` and then holds a stream open for
-ever.
+"""A peer process: `peer.py listen LOCATION` or `peer.py dial LOCATION`; says `ready` and then holds
+a stream open for ever.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A child for the supervisor's tests:
-
-`worker.py MODE DIR` announces itself and then behaves as MODE says.
+"""A child for the supervisor's tests: `worker.py MODE DIR` announces itself and then behaves as
+MODE says.
 """
 
 from __future__ import annotations
