@@ -5,6 +5,7 @@ finds them by name.
 |---|---|---|
 | math | python | number or text match of the final answer; math-verify where it is installed |
 | code | bash, python, files | HumanEval-shaped tests, or programs with cases, in a fresh sandbox |
+| stem | python | multiple choice, quantities with units, short texts |
 | swe | bash, files | SWE-bench-shaped tests of a repository in a fresh sandbox |
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
@@ -32,6 +33,7 @@ BUILT_IN: Mapping[str, str] = {
     "math": "prorl.envs.math:MathEnv",
     "code": "prorl.envs.code:CodeEnv",
     "swe": "prorl.envs.swe:SweEnv",
+    "stem": "prorl.envs.stem:StemEnv",
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.shop:ShopEnv",
     "noop": "prorl.envs.noop:NoopEnv",

@@ -18,6 +18,7 @@ not ask an env whether it can use the task: that is `Env.check`.
 | apps | question, input_output (APPS, TACO) | code |
 | livecodebench | question_content, public_test_cases | code |
 | contest | description, public_tests, official_tests or examples | code |
+| choices, arc, gpqa, sciq | question, choices or options, answer; their own | stem |
 | gsm8k | question, answer (`... <<48/2=24>>24 ... #### 72`) | math |
 | answers | prompt, question or problem; answer, expected_answer ... | math |
 """

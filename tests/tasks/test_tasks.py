@@ -182,6 +182,48 @@ def test_what_datasets_saved_to_disk(tmp_path: Path) -> None:
         load_tasks(split)
 
 
+@pytest.mark.parametrize(
+    ("row", "format_", "answer"),
+    [
+        ({"question": "q", "choices": ["a", "b"], "answer": 1}, "choices", 1),
+        (
+            {"question": "q", "options": ["a", "b"], "answer": "B", "answer_index": 1},
+            "choices",
+            "B",
+        ),
+        (
+            {
+                "question": "q",
+                "choices": {"text": ["a", "b"], "label": ["1", "2"]},
+                "answerKey": "2",
+            },
+            "arc",
+            1,
+        ),
+    ],
+)
+def test_multiple_choice(tmp_path: Path, row: dict[str, Json], format_: str, answer: Json) -> None:
+    found = read_tasks(_write(tmp_path / "a.jsonl", row), check=get_env("stem").check)
+    (task,) = found.tasks
+    assert (found.format, task.env) == (format_, "stem")
+    assert task.data == {"choices": ["a", "b"], "answer": answer}
+
+
+def test_the_right_choice_has_no_place_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        {
+            "Question": f"q{i}",
+            "Correct Answer": "r",
+            **{f"Incorrect Answer {j}": f"w{j}" for j in (1, 2, 3)},
+        }
+        for i in range(40)
+    ]
+    tasks = load_tasks(_write(tmp_path / "a.jsonl", *rows))
+    assert all(task.data["choices"][task.data["answer"]] == "r" for task in tasks)
+    assert {task.data["answer"] for task in tasks} == {0, 1, 2, 3}
+    assert load_tasks(tmp_path / "a.jsonl") == tasks
+
+
 SWE = {
     "instance_id": "django__django-11099",
     "repo": "django/django",

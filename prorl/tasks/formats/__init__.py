@@ -25,6 +25,10 @@ NAMES = (
     "programs:LIVECODEBENCH",
     "programs:APPS",
     "programs:CONTEST",
+    "choices:LISTED",
+    "choices:LABELLED",
+    "choices:GPQA",
+    "choices:SCIQ",
     "gsm8k:FORMAT",
     "answers:FORMAT",
 )

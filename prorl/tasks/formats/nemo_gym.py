@@ -35,6 +35,9 @@ def _judged(row: Row) -> tuple[str, dict[str, Json]]:
             "expected_answer or verifier_metadata.unit_tests",
             "set the env of these rows with --env, and write them as task_id, env, prompt, data",
         )
+    if isinstance(row.get("options"), list):
+        choices = [str(text) for option in row["options"] for text in dict(option).values()]
+        return "stem", {"choices": choices, "answer": answers.answer(row["expected_answer"])}
     return "math", {"answer": answers.answer(row["expected_answer"])}
 
 
