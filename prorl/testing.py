@@ -35,6 +35,7 @@ from prorl.limits import Deadline
 from prorl.protocols import Backend, CachedWorkspace, Env, Sandbox, Verifies
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import ByteTokenizer
+from prorl.tools.server.children import EXIT_TIMEOUT
 from prorl.tools.server.files import Files
 from prorl.tools.server.place import Folder
 from prorl.types import (
@@ -282,7 +283,7 @@ class LocalSandbox:
             _kill_group(process.pid)
             await process.wait()
         code = process.returncode or 0
-        exit_code = 124 if timed_out else code if code >= 0 else 128 - code
+        exit_code = EXIT_TIMEOUT if timed_out else code if code >= 0 else 128 - code
         return ToolResult(
             output=output.decode("utf-8", "replace"),
             exit_code=exit_code,

@@ -21,7 +21,7 @@ from stamina.instrumentation import LoggingOnRetryHook, set_on_retry_hooks
 from prorl.client import connect
 from prorl.config import load_file, parse
 from prorl.errors import ProrlError, UserError
-from prorl.linux.calls import PR_SET_PDEATHSIG, prctl
+from prorl.linux.calls import die_with_parent
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     given = options.parse_args(argv)
     path = given.config
     if given.die_with_parent:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
     # stdout is for whoever reads our lines; where structlog is installed, stamina would tell of
     # retries there.
     set_on_retry_hooks([LoggingOnRetryHook])

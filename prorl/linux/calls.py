@@ -104,11 +104,16 @@ def prctl(option: int, value: int = 0, pointer: int = 0) -> None:
     )
 
 
-def die_with_parent(signal_number: int) -> None:
-    """PR_SET_PDEATHSIG: follows the parent *thread*; cleared by every change of credentials, so set
+def die_with_parent(signal_number: int, parent: int = 0) -> None:
+    """Get this signal when the parent ends (PR_SET_PDEATHSIG).
+
+    With `parent`, its pid, also end at once, with status 1, when it has ended before: nobody would
+    tell. Follows the parent's *thread*, and is cleared by every change of credentials, so it is set
     again after each.
     """
     prctl(PR_SET_PDEATHSIG, signal_number)
+    if parent and os.getppid() != parent:
+        os._exit(1)
 
 
 def drop_capabilities() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -20,8 +19,7 @@ from pathlib import Path
 import orjson
 
 from prorl.errors import ProrlError
-
-_PR_SET_PDEATHSIG = 1
+from prorl.linux.calls import die_with_parent
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, default=0, help="pid to die with")
     options = parser.parse_args(argv)
     if options.parent:
-        _die_with(options.parent)
+        die_with_parent(signal.SIGKILL, options.parent)
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(options.threads)
     try:
         asyncio.run(_serve(options))
@@ -84,12 +82,6 @@ async def _serve(options: argparse.Namespace) -> None:
         print(f"ready {orjson.dumps(ready).decode()}", flush=True)
         await stop.wait()
         await backend.close()
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel knew
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -227,9 +227,7 @@ def main() -> None:
 def _become_subreaper(parent: int) -> None:
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _stop)
-    calls.die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)
+    calls.die_with_parent(signal.SIGTERM, parent)
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:

@@ -41,9 +41,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     # TERM, not KILL: when the zygote dies the guardian must still have time to end what is inside.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     parent = os.getppid()
-    calls.die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(1)
+    calls.die_with_parent(signal.SIGTERM, parent)
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
     if launch.uid >= 0 and hidden.needed():
         calls.unshare(calls.CLONE_NEWNS)
@@ -68,9 +66,7 @@ def _inside(
         calls.prctl(calls.PR_SET_NO_NEW_PRIVS, 1)
         set_limits(launch, shares_uid=launch.uid < 0)
         seccomp.install()
-        calls.die_with_parent(signal.SIGKILL)
-        if os.getppid() != guardian:
-            os._exit(1)
+        calls.die_with_parent(signal.SIGKILL, guardian)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         folder = os.path.dirname(interpreter())
         serve(

@@ -64,7 +64,7 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     uid, gid = os.getuid(), os.getgid()
     calls.unshare(NAMESPACES)
     _map_ids(0, uid, gid)
-    _stay_with(parent)
+    calls.die_with_parent(signal.SIGKILL, parent)
     if launch.uid < 0:
         sources = open_sources(launch)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
@@ -76,12 +76,6 @@ def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> No
     for fd in (alive_read, listener_fd, status_fd, *groups, *(one.fd for one in sources)):
         os.close(fd)
     guard(pid)
-
-
-def _stay_with(parent: int) -> None:
-    calls.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _map_ids(inside: int, uid: int, gid: int) -> None:

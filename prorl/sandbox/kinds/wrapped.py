@@ -99,9 +99,7 @@ def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
     for mount in mounts:
         flags = mount.flags if mount.kind else calls.MS_BIND
         calls.mount(mount.source, mount.target, mount.kind, flags, mount.data)
-    calls.die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    calls.die_with_parent(signal.SIGKILL, parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

@@ -98,11 +98,10 @@ class Zygote:
             os.close(self._wake_write)
             self._control.close()
             self._pids.clear()
-            calls.die_with_parent(signal.SIGKILL)
+            calls.die_with_parent(signal.SIGKILL, parent)
             if launch.user_tools:
                 launch = replace(launch, user_tools_fd=os.open(launch.user_tools, os.O_RDONLY))
-            if os.getppid() == parent:
-                self._launchers[launch.kind](launch, listener_fd, status_fd, self._serve)
+            self._launchers[launch.kind](launch, listener_fd, status_fd, self._serve)
         os._exit(EXIT_CRASHED)
 
     def _reap(self) -> None:
@@ -138,9 +137,7 @@ def main() -> None:
     place being `module:attribute`.
     """
     control_fd, parent, module, *kinds = sys.argv[1:]
-    calls.die_with_parent(signal.SIGKILL)
-    if os.getppid() != int(parent):
-        return
+    calls.die_with_parent(signal.SIGKILL, int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C of a terminal is sandboxd's to judge
     server = importlib.import_module(module)
     server.preload()

@@ -237,9 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM; 2 and one line on stderr for what the user can mend."""
     options = parse(sys.argv[1:] if argv is None else argv)
     if options.parent_pid:
-        calls.die_with_parent(signal.SIGKILL)
-        if os.getppid() != options.parent_pid:
-            return 1
+        calls.die_with_parent(signal.SIGKILL, options.parent_pid)
     try:
         asyncio.run(serve(options))
     except (ConfigError, SandboxError) as error:
