@@ -78,6 +78,10 @@ class StoreConfig(_Model):
     hot_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
     )
+    url: str = Field(
+        default="",
+        description="where run directories lie if not in the root: s3://BUCKET/PREFIX, gs://...",
+    )
     compact_commits: int = Field(
         default=256, ge=0, description="commits between two compactions; 0 = never"
     )
@@ -218,6 +222,10 @@ class ServiceConfig(_Model):
     def tls_dir(self) -> Path:
         """Holds the authority's key and the service's own credentials (0600)."""
         return self.root / "tls"
+
+    def run_directory(self, run_id: str) -> str:
+        """Path or URL of a run's directory."""
+        return f"{self.store.url.rstrip('/') or self.root}/{run_id}"
 
     @property
     def sandbox_socket(self) -> Path:

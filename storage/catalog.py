@@ -2,8 +2,8 @@
 
 Only files that commits name are opened. DuckDB sees registered datasets and nothing else
 (`LockedDuckDB`), so that SQL from a user can neither write nor read another file. Views:
-`sequences, rollouts, turns, messages, groups, tasks`, and `deliveries` (group_id, delivery_seq,
-min_version: the order in which groups were handed out).
+`sequences, rollouts, turns, messages, groups, tasks`, `deliveries` (group_id, delivery_seq,
+min_version: the order in which groups were handed out) and `scores` (rewards that were given later).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from prorl.errors import ProrlError
 from prorl.schema import SCORED, TABLES
-from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
+from prorl.storage.layout import MANIFEST, PARTIAL, Commit, PartFile, RunDir
+from prorl.storage.scores import SCORE_ROWS, SCORES, all_scores
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
 
@@ -127,6 +128,8 @@ class StoredRun:
                 # A table that is not named is there for DuckDB's suggestions only.
                 found = self.dataset(table) if table in named else schema.empty_table()
                 database.register(table, found)
+            scored = all_scores(self.directory) if SCORES in named else SCORE_ROWS.empty_table()
+            database.register(SCORES, scored)
             given = self.deliveries() if "deliveries" in named else NO_DELIVERIES
             database.register("deliveries", given)
             return database.query(statement, timeout_s)
@@ -150,22 +153,36 @@ def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.T
     return StoredRun(run_dir).sql(sql, timeout_s)
 
 
-def is_run(where: Path) -> bool:
-    """Whether `where` looks like a run directory."""
-    return (where / "manifest.json").is_file()
+def is_run(where: str | Path) -> bool:
+    """Whether `where`, a path or a URL, looks like a run directory."""
+    if not is_url(where):
+        return (Path(where) / MANIFEST).is_file()
+    run = RunDir(where)
+    run.fs.invalidate_cache()
+    return bool(run.fs.exists(run.path(MANIFEST)))
 
 
 def list_runs(root: str | Path) -> list[str]:
     """Names of the run directories under a root, newest last."""
-    found = (
-        [path for path in Path(root).iterdir() if path.name[0] != "." and is_run(path)]
-        if Path(root).is_dir()
-        else []
-    )
-    return [
-        path.name
-        for path in sorted(found, key=lambda path: (path / "manifest.json").stat().st_mtime)
-    ]
+    if not is_url(root):
+        paths = [p for p in Path(root).iterdir() if p.name[0] != "."] if Path(root).is_dir() else []
+        made = {p.name: (p / MANIFEST).stat().st_mtime for p in paths if is_run(p)}
+        return sorted(made, key=made.__getitem__)
+    folder = RunDir(root)
+    folder.fs.invalidate_cache()
+    found = folder.fs.glob(folder.path("*", MANIFEST), detail=True).values()
+    newest_last = sorted(found, key=lambda info: str(info.get("LastModified", info.get("mtime"))))
+    return [str(info["name"]).split("/")[-2] for info in newest_last]
+
+
+def below(root: str | Path, name: str) -> str:
+    """Path or URL of something in a root."""
+    return f"{str(root).rstrip('/')}/{name}"
+
+
+def is_url(where: str | Path) -> bool:
+    """Whether it is a URL, and not a path of this host's filesystem."""
+    return "://" in str(where)
 
 
 def parquet_rows(run: RunDir, file: PartFile) -> int:

@@ -172,12 +172,15 @@ class _Work:
         start = self._first_to_merge(files, everything)
         merged = list(files[:start])
         together: list[tuple[PartFile, pa.Table]] = []
+        num_bytes = 0
         for file in files[start:]:
             rows = conform(read_part(self._run, file), table, self._run_id)
-            if together and sum(t.nbytes for _, t in together) + rows.nbytes > self._pack_bytes:
+            size = rows.nbytes
+            if together and num_bytes + size > self._pack_bytes:
                 merged.append(self._pack(table, together))
-                together = []
+                together, num_bytes = [], 0
             together.append((file, rows))
+            num_bytes += size
         if together:
             merged.append(self._pack(table, together))
         return merged
@@ -199,7 +202,7 @@ class _Work:
         """One file with the rows of these; the file itself when it is alone and sorted already."""
         if len(parts) == 1 and parts[0][0].path.split("/")[-1].startswith(PACK):
             return parts[0][0]
-        rows = pa.concat_tables([rows for _, rows in parts])
+        rows = pa.concat_tables([rows for _, rows in parts]).combine_chunks()
         parts.clear()
         expected = checksum(rows)
         rows = rows.take(pa.array(self._order(table, rows)))

@@ -14,17 +14,25 @@ removes them.
 from __future__ import annotations
 
 import os
+import random
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fsspec.implementations.local import LocalFileSystem
 
-from prorl.errors import StorageError
+from prorl.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from fsspec import AbstractFileSystem
+
+
+class NameTakenError(StorageError):
+    """A name that is given once holds something else."""
+
 
 TEMP_MARK = ".tmp-"
 """A file whose name starts with it was being written when its writer died."""
@@ -78,22 +86,79 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_object(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
-    """Put if absent.
+def write_object(
+    fs: AbstractFileSystem,
+    path: str,
+    content: bytes | pa.Buffer,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Put if absent, again and again while the store is busy (503, 409, a reply that never came).
 
-    A reply that was lost shows as "exists" on the second try, with equal bytes.
+    A put that came through although its reply was lost shows as "exists" (412) on the next try,
+    with equal bytes: success.
     """
+    data = bytes(memoryview(content))
+    for wait_s in (*PAUSES_S, None):
+        try:
+            fs.pipe_file(path, data, mode="create")
+            return
+        except FileExistsError:
+            fs.invalidate_cache()
+            _same(_read_back(fs, path, sleep), memoryview(content), path)
+            return
+        except (OSError, TimeoutError) as error:
+            if wait_s is None or isinstance(error, PermissionError | FileNotFoundError):
+                raise StorageError(error.errno, f"cannot store {path}: {error}") from error
+        sleep(wait_s * random.uniform(0.5, 1.5))
+
+
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Between tries at an object store, about: half a minute in all, then the process starts again."""
+
+
+def _read_back(fs: AbstractFileSystem, path: str, sleep: Callable[[float], None]) -> bytes:
+    for wait_s in (*PAUSES_S, None):
+        try:
+            return bytes(fs.cat_file(path))
+        except OSError as error:
+            if wait_s is None:
+                raise StorageError(error.errno, f"cannot read {path}: {error}") from error
+        sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def check_conditional(fs: AbstractFileSystem, folder: str) -> None:
+    """Whether a filesystem keeps the promise that everything here rests on: a name is given once.
+
+    Raises ConfigError for one that does not.
+    """
+    if isinstance(fs, LocalFileSystem):
+        return
+    probe = f"{folder}/{TEMP_MARK}probe-{uuid.uuid4().hex}"
+    reason = "it let a second writer take a name that was taken"
     try:
-        fs.pipe_file(path, bytes(memoryview(content)), mode="create")
-    except FileExistsError:
-        fs.invalidate_cache()
-        _same(fs.cat_file(path), memoryview(content), path)
+        write_object(fs, probe, b"first")
+        try:
+            write_object(fs, probe, b"second")
+        except NameTakenError:
+            return
+        finally:
+            fs.rm_file(probe)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        reason = f"it knows no conditional put ({error})"
     except OSError as error:
-        raise StorageError(error.errno, f"cannot store {path}: {error}") from error
+        raise ConfigError(
+            f"{folder}: {error}", "a bucket or folder that can be written to"
+        ) from error
+    raise ConfigError(
+        f"{folder} cannot hold runs: {reason}",
+        "a store with conditional puts (If-None-Match), as S3, GCS and MinIO have",
+        "run on a local disk, and copy the directory afterwards",
+    )
 
 
 def _same(found: bytes, ours: memoryview, path: str) -> None:
     if found != ours:
-        raise StorageError(
+        raise NameTakenError(
             f"{path} exists with other content: does another service write to this directory?"
         )

@@ -15,7 +15,6 @@ import asyncio
 import math
 import statistics
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -53,7 +52,7 @@ class LiveRun:
 
     def __init__(
         self,
-        root: Path,
+        where: str,
         snapshot: RunSnapshot,
         control: ControlPort,
         endpoint: Endpoint,
@@ -69,9 +68,7 @@ class LiveRun:
         self._new_commits = 0
         self._many_commits = asyncio.Event()
         self._finished = asyncio.Event()
-        self.index = GroupIndex(
-            RunDir(root / self.run_id), cache_bytes=CACHE_BYTES if streams else 0
-        )
+        self.index = GroupIndex(RunDir(where), cache_bytes=CACHE_BYTES if streams else 0)
         self._filter = compile_filter(snapshot.filter)
         self._filter_thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {self.run_id}")
         """Its own: a user's slow SQL delays its run and no other."""
@@ -131,7 +128,7 @@ class LiveRun:
         """
         if not self.index.run.commits():
             return []
-        stored = StoredRun(self.index.run.root)
+        stored = StoredRun(self.index.run.where)
         self.index.take_over(self.index.look(stored.commits))
         return [read_part(stored.directory, file, COLUMNS) for file in stored.files("rollouts")]
 

@@ -140,7 +140,7 @@ class Store:
             self._group.create_task(run.restore(snapshot))
             return
         run = self._runs[row.run_id] = LiveRun(
-            self.config.root,
+            self.config.run_directory(row.run_id),
             snapshot,
             self.control,
             self._endpoint,
@@ -207,10 +207,15 @@ class Store:
         if (run := self._runs.get(run_id)) is not None:
             await run.ready.wait()
             return ServedRun(order=run.order, index=run.index)
-        directory = self.config.root / run_id
-        if not NAME.fullmatch(run_id) or not is_run(directory):
+        if not NAME.fullmatch(run_id):
             return None
-        order, index = await on_own_thread(lambda: open_replay(directory), f"open {run_id}")
+        return await on_own_thread(lambda: self._open(run_id), f"open {run_id}")
+
+    def _open(self, run_id: str) -> ServedRun | None:
+        directory = self.config.run_directory(run_id)
+        if not is_run(directory):
+            return None
+        order, index = open_replay(directory)
         return ServedRun(order=order, index=index)
 
     async def drain(self) -> None:

@@ -35,6 +35,7 @@ COMMANDS = (
     ("sql", "SQL over what a run stored."),
     ("verify", "Check a run directory: hashes, invariants, exactly one row a rollout."),
     ("adopt", "Make a run directory known to a root whose log lacks it; read only from then on."),
+    ("rescore", "Grade a stored run again, without a policy: other tests, another env."),
     ("compact", "Merge the small parts of a run; services do it by themselves."),
     ("gc", "Remove what compaction replaced; with --drop, old runs."),
     ("replay", "Serve a stored run to trainers, in the order in which it was delivered."),

@@ -61,8 +61,13 @@ class Plan:
 
     @property
     def directory(self) -> Path:
-        """Of the run."""
+        """Of the run's job on this host; what it stores lies there too unless the root is a URL."""
         return self.service.root / self.run.run_id
+
+    @property
+    def where(self) -> str:
+        """Path or URL of the run directory."""
+        return self.service.run_directory(self.run.run_id)
 
     @property
     def num_rollouts(self) -> int:
@@ -76,7 +81,7 @@ class Plan:
         flags: Mapping[str, Json],
         sets: Iterable[str],
         *,
-        root: Path | None,
+        root: str | Path | None,
         resume: bool = False,
     ) -> Self:
         """Merge settings, read tasks, ask their envs, find the agent.
@@ -117,15 +122,17 @@ class Plan:
             about=tuple(found.about for found in sets_of_tasks),
             resume=resume,
         )
-        if (plan.directory / "manifest.json").exists():
-            _check_existing(plan)
+        _check_existing(plan)
         return plan
 
 
 def _check_existing(plan: Plan) -> None:
+    from prorl.storage.catalog import is_run
     from prorl.storage.layout import RunDir
 
-    RunDir(plan.directory).manifest()
+    if not is_run(plan.where):
+        return
+    RunDir(plan.where).manifest()
     if not plan.resume:
         name = plan.run.run_id
         raise ConflictError(
@@ -220,7 +227,7 @@ def free_name(root: Path, job: Job) -> str:
     return f"{stem}-{policy}-{number}"
 
 
-def tidy(directory: Path) -> None:
+def tidy(directory: str | Path) -> None:
     """Compact a run that is finished and whose service has ended."""
     from prorl.storage.compact import collect, compact
     from prorl.storage.layout import RunDir
@@ -262,8 +269,8 @@ async def run_plan(
                 f" {plan.run.run_id}{root}` continues"
             )
             return 130
-    tidy(plan.directory)
-    return present(plan.directory, json=json, elapsed_s=finished)
+    tidy(plan.where)
+    return present(plan.where, json=json, elapsed_s=finished)
 
 
 async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float:

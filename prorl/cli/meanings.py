@@ -37,7 +37,7 @@ MEANINGS: dict[str, str] = {
     "turns": "model calls of the attempt",
     "messages": "what was said and done",
     "artefact": "what EVAL grades (a patch, an answer); up to 256 KiB",
-    "artefact_digest": "SHA-256 of the artefact",
+    "artefact_digest": "BLAKE2b-128 of the artefact",
     "stop_reason": "why the agent stopped: done, max_turns, max_tokens, context, deadline ...",
     "failure_class": "empty, policy (its own fault, trains), infra, task, or cancelled",
     "failure_code": "which failure; empty without one",

@@ -25,14 +25,16 @@ def latest_run(root: Path, marker: str) -> str:
     return files[-1].parent.name
 
 
-def run_directory(run: str, root: Path) -> Path:
-    """Where a run is stored: `run` is a path to a run directory or a name in `root`.
+def run_directory(run: str, root: str | Path) -> str:
+    """Where a run is stored, as a path or a URL: `run` is that of a run directory, or a name in
+    `root`.
 
     Raises NotFoundError with the nearest name.
     """
-    from prorl.storage.catalog import is_run, list_runs
+    from prorl.storage.catalog import below, is_run, is_url, list_runs
 
-    for candidate in (root / run, Path(run)):
+    candidates = [run] if is_url(run) else [below(root, run), run]
+    for candidate in candidates:
         if is_run(candidate):
             return candidate
     known = list_runs(root)

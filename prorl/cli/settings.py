@@ -9,6 +9,7 @@ service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,11 +97,16 @@ def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[
 
 
 def service_settings(
-    values: Mapping[str, Json], root: Path | None, policy: str = ""
+    values: Mapping[str, Json], root: str | Path | None, policy: str = ""
 ) -> ServiceConfig:
-    """The service of a job: its section, with the policy as backend. Raises ConfigError."""
+    """The service of a job: its section, with the policy as backend. A root that is a URL holds the
+    run directories; control log, sockets and logs stay on this host. Raises ConfigError.
+    """
     merged = dict(values)
-    if root is not None:
+    if root is not None and "://" in str(root):
+        merged["root"] = str(local_root(str(root)))
+        merged["store"] = {**dict(merged.get("store") or {}), "url": str(root).rstrip("/")}
+    elif root is not None:
         merged["root"] = str(root)
     if policy:
         merged["backends"] = [backend(policy)]
@@ -112,6 +118,15 @@ def service_settings(
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
         config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
     return config
+
+
+def local_root(url: str) -> Path:
+    """Where what belongs to a remote root lies on this host: the same for the same URL.
+
+    >>> local_root("s3://bucket/runs/")
+    PosixPath('prorl-runs/s3-bucket-runs')
+    """
+    return Path("prorl-runs") / re.sub(r"[^A-Za-z0-9_.]+", "-", url).strip("-")
 
 
 def run_settings(values: Mapping[str, Json], name: str) -> RunConfig:

@@ -42,7 +42,7 @@ DECISIONS = (
 )
 
 
-def summarise(directory: Path) -> dict[str, Json]:
+def summarise(directory: str | Path) -> dict[str, Json]:
     """All figures of a stored run as JSON values."""
     from prorl.storage.catalog import StoredRun
 
@@ -60,7 +60,7 @@ def summarise(directory: Path) -> dict[str, Json]:
     }
 
 
-def present(directory: Path, *, json: bool, elapsed_s: float | None = None) -> int:
+def present(directory: str | Path, *, json: bool, elapsed_s: float | None = None) -> int:
     """Print it; the exit code of the run: 1 when nothing came out."""
     summary = summarise(directory)
     if elapsed_s is not None:

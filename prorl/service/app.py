@@ -113,9 +113,10 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
         created_at = gateway.wall()
         renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
         await _check_backends(gateway, config, renderer)
-        write_manifest(gateway.config, config, created_at, renderer)
+        # A put to an object store may take seconds; everybody would wait.
+        await asyncio.to_thread(write_manifest, gateway.config, config, created_at, renderer)
     else:
-        check_there(gateway.config, config.run_id)
+        await asyncio.to_thread(check_there, gateway.config, config.run_id)
     created = gateway.core.create_run(config)
     if created:
         run = gateway.core.run(config.run_id)

@@ -17,10 +17,9 @@ from prorl.errors import ConflictError, StorageError
 from prorl.schema import SCHEMA_VERSION, check_version
 from prorl.service.provenance import provenance
 from prorl.service.state import RunRecord
-from prorl.storage.layout import RunDir
+from prorl.storage.durable import check_conditional, sync_directory, write_durably
+from prorl.storage.layout import MANIFEST, RunDir
 from prorl.types import Json
-
-MANIFEST = "manifest.json"
 
 
 def code_version() -> str:
@@ -33,56 +32,48 @@ def code_version() -> str:
 
 def write_manifest(
     service: ServiceConfig, run: RunConfig, created_at: float, renderer: Json = None
-) -> Path:
+) -> RunDir:
     """Make the directory and the manifest of a run that the log does not know; one that is there
     with the same config and nothing stored (we died before the log had the run) stays.
 
     Raises ConflictError when the directory belongs to another run or holds trajectories,
     SchemaError when it is of another version, StorageError.
     """
-    folder = service.root / run.run_id
-    path = folder / MANIFEST
+    directory = RunDir(service.run_directory(run.run_id))
     config = run.model_dump(mode="json")
     if folder.exists() and not folder.is_dir():
         raise ConflictError(
             f"{folder} is a file of the service", "a name that is free", "choose another run_id"
         )
     try:
-        found = _read(path)
-        if found is not None:
-            check_version(found.get("schema_version"), f"run directory {folder}")
-            if found.get("config") != config:
-                raise ConflictError(
-                    f"{folder} holds another run",
-                    "a directory that does not exist",
-                    "choose another run_id",
-                )
-            if RunDir(folder).written():
-                raise ConflictError(
-                    f"{folder} holds trajectories of a run that this root's log does not know",
-                    "a directory that does not exist",
-                    f"`prorl adopt {folder}` makes it known, or choose another run_id",
-                )
-            return path
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(not name.startswith(".") for name in os.listdir(folder)):
+        found = _read(directory)
+        if found is None:
+            _make(directory, _content(service, run, config, created_at, renderer))
+        elif found.get("config") != config:
             raise ConflictError(
-                f"{folder} holds other files",
-                "a directory that does not exist or is empty",
+                f"{directory.where} holds another run",
+                "a directory that does not exist",
                 "choose another run_id",
             )
-        _write(path, _content(service, run, config, created_at, renderer))
+        elif directory.written():
+            raise ConflictError(
+                f"{directory.where} holds trajectories of a run that this root's log does not know",
+                "a directory that does not exist",
+                f"`prorl adopt {directory.where}` makes it known, or choose another run_id",
+            )
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"{path}: {error.strerror or error}") from error
-    return path
+        raise StorageError(f"{directory.where}: {error.strerror or error}") from error
+    return directory
 
 
 def check_there(service: ServiceConfig, run_id: str) -> None:
     """Raises ConflictError when somebody has removed the directory of a run that the log knows."""
-    path = service.root / run_id / MANIFEST
-    if not path.exists():
+    run = RunDir(service.run_directory(run_id))
+    run.fs.invalidate_cache()
+    path = run.path(MANIFEST)
+    if not run.fs.exists(path):
         raise ConflictError(
             f"run {run_id!r} is known here, but {path} is gone",
             "its directory in its place",
@@ -90,7 +81,7 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
         )
 
 
-def check_directories(root: Path, runs: Iterable[RunRecord]) -> None:
+def check_directories(service: ServiceConfig, runs: Iterable[RunRecord]) -> None:
     """Before a service goes on with its open runs.
 
     Raises ConflictError when a directory holds commits that the log does not know: then the log is
@@ -98,7 +89,7 @@ def check_directories(root: Path, runs: Iterable[RunRecord]) -> None:
     """
     for run in runs:
         if run.state == "open":
-            RunDir(root / run.run_id).check_known(run.next_commit - 1)
+            RunDir(service.run_directory(run.run_id)).check_known(run.next_commit - 1)
 
 
 def _content(
@@ -115,26 +106,36 @@ def _content(
     }
 
 
-def _read(path: Path) -> dict[str, Json] | None:
+def _read(run: RunDir) -> dict[str, Json] | None:
+    run.fs.invalidate_cache()
+    path = run.path(MANIFEST)
     try:
-        found = orjson.loads(path.read_bytes())
+        found = orjson.loads(run.fs.cat_file(path))
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
         raise StorageError(f"{path} is not JSON: move it away to use this directory") from None
-    return found if isinstance(found, dict) else {}
+    values = found if isinstance(found, dict) else {}
+    check_version(values.get("schema_version"), f"run directory {run.where}")
+    return values
 
 
-def _write(path: Path, content: dict[str, Json]) -> None:
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temp.open("wb") as file:
-        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temp.rename(path)
-    for folder in (path.parent, path.parent.parent):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _make(run: RunDir, content: dict[str, Json]) -> None:
+    """A directory with nothing but its manifest."""
+    if run.local:
+        folder = Path(run.root)
+        folder.mkdir(parents=True, exist_ok=True)
+        others = any(not name.startswith(".") for name in os.listdir(folder))
+    else:
+        check_conditional(run.fs, run.root.rpartition("/")[0])
+        others = bool(run.fs.find(run.root, maxdepth=1))
+    if others:
+        raise ConflictError(
+            f"{run.where} holds other files",
+            "a directory that does not exist or is empty",
+            "choose another run_id",
+        )
+    data = orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n"
+    write_durably(run.fs, run.path(MANIFEST), data)
+    if run.local:
+        sync_directory(Path(run.root).parent)

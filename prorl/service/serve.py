@@ -114,7 +114,7 @@ async def serving(
         log = log or ControlLog(config.root / "control.db")
         sockets.callback(log.close)
         gateway = Gateway(config, log, network)
-        check_directories(config.root, gateway.core.state.runs.values())
+        check_directories(config, gateway.core.state.runs.values())
         work = asyncio.ensure_future(gateway.run())
         app = create_app(gateway)
         try:

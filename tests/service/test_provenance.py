@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import orjson
-
 from prorl.service import provenance as module
 from prorl.service.manifest import write_manifest
 from prorl.service.provenance import code_sha256, fingerprint, provenance
@@ -31,8 +29,7 @@ def test_the_manifest_names_policy_tokenizer_sandbox_and_code(tmp_path: Path) ->
         tokenizer=str(model),
         sandbox={"kind": "pyns"},
     )
-    path = write_manifest(service, run_config(), 1_000.0)
-    found = orjson.loads(path.read_bytes())
+    found = write_manifest(service, run_config(), 1_000.0).manifest()
     assert found["backends"] == {
         url: {"policy": f"embedded:{model}", "sha256": fingerprint(model)},
         "scripted:oracle": {"policy": "scripted:oracle", "sha256": ""},

@@ -32,7 +32,7 @@ def run_of_many_parts(root: Path, run_id: str = "demo") -> RunDir:
 
 def content(run: RunDir) -> dict[str, list[str]]:
     """Hashes of all rows of all tables, by value."""
-    stored = StoredRun(run.root)
+    stored = StoredRun(run.where)
     return {
         table: sorted(
             digest
@@ -45,7 +45,7 @@ def content(run: RunDir) -> dict[str, list[str]]:
 
 def replayed(run: RunDir) -> list[tuple[int, list[str]]]:
     """What a replay serves, in order."""
-    stored = StoredRun(run.root)
+    stored = StoredRun(run.where)
     index = stored_index(stored)
     return [(group, row_hashes(index.read(group))) for group in ReplayOrder(stored).groups]
 

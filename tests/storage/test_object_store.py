@@ -4,6 +4,7 @@ commits, SQL, verify.
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import Iterator
@@ -12,48 +13,55 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from prorl.errors import StorageError
+from prorl.cli.app import dispatch
+from prorl.errors import ConfigError, StorageError
 from prorl.rows import row_hashes
 from prorl.schema import SCHEMA_VERSION
 from prorl.storage.catalog import StoredRun, query
+from prorl.storage.compact import collect, compact
 from prorl.storage.convert import tables
-from prorl.storage.durable import write_durably
+from prorl.storage.durable import PAUSES_S, check_conditional, write_durably, write_object
 from prorl.storage.layout import MANIFEST, RunDir
 from prorl.storage.replay import stored_index
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter
 from prorl.types import AttemptKey
 from tests.grown import only
+from tests.storage.compacting import content, run_of_many_parts
 from tests.storage.control_log import FileLog
 from tests.storage.rows import scored
+from tests.storage.s3 import BUSY, CONFLICT, LOST, FaultyS3, s3_server
 
-moto_server = pytest.importorskip(
-    "moto.server", reason="needs moto[server] (an S3 server in Python)"
-)
+pytest.importorskip("moto.server", reason="needs moto[server] (an S3 server in Python)")
 s3fs = pytest.importorskip("s3fs", reason="needs the extra s3")
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """URL of an empty bucket on a local S3 server."""
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """What the S3 server does to the next puts; botocore itself does not try again."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in (
-        ("ENDPOINT_URL", f"http://{host}:{port}"),
-        ("ACCESS_KEY_ID", "a"),
-        ("SECRET_ACCESS_KEY", "b"),
-        ("DEFAULT_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    s3fs.S3FileSystem.clear_instance_cache()
+    with s3_server() as (endpoint, faulty):
+        for name, value in (
+            ("ENDPOINT_URL", endpoint),
+            ("ACCESS_KEY_ID", "a"),
+            ("SECRET_ACCESS_KEY", "b"),
+            ("DEFAULT_REGION", "us-east-1"),
+            ("MAX_ATTEMPTS", "1"),
+        ):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield faulty
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(faults: FaultyS3) -> str:
+    """URL of an empty bucket on a local S3 server."""
     name = f"runs-{uuid.uuid4().hex[:8]}"
     s3fs.S3FileSystem().mkdir(name)
-    yield f"s3://{name}"
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+    return f"s3://{name}"
 
 
 async def test_a_run_is_written_read_and_verified_in_s3(bucket: str, tmp_path: Path) -> None:
@@ -99,3 +107,86 @@ def test_a_put_that_came_through_is_success_and_a_second_writer_is_refused(bucke
     with pytest.raises(StorageError, match="does another service write"):
         write_durably(run.fs, run.path("commits", "a"), b"two")
     assert run.fs.cat_file(run.path("commits", "a")) == b"one"
+
+
+@pytest.mark.parametrize(
+    "burst", [[BUSY] * 4, [CONFLICT] * 3, [LOST], [BUSY, LOST, BUSY, CONFLICT]]
+)
+def test_a_put_outlasts_a_busy_server(bucket: str, faults: FaultyS3, burst: list[str]) -> None:
+    run, waits = RunDir(f"{bucket}/demo"), list[float]()
+    faults.faults = list(burst)
+    write_object(run.fs, run.path("commits", "a"), b"one", sleep=waits.append)
+    assert faults.faults == []
+    assert run.fs.cat_file(run.path("commits", "a")) == b"one"
+    with pytest.raises(StorageError, match="does another service write"):
+        write_object(run.fs, run.path("commits", "a"), b"two", sleep=waits.append)
+
+
+def test_a_server_that_stays_busy_is_an_error(bucket: str, faults: FaultyS3) -> None:
+    run, waits = RunDir(f"{bucket}/demo"), list[float]()
+    faults.faults = [CONFLICT] * 100
+    with pytest.raises(StorageError, match="cannot store"):
+        write_object(run.fs, run.path("commits", "a"), b"one", sleep=waits.append)
+    assert len(waits) == len(PAUSES_S)
+
+
+class LastWriterWins(MemoryFileSystem):  # type: ignore[misc]
+    """A store that takes "create" for "overwrite", as many did before S3 knew the condition."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "", **_: object) -> None:
+        super().pipe_file(path, value)
+
+
+def test_a_store_without_conditional_puts_is_refused(bucket: str) -> None:
+    run = RunDir(f"{bucket}/demo")
+    check_conditional(run.fs, run.root)
+    assert run.fs.find(run.root) == [], "the probe is gone"
+    with pytest.raises(ConfigError, match="cannot hold runs"):
+        check_conditional(LastWriterWins(), "/runs")
+
+
+def test_compaction_in_s3_changes_no_row(bucket: str, tmp_path: Path) -> None:
+    local = run_of_many_parts(tmp_path)
+    run = RunDir(f"{bucket}/demo")
+    run.fs.put(f"{local.root}/", f"{run.root}/", recursive=True)
+    run.fs.invalidate_cache()
+    assert content(run) == content(local)
+    assert compact(run) is not None
+    assert collect(run, grace_s=0) != []
+    assert len(run.commit_names()) == 1
+    assert content(run) == content(local)
+    assert verify(run.where) == []
+
+
+def test_a_run_lives_in_s3_as_it_does_on_a_disk(
+    bucket: str,
+    faults: FaultyS3,
+    tmp_path: Path,
+    sandbox_kind: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Run, list, query, verify, compact, collect: by the commands, with faults on the way."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"task_id": f"t{i}", "env": "noop", "prompt": "x"} for i in range(3)]
+    Path("tasks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    flags = ["--tasks", "tasks.jsonl", "-n", "2", "--name", "r", "--quiet", "--topology", "inline"]
+    sandbox = ["--set", f"service.sandbox.kind={sandbox_kind}"]
+    faults.faults = [BUSY, CONFLICT]
+    assert dispatch(["run", *flags, *sandbox, "--root", bucket]) == 0
+    assert dispatch(["run", *flags, *sandbox, "--root", bucket]) == 2, "the name is taken"
+    assert {path.name for path in Path("prorl-runs").iterdir()} == {bucket.replace("://", "-")}
+
+    def said(*argv: str) -> str:
+        capsys.readouterr()
+        assert dispatch([*argv, "--root", bucket]) == 0
+        return capsys.readouterr().out
+
+    count = "select count(*) as n, count(distinct group_id) as g from rollouts"
+    assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
+    assert "are right" in said("verify", "r")
+    assert [row["rollouts"] for row in json.loads(said("ls", "--json"))] == [6]
+    said("compact", "r")
+    said("gc", "--grace-s", "0")
+    assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
+    assert "are right" in said("verify", "r")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -15,7 +14,7 @@ def compact(
     run: str,
     /,
     *,
-    root: Path = Path("prorl-runs"),
+    root: str = "prorl-runs",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Merge the small parts of a run into large ones. A service does it by itself; this is for runs
@@ -28,7 +27,7 @@ def compact(
     run
         Name of a run in the root, or path of a run directory.
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print what was done as one JSON object.
     """

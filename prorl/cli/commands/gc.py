@@ -23,7 +23,7 @@ def gc(
     older_than_days: float | None = None,
     drop: Annotated[bool, Parameter(negative="")] = False,
     grace_s: float | None = None,
-    root: Path = Path("prorl-runs"),
+    root: str = "prorl-runs",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Remove parts that a compaction replaced and what dead compactions left. With --drop: whole
@@ -44,11 +44,11 @@ def gc(
     grace_s
         How long ago a part must have been replaced. Default: 60; 0 only when nobody reads.
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print what was removed as one JSON object.
     """
-    from prorl.storage.catalog import list_runs
+    from prorl.storage.catalog import is_url, list_runs
     from prorl.storage.compact import GRACE_S, collect
     from prorl.storage.layout import RunDir
     from prorl.storage.retention import drop_run, drop_trash, last_commit_at
@@ -64,7 +64,9 @@ def gc(
             continue
         try:
             if drop:
-                drop_run(directory, root)
+                if is_url(directory):
+                    raise UserError(f"--drop {directory}", "a run on a local disk")
+                drop_run(Path(directory), Path(root))
                 found.append({"run": run.name, "dropped": True, "files": []})
             else:
                 files = collect(run, grace_s=GRACE_S if grace_s is None else grace_s)
@@ -73,7 +75,8 @@ def gc(
             if runs:
                 raise
             note(str(error))
-    drop_trash(root)
+    if not is_url(root):
+        drop_trash(Path(root))
     if json:
         say_json(found)
         return 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from prorl.cli.output import say, say_json, table
-from prorl.storage.catalog import StoredRun, list_runs
+from prorl.storage.catalog import StoredRun, below, list_runs
 
 _LINE = (
     "select count(*) as n, avg(reward) filter (valid) as reward, count(*) filter (status <>"
@@ -16,21 +15,19 @@ _LINE = (
 )
 
 
-def ls(
-    *, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False
-) -> int:
+def ls(*, root: str = "prorl-runs", json: Annotated[bool, Parameter(negative="")] = False) -> int:
     """The runs of a root, newest last, with what each stored.
 
     Parameters
     ----------
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print a JSON list.
     """
     rows = []
     for name in list_runs(root):
-        stored = StoredRun(root / name)
+        stored = StoredRun(below(root, name))
         (line,) = stored.sql(_LINE).to_pylist()
         size = sum(file.bytes for commit in stored.commits for file in commit.files)
         rows.append(

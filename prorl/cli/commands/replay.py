@@ -30,7 +30,7 @@ def replay(
     /,
     *,
     port: int = 0,
-    root: Path = Path("prorl-runs"),
+    root: str = "prorl-runs",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Serve a stored run to trainers: equal values in equal order, and cursors of the live run
@@ -45,7 +45,7 @@ def replay(
     port
         Flight port on 127.0.0.1; default: any free one.
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print where it is as one JSON object.
     """
@@ -53,7 +53,7 @@ def replay(
     return asyncio.run(_serve(run_directory(run, root), port, token, json))
 
 
-async def _serve(directory: Path, port: int, token: str, json: bool) -> int:
+async def _serve(directory: str, port: int, token: str, json: bool) -> int:
     order, index = open_replay(directory)
     hot = Path(tempfile.mkdtemp(prefix="prorl-replay-"))
     endpoint = Endpoint(hot, HOT_BYTES)

@@ -24,7 +24,7 @@ def run(
     limit: int | None = None,
     env: str | None = None,
     skip_bad: Flag = False,
-    root: Path | None = None,
+    root: str | None = None,
     name: str | None = None,
     filter_: Annotated[str | None, Parameter(name="--filter")] = None,
     seed: int | None = None,
@@ -61,7 +61,8 @@ def run(
     skip_bad
         Leave out rows that cannot be read or used, and count them.
     root
-        Folder for the control log and the runs. Default: prorl-runs.
+        Folder for the control log and the runs, or s3://BUCKET/PREFIX, gs://... for the runs (the
+        log then lies below prorl-runs). Default: prorl-runs.
     name
         Name of the run. Default: made from task file and policy.
     filter_

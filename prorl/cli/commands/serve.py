@@ -23,7 +23,7 @@ WATCH_S = 2.0
 
 def serve(
     *,
-    root: Path | None = None,
+    root: str | None = None,
     policy: str = "",
     port: int | None = None,
     listen: str = "",
@@ -38,7 +38,8 @@ def serve(
     Parameters
     ----------
     root
-        Folder for the control log and the runs. Default: prorl-runs.
+        Folder for the control log and the runs, or s3://BUCKET/PREFIX, gs://... for the runs (the
+        log then lies below prorl-runs). Default: prorl-runs.
     policy
         Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or
         http://HOST:PORT of a model server.

@@ -5,7 +5,6 @@ terminal can bear.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
@@ -45,7 +44,7 @@ def show(
     worst: Flag = False,
     best: Flag = False,
     failed: Flag = False,
-    root: Path = Path("prorl-runs"),
+    root: str = "prorl-runs",
     json: Flag = False,
 ) -> int:
     """A run in figures; with one of the options, one rollout of it as a transcript.
@@ -65,7 +64,7 @@ def show(
     failed
         The first rollout with a failure code.
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print JSON.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -17,7 +16,7 @@ def sql(
     statement: str,
     /,
     *,
-    root: Path = Path("prorl-runs"),
+    root: str = "prorl-runs",
     json: Annotated[bool, Parameter(negative="")] = False,
     timeout_s: float | None = None,
 ) -> int:
@@ -34,7 +33,7 @@ def sql(
     statement
         The SELECT.
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print a JSON list of rows.
     timeout_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -16,7 +15,7 @@ def verify(
     run: str,
     /,
     *,
-    root: Path = Path("prorl-runs"),
+    root: str = "prorl-runs",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Check a run directory: hashes, invariants, exactly one row a rollout.
@@ -28,7 +27,7 @@ def verify(
     run
         Name of a run in the root, or path of a run directory (a copied one too).
     root
-        Folder of the runs.
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
         Print a JSON list of findings.
     """

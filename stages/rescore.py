@@ -1,0 +1,130 @@
+"""EVAL without inference: the stored artefacts of a run graded again, with other tests, another env or
+other code.
+
+The same operator as in the service grades (`eval.py`): fresh sandboxes, the same tries, the same
+classes of failure. Nothing of the run changes; what comes out is a table of `scores`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from prorl.columns import ScoredColumns, artefact_digest
+from prorl.protocols import SandboxHost
+from prorl.rows import Row
+from prorl.schema import RAN
+from prorl.stages.eval import EvalOperator
+from prorl.stages.init import GetEnv
+from prorl.storage.catalog import StoredRun
+from prorl.storage.scores import SCORE_ROWS
+from prorl.task_json import task_from_json, task_to_json
+from prorl.types import FailureCode, Json, RolloutLimits, Task
+
+_ASKED = (
+    "select rollout_id, attempt, group_id, artefact, artefact_digest, failure_class, failure_code,"
+    " failure_message from rollouts where status = 'completed' order by rollout_id"
+)
+_COLUMNS = (
+    "run_id",
+    "rollout_id",
+    "attempt",
+    "task",
+    "limits",
+    "artefact",
+    "failure_class",
+    "failure_code",
+    "failure_message",
+)
+_ROW = pa.schema([RAN.field(name) for name in _COLUMNS])
+"""What EVAL reads of a row."""
+
+
+async def rescore(
+    stored: StoredRun,
+    name: str,
+    host: SandboxHost,
+    get_env: GetEnv,
+    *,
+    tasks: Mapping[str, Task] | None = None,
+    env: str = "",
+    eval_s: float = 120.0,
+    concurrency: int = 4,
+) -> pa.Table:
+    """Scores of every completed rollout, in `SCORE_ROWS`' shape. `tasks` (by id) stand in for those
+    that the run stored, `env` for theirs.
+    """
+    operator = EvalOperator(host, get_env, is_cut=lambda key: False)
+    room = asyncio.Semaphore(concurrency)
+
+    async def one(row: dict[str, Json]) -> dict[str, Json]:
+        given = Row(pa.RecordBatch.from_pylist([row], schema=_ROW), 0)
+        async with room:
+            return _score(name, row, await operator(given))
+
+    asked = list(_asked(stored, tasks or {}, env, eval_s))
+    found = await asyncio.gather(*map(one, (row for row in asked if "task" in row)))
+    lost = [_lost(name, row) for row in asked if "task" not in row]
+    ordered = sorted([*found, *lost], key=lambda row: int(row["rollout_id"]))
+    return pa.Table.from_pylist(ordered, schema=SCORE_ROWS)
+
+
+def _asked(
+    stored: StoredRun, tasks: Mapping[str, Task], env: str, eval_s: float
+) -> Iterator[dict[str, Any]]:
+    """Rows for EVAL; one that cannot be graded has no `task` but the reason."""
+    texts = dict(_tasks(stored, tasks, env))
+    limits = {**_limits(), "eval_s": eval_s}
+    for row in stored.sql(_ASKED).to_pylist():
+        base = {"run_id": stored.run_id, **row, "limits": limits}
+        if row["artefact_digest"] and artefact_digest(row["artefact"]) != row["artefact_digest"]:
+            yield {**base, "reason": "the artefact was too large to be stored"}
+        else:
+            yield {**base, "task": texts[row["group_id"]]}
+
+
+def _tasks(stored: StoredRun, tasks: Mapping[str, Task], env: str) -> Iterable[tuple[int, str]]:
+    for row in stored.read("tasks", ["group_id", "task"]).to_pylist():
+        task = task_from_json(row["task"])
+        task = tasks.get(task.task_id, task)
+        yield row["group_id"], task_to_json(replace(task, env=env or task.env))
+
+
+def _limits() -> dict[str, Json]:
+    limits = RolloutLimits()
+    return {field.name: getattr(limits, field.name) for field in RAN.field("limits").type}
+
+
+def _score(name: str, row: Mapping[str, Json], added: Any) -> dict[str, Json]:
+    assert isinstance(added, ScoredColumns)
+    return {
+        "score": name,
+        "run_id": row["run_id"],
+        "rollout_id": row["rollout_id"],
+        "attempt": row["attempt"],
+        "reward": added.reward if added.scored else None,
+        "reward_parts": added.reward_parts,
+        "failure_code": added.eval_failure_code,
+        "failure_message": added.eval_failure_message,
+        "grader_log": added.grader_log,
+        "eval_s": added.eval_s,
+    }
+
+
+def _lost(name: str, row: Mapping[str, Json]) -> dict[str, Json]:
+    return {
+        "score": name,
+        "run_id": row["run_id"],
+        "rollout_id": row["rollout_id"],
+        "attempt": row["attempt"],
+        "reward": None,
+        "reward_parts": [],
+        "failure_code": FailureCode.EVAL_FAILED.value,
+        "failure_message": row["reason"],
+        "grader_log": "",
+        "eval_s": 0.0,
+    }

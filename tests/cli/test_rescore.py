@@ -1,0 +1,88 @@
+"""A stored run graded again: no model, the same verdicts for the same tests, nothing stored changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import dispatch
+from prorl.cli.job import Plan, run_plan
+from prorl.cli.progress import Show
+from prorl.storage.layout import RunDir
+from prorl.storage.scores import provenance
+from prorl.storage.verify import verify
+
+Said = Callable[..., str]
+
+
+def tasks(folder: Path, name: str, *answers: int) -> str:
+    """Sums whose answers are said to be these."""
+    rows = [
+        {
+            "task_id": f"sum-{i}",
+            "env": "math",
+            "prompt": f"What is {i} + {i}?",
+            "data": {"answer": str(answer), "solution": f"#### {2 * i}"},
+        }
+        for i, answer in enumerate(answers)
+    ]
+    path = folder / name
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path, sandbox_kind: str) -> Path:
+    """A root with a finished run `r` of three sums, all solved."""
+    flags = {
+        "tasks": tasks(tmp_path, "tasks.jsonl", 0, 2, 4),
+        "policy": "oracle",
+        "name": "r",
+        "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
+    }
+    plan = Plan.make(None, flags, [], root=tmp_path / "root")
+    assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def said(root: Path, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Run a command on the root; what it printed."""
+
+    def run(*argv: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert dispatch([*argv, "--root", str(root)]) == code
+        found = capsys.readouterr()
+        return found.out if code == 0 else found.err
+
+    return run
+
+
+def test_other_tests_give_other_rewards_and_change_nothing(
+    root: Path, said: Said, tmp_path: Path, sandbox_kind: str
+) -> None:
+    before = {path: path.read_bytes() for path in (root / "r").rglob("*.parquet")}
+    kind = ("--sandbox", sandbox_kind, "--json")
+    same = json.loads(said("rescore", "r", "again", *kind))
+    assert (same["scored"], same["mean_reward"]) == (3, 1.0)
+    changed = tasks(tmp_path, "changed.jsonl", 0, 2, 5)
+    other = json.loads(said("rescore", "r", "changed", "--tasks", changed, *kind))
+    assert (other["scored"], round(other["mean_reward"], 3)) == (3, 0.667)
+    assert {path: path.read_bytes() for path in before} == before
+    assert verify(root / "r") == []
+    both = (
+        "select score, sum(s.reward) as r from scores s join rollouts using (rollout_id) group by 1"
+    )
+    found = json.loads(said("sql", "r", both + " order by 1", "--json"))
+    assert found == [{"score": "again", "r": 3.0}, {"score": "changed", "r": 2.0}]
+    assert provenance(RunDir(root / "r"), "changed")["tasks"] == changed
+
+
+def test_a_name_is_given_once(said: Said, sandbox_kind: str) -> None:
+    said("rescore", "r", "again", "--sandbox", sandbox_kind)
+    assert "has a scoring 'again'" in said("rescore", "r", "again", code=2)
+    assert "score name '../x'" in said("rescore", "r", "../x", code=2)

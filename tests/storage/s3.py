@@ -1,0 +1,57 @@
+"""An S3 server on this host, moto over HTTP, that fails as real ones do when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+BUSY, CONFLICT, LOST = "503 Slow Down", "409 Conflict", "500 Internal Server Error"
+"""What a put may be answered; `LOST` comes after the put has been carried out."""
+
+_CODES = {BUSY: "SlowDown", CONFLICT: "ConditionalRequestConflict", LOST: "InternalError"}
+
+Start = Callable[..., Any]
+
+
+class FaultyS3:
+    """A WSGI application: moto behind a list of faults for the next puts."""
+
+    def __init__(self) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self.faults: list[str] = []
+        self.puts = 0
+
+    def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "PUT":
+            self.puts += 1
+            if self.faults:
+                return self._fail(self.faults.pop(0), environ, start)
+        answer: Iterable[bytes] = self._moto(environ, start)
+        return answer
+
+    def _fail(self, fault: str, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
+        if fault == LOST:
+            list(self._moto(environ, lambda *_: None))
+        body = f"<Error><Code>{_CODES[fault]}</Code><Message>no</Message></Error>".encode()
+        start(fault, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+        return [body]
+
+
+@contextmanager
+def s3_server() -> Iterator[tuple[str, FaultyS3]]:
+    """(endpoint, its faults)."""
+    application = FaultyS3()
+    server = make_server("127.0.0.1", 0, application, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", application
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
