@@ -19,7 +19,7 @@ from prorl.protocols import SandboxHost
 from prorl.rows import Row
 from prorl.schema import RAN
 from prorl.stages.eval import EvalOperator
-from prorl.stages.init import GetEnv
+from prorl.stages.operator import GetEnv
 from prorl.storage.catalog import StoredRun
 from prorl.storage.scores import SCORE_ROWS
 from prorl.task_json import task_from_json, task_to_json
@@ -58,7 +58,7 @@ async def rescore(
     """Scores of every completed rollout, in `SCORE_ROWS`' shape. `tasks` (by id) stand in for those
     that the run stored, `env` for theirs.
     """
-    operator = EvalOperator(host, get_env, is_cut=lambda key: False)
+    operator = EvalOperator(host, get_env, is_cancelled=lambda key: False)
     room = asyncio.Semaphore(concurrency)
 
     async def one(row: dict[str, Json]) -> dict[str, Json]:

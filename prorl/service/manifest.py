@@ -41,9 +41,11 @@ def write_manifest(
     """
     directory = RunDir(service.run_directory(run.run_id))
     config = run.model_dump(mode="json")
-    if folder.exists() and not folder.is_dir():
+    if directory.local and Path(directory.root).is_file():
         raise ConflictError(
-            f"{folder} is a file of the service", "a name that is free", "choose another run_id"
+            f"{directory.where} is a file of the service",
+            "a name that is free",
+            "choose another run_id",
         )
     try:
         found = _read(directory)
