@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import dask
 import orjson
 from dask_jobqueue import HTCondorCluster, LSFCluster, PBSCluster, SGECluster, SLURMCluster
 from distributed import Scheduler, SpecCluster
@@ -36,6 +37,11 @@ JOBS: Mapping[str, Any] = {
     "htcondor": HTCondorCluster,
 }
 """The batch systems of dask-jobqueue."""
+
+PATIENCE = "10 minutes"
+"""How long Dask waits for a job that it does not see before it cancels it. A pre-empted job is put
+back into the queue by the batch system and comes again under its name.
+"""
 
 LEAVE_S = 15.0
 """How long a node that was asked to leave may take: its processes promise five seconds."""
@@ -114,11 +120,13 @@ def jobs(system: str, join: Path, config: Path, **options: Any) -> Any:
     """
     if system not in JOBS:
         raise ConfigError(f"batch system {system!r}", f"one of {', '.join(JOBS)}")
+    dask.config.set({"distributed.deploy.lost-worker-timeout": PATIENCE})
     step = "exec srun --ntasks=1 " if system == "slurm" else ""
     directives = ["--requeue", "--open-mode=append"] if system == "slurm" else []
     return JOBS[system](
         python=step + sys.executable,
         worker_command=MODULE,
+        job_name="prorl-node",
         worker_extra_args=arguments(join, config),
         processes=1,
         job_extra_directives=[*directives, *options.pop("job_extra_directives", ())],

@@ -101,6 +101,10 @@ async def serve(scheduler: str, name: str, join: Path, config: ServiceConfig) ->
         async with supervisor:
             log.info("node %s works", name)
             await live(supervisor, scheduler, name, stop)
+        if stop.asked.is_set() and "SLURM_JOB_ID" in os.environ:
+            # Slurm puts a pre-empted job back into its queue only if it has not ended by itself.
+            log.info("node %s has left and waits for Slurm to end its job", name)
+            await asyncio.Event().wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

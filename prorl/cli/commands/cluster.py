@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,19 +84,19 @@ def cluster(
     job = {"cores": cores, "memory": memory, "walltime": walltime}
     if queue:
         job["queue"] = queue
-    made: Any = (
-        clusters.local(join, path)
+    make = (
+        partial(clusters.local, join, path)
         if system == "local"
-        else clusters.jobs(system, join, path, job_extra_directives=option or [], **job)
+        else partial(clusters.jobs, system, join, path, job_extra_directives=option or [], **job)
     )
-    return asyncio.run(_keep(made, checked.run.slots, nodes, most, root, dry_run))
+    return asyncio.run(_keep(make, checked.run.slots, nodes, most, root, dry_run))
 
 
 async def _keep(
-    made: Any, slots: int, nodes: int, most: int | None, root: Path, dry_run: bool
+    make: Callable[[], Any], slots: int, nodes: int, most: int | None, root: Path, dry_run: bool
 ) -> int:
-    """Hold the cluster until somebody asks to stop."""
-    async with signals() as stop, made as cluster:
+    """Hold the cluster, which belongs to this loop, until somebody asks to stop."""
+    async with signals() as stop, make() as cluster:
         if dry_run:
             script = getattr(cluster, "job_script", None)
             say(script() if script else "local: processes of this host; there is no script")
