@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from prorl.errors import StorageError, UserError
+from prorl.linux import procfs
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.maker import _client
 from prorl.sandbox.images.registry import Registry
@@ -199,8 +200,8 @@ async def test_sigkill_in_the_middle_leaves_nothing(
     ]
     caller = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
     await until(mark, True)
-    children = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
-    os.kill(caller.pid if victim == "caller" else int(children[0]), signal.SIGKILL)
+    children = procfs.children(caller.pid)
+    os.kill(caller.pid if victim == "caller" else children[0], signal.SIGKILL)
     await caller.wait()
     await until(mark, False)
     assert registry.list() == []
@@ -259,8 +260,8 @@ async def test_sigkill_of_the_child_as_an_ordinary_user(base: Path, place: Path)
     caller = await asyncio.create_subprocess_exec(*made_argv, env=env, stderr=null)
     await until(mark, True)
     assert running("/libs/faked") > daemons
-    (child,) = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
-    os.kill(int(child), signal.SIGKILL)
+    (child,) = procfs.children(caller.pid)
+    os.kill(child, signal.SIGKILL)
     await caller.wait()
     assert (running(mark), running("/libs/faked")) == (0, daemons)
 

@@ -89,7 +89,8 @@ async def test_no_descriptor_of_ours_is_open_inside(box: Box) -> None:
 SELF = (
     "import os\nprint(sorted(os.environ))\nprint([word.partition('=')[0] for word in"
     " open('/proc/self/environ').read().split('\\0') if word])\nprint([os.path.exists(f'/proc/self/"
-    "fd/{fd}') and os.readlink(f'/proc/self/fd/{fd}').partition(':')[0] for fd in range(1024)][:8])\n"
+    "fd/{fd}') and os.readlink(f'/proc/self/fd/{fd}').partition(':')[0] for fd in"
+    " range(1024)][:8])\n"
     "print([fd for fd in range(4, 1024) if os.path.exists(f'/proc/self/fd/{fd}')])"
 )
 PRIVATE = "environ maps fd mem stack syscall auxv cwd root exe io smaps map_files"
