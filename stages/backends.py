@@ -62,6 +62,8 @@ class Backends:
         self._gone: dict[str, float] = {}
         self._keyed: Collection[str] | None = None
         self._calls: dict[str, deque[Trouble | None]] = {}
+        self.prompts: dict[str, tuple[int, int]] = {}
+        """Prompt tokens by server so far, and how many of them its prefix cache had."""
         self._waiting: dict[str, set[Waiting]] = {}
 
     async def get(self, url: str, renderer: Renderer) -> Backend:
@@ -149,6 +151,11 @@ class Backends:
         calls = self._calls.setdefault(url, deque(maxlen=LAST_CALLS))
         calls.append(trouble)
         return Faults(calls.count(trouble), len(calls))
+
+    def count_prompt(self, url: str, tokens: int, cached: int) -> None:
+        """A model call's prompt."""
+        total, hits = self.prompts.get(url, (0, 0))
+        self.prompts[url] = (total + tokens, hits + cached)
 
     def _tell(self, url: str) -> None:
         for attempt in list(self._waiting.get(url, ())):

@@ -138,6 +138,7 @@ class Routed:
             completion = self._by_word(completion, known, weights)
         if len(completion.token_ids_C):
             self._num_lost = 0
+        self._backends.count_prompt(self.name, len(request.prompt_ids_L), completion.cached_tokens)
         self._count(completion)
         return completion
 

@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import cache
 
+import msgspec
+
 from prorl.config import ServiceConfig, StageConfig
 from prorl.control import (
     Assigned,
@@ -202,7 +204,10 @@ class Worker:
         return self.stage.held()
 
     def _stats(self) -> Stats:
-        return self.stage.stats()
+        stats = self.stage.stats()
+        if not isinstance(self._operator, RunOperator):
+            return stats
+        return msgspec.structs.replace(stats, prompts=dict(self._operator.backends.prompts))
 
     def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
         self._control.emit(payload, key, stage=stage, code=code)

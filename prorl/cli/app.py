@@ -30,6 +30,7 @@ COMMANDS = (
     ("cluster", "Nodes for a service, placed by Dask: processes here, or jobs of Slurm, PBS ..."),
     ("node", "Work for a service on another host: sandboxes, INIT, RUN and EVAL here."),
     ("status", "What the service of a root is doing."),
+    ("backends", "The model servers of a running service: ls, add, rm, drain, set."),
     ("ls", "The runs of a root."),
     ("show", "A run, or one rollout of it as a readable transcript."),
     ("sql", "SQL over what a run stored."),

@@ -176,6 +176,23 @@ class Client:
                 return said
             body["version"] = said["version"]
 
+    def backends(self) -> list[dict[str, Json]]:
+        """The pool of model servers, and those that open runs name: state, work, what is wrong."""
+        return list(self._http.request("GET", "v1", "backends")["backends"])
+
+    def add_backend(self, name: str) -> None:
+        """Put a backend into the pool. Raises UserError with what it is not."""
+        self._http.request("POST", "v1", "backends", body={"name": name})
+
+    def remove_backend(self, name: str, *, drain: bool = False) -> None:
+        """Take a backend out, or let it finish what it has. Raises NotFoundError."""
+        query = {"name": name, "drain": str(drain).lower()}
+        self._http.request("DELETE", "v1", "backends", query=query)
+
+    def replace_backends(self, names: Iterable[str]) -> None:
+        """Make these the whole pool, at once or not at all. Raises UserError."""
+        self._http.request("PUT", "v1", "backends", body={"backends": list(names)})
+
     def node_settings(self) -> dict[str, Json]:
         """What a node shares with the service; for holders of the join file `node.json`."""
         return dict(self._http.request("GET", "v1", "node"))

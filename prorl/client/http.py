@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from collections.abc import Mapping
 from typing import NoReturn
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
 import stamina
@@ -56,12 +57,15 @@ class Http:
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
         self._token, self._timeout_s, self._retry_s = token, timeout_s, retry_s
 
-    def request(self, method: str, *path: str, body: Json = None) -> Json:
-        """Send one request; `path` parts are quoted.
+    def request(
+        self, method: str, *path: str, body: Json = None, query: Mapping[str, str] | None = None
+    ) -> Json:
+        """Send one request; `path` parts and `query` are quoted.
 
         Raises UnavailableError, ConflictError, NotFoundError, UserError.
         """
         target = "/" + "/".join(quote(part, safe="") for part in path)
+        target += f"?{urlencode(query)}" if query else ""
         data = None if body is None else orjson.dumps(body)
         for attempt in stamina.retry_context(
             on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=5.0

@@ -75,6 +75,8 @@ class Stats(Payload, frozen=True, kw_only=True):
     """Seconds of all slots together."""
     tokens: Count = 0
     """Sampled so far."""
+    prompts: Mapping[str, tuple[Count, Count]] = {}
+    """RUN: tokens of prompts so far by backend, and how many of them were cached there."""
 
 
 # ---- down

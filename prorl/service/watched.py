@@ -95,6 +95,18 @@ class Watched:
         log.warning("backend %s is out: %s", name, reason)
         self.on_change()
 
+    def _cached_share(self, name: str) -> float | None:
+        """Share of prompt tokens that its prefix cache had, as the RUN workers of now saw it; None
+        before the first.
+        """
+        counts = [
+            worker.stats.prompts[name]
+            for worker in self._state.of_role("run")
+            if worker.stats is not None and name in worker.stats.prompts
+        ]
+        total = sum(prompt for prompt, _ in counts)
+        return sum(cached for _, cached in counts) / total if total else None
+
     def view(self) -> list[dict[str, Json]]:
         """As `status` shows them."""
         names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
@@ -106,6 +118,7 @@ class Watched:
                 "in_flight": self._balancer.in_flight(name),
                 "in_pool": name in pool,
                 "reason": self._health[name].reason if name in self._health else "",
+                "cached_share": self._cached_share(name),
             }
             for name in names
         ]

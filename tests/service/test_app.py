@@ -136,6 +136,7 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
             "in_flight": 0,
             "in_pool": True,
             "reason": "",
+            "cached_share": None,
         }
 
 

@@ -13,13 +13,14 @@ import pytest
 
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
-from prorl.control import Assigned, BackendsTold, Failover, Kind, Started
+from prorl.cli.app import dispatch
+from prorl.control import Assigned, BackendsTold, Failover, Kind, Started, Stats
 from prorl.envs import get_env
 from prorl.errors import FencedError
 from prorl.testing import RENDERER
 from prorl.tokenizer import ByteTokenizer
 from prorl.types import AttemptKey, Json, Trouble
-from tests.service.world import World, group, world
+from tests.service.world import TOKEN, World, group, world
 
 
 @asynccontextmanager
@@ -162,3 +163,40 @@ async def test_with_nobody_well_nothing_is_leased_and_nobody_fails(tmp_path: Pat
         w.served.gateway.wake()
         assert (await asked).backend == url
         assert len(await init.take(1)) == 1
+
+
+async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRORL_TOKEN", TOKEN)
+    async with served() as url, world(tmp_path) as w, w.worker("run") as run:
+        run.stats = Stats(prompts={url: (200, 150)})
+        async with asyncio.timeout(30):
+            while w.core.state.workers["run-0"].stats != run.stats:
+                await asyncio.sleep(0.05)
+        where = ("--url", w.served.http)
+
+        async def cli(*argv: str) -> tuple[int, str]:
+            code = await asyncio.to_thread(dispatch, ["backends", *argv, *where])
+            return code, " ".join(capsys.readouterr()).strip()
+
+        assert (await cli("add", url))[0] == 0
+        code, shown = await cli()
+        assert code == 0
+        assert all(part in shown for part in (url, "75%", "scripted:oracle"))
+        assert (await cli("set", url))[0] == 0
+        assert list(await names(w)) == [url]
+        assert (await cli("drain", url))[0] == 0
+        assert await names(w) == {url: "draining"}
+        assert await cli("rm", "http://nobody:1") == (2, _one_line("not in the pool"))
+        assert await cli("add", "nonsense") == (2, _one_line("http://HOST:PORT"))
+        assert await cli("add") == (2, _one_line("at least one"))
+
+
+class _one_line(str):
+    """Equal to any line that has it."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str(self) in other and "\n" not in other
+
+    __hash__ = str.__hash__

@@ -31,6 +31,7 @@ from prorl.control import (
     Request,
     Reserve,
     Started,
+    Stats,
     TrajectorySummary,
 )
 from prorl.flight import FlightNetwork, LocalNetwork
@@ -87,6 +88,7 @@ class Worker:
         self.held = list(held)
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
+        self.stats = Stats()
         identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8)
         self.incarnation = identity.incarnation
         self.control = ControlClient(
@@ -94,6 +96,7 @@ class Worker:
             config.gateway_flight,
             identity,
             held=lambda: self.held,
+            stats=lambda: self.stats,
             on=dict.fromkeys(Kind, self._hear),
         )
         self.inlet = Inlet(network, "lease", identity.hello(), slots=8) if role == "init" else None
