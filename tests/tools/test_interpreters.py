@@ -132,3 +132,29 @@ async def test_images_are_kept_as_data(run: Interpreter) -> None:
     assert "image/png" in done.output
     path = done.output.rpartition(": ")[2].strip("]\n")
     assert (await run.sandbox.get(path)).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        r"os.write(3, b'\n')",
+        r"os.write(3, b'garbage\n')",
+        r"os.write(3, b'0\n' * 1000)",
+        r"os.write(3, '٣ ٣\n'.encode())",
+        r"os.write(3, b'1' * 5000 + b'\n')",
+        "child = os.fork()",
+        "if os.fork() == 0:\n  os.write(3, b'0 7')",
+        r"import threading; threading.Timer(0.1, lambda: os.write(3, b'0 9\n')).start()",
+        "import json; json.loads = None",
+        "raise SystemExit(10**30)",
+        "raise SystemExit(-(10**30))",
+    ],
+)
+async def test_answers_that_nobody_asked_for(run: Interpreter, code: str) -> None:
+    """The agent's code has the descriptor that its results go by; a process that it forks, too."""
+    if run.tool == "jupyter":
+        pytest.skip("its cells run in a kernel, which has no such descriptor")
+    await run("import os")
+    await run(code, 5.0)
+    for _ in range(3):
+        assert (await run("print(6 * 7)", 5.0)).output == "42\n"

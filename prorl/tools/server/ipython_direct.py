@@ -2,7 +2,7 @@
 
 Run as source text; imports nothing of ours.
 
-    <- "code"\\n (JSON)     -> exit code\\n
+    <- [number, "code"]\\n (JSON)     -> \\nnumber exit code\\n
 
 Images that a cell shows are kept as data: written to `.ipython/<n>.<type>` in the workspace, with a
 line in the output that says so.
@@ -73,19 +73,23 @@ def make_shell() -> Any:
 def serve(control: socket.socket) -> None:
     """Run cells until the server is gone."""
     shell = make_shell()
-    lines = control.makefile("rb")
+    lines, pid, loads = control.makefile("rb"), os.getpid(), json.loads
+    number = 0
     while True:
         try:
             line = lines.readline()
             if not line:
                 return
-            result = shell.run_cell(json.loads(line), store_history=True)
+            number, text = loads(line)
+            result = shell.run_cell(text, store_history=True)
             code = 0 if result.success else 1
         except KeyboardInterrupt:
             code = 130
         sys.stdout.flush()
         sys.stderr.flush()
-        control.sendall(b"%d\n" % code)
+        if os.getpid() != pid:
+            os._exit(0)  # forked by the cell
+        control.sendall(b"\n%d %d\n" % (number, code))
 
 
 if __name__ == "__main__":

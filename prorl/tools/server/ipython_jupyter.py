@@ -135,13 +135,14 @@ def serve(control: socket.socket) -> None:
     manager, client = start()
     signal.signal(signal.SIGINT, lambda _number, _frame: manager.interrupt_kernel())
     for line in control.makefile("rb"):
-        code = run_cell(manager, client, json.loads(line))
+        number, text = json.loads(line)
+        code = run_cell(manager, client, text)
         if code is None:
             client.stop_channels()
             manager, client = start()
             print("[the kernel ended and was started again; its state is lost]")
         sys.stdout.flush()
-        control.sendall(b"%d\n" % (1 if code is None else code))
+        control.sendall(b"\n%d %d\n" % (number, 1 if code is None else code))
     manager.shutdown_kernel(now=True)
 
 

@@ -4,7 +4,9 @@ after another.
 State lives until the child dies. The last expression's repr is shown, as IPython does. Everything
 written to the child's standard outputs, by Python or by programs that it starts, is the cell's
 output. The end of a cell comes over a socket; a pipe is synchronous, so whatever was printed before
-it is there to be drained by then.
+it is there to be drained by then. Cells are numbered, for the agent can write to that socket, too.
+
+    <- [number, cell]\\n (JSON)     -> \\nnumber exit code\\n
 
 At the deadline: SIGINT (KeyboardInterrupt, state kept), then KILL for the child's whole session and
 a new interpreter.
@@ -31,6 +33,7 @@ INTERRUPT_S, KILL_S = 1.0, 1.0
 """After the deadline: for KeyboardInterrupt to end the cell, then for a killed session to be
 reaped.
 """
+READ_BYTES, MAX_ANSWER_BYTES = 1 << 16, 80
 
 
 class Python:
@@ -58,6 +61,7 @@ class Python:
         os.set_blocking(read, False)
         self._events.watch(pid)
         self._pid, self._socket, self._output = pid, ours, read
+        self._number, self._said = 0, b""
 
     def _become(self, control: socket.socket, output: int) -> None:
         """What the forked child does; never returns."""
@@ -74,8 +78,9 @@ class Python:
         """Have the child execute what it understands as a cell."""
         self.start()
         output = Capped(self._cap)
+        self._number += 1
         try:
-            self._socket.sendall(json.dumps(payload).encode() + b"\n")
+            self._socket.sendall(json.dumps([self._number, payload]).encode() + b"\n")
         except OSError:
             pass  # the child has died; the wait below says so
         try:
@@ -101,11 +106,12 @@ class Python:
             if self._output in ready and self._read(output) == 0:
                 fds = [done]  # the child closed its outputs; it may still compute
             if done in ready:
-                answer = self._answer()
+                alive, code = self._hear()
                 self._drain(output)
-                if answer:
-                    return int(answer.split()[-1])
-                return self._died(output)
+                if code is not None:
+                    return code
+                if not alive:
+                    return self._died(output)
             status = self._events.status(self._pid)
             if status is not None:
                 self._drain(output)
@@ -113,11 +119,22 @@ class Python:
             if time.monotonic() >= until:
                 return None
 
-    def _answer(self) -> bytes:
+    def _hear(self) -> tuple[bool, int | None]:
+        """Whether the child can still answer, and its answer to the cell that was sent last.
+
+        Anything else that comes is not asked for: a process that the agent forked, or the agent.
+        """
         try:
-            return self._socket.recv(64)
+            data = self._socket.recv(READ_BYTES)
         except ConnectionError:
-            return b""
+            data = b""
+        *lines, self._said = (self._said + data).split(b"\n")
+        self._said = self._said[-MAX_ANSWER_BYTES:]
+        for line in lines:
+            number, _, code = line[:MAX_ANSWER_BYTES].partition(b" ")
+            if number == b"%d" % self._number and code.lstrip(b"-").isdigit():
+                return True, max(-(1 << 31), min(int(code), (1 << 31) - 1))
+        return bool(data), None
 
     def _read(self, output: Capped) -> int:
         try:
@@ -201,9 +218,10 @@ def become_child(
 
 def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
     """In the child: run each cell (JSON, one a line) and tell its exit code, until the server is
-    gone.
+    gone. A process that a cell forks ends with the cell.
     """
-    lines = control.makefile("rb")
+    # at hand before the agent can change it
+    lines, pid, loads = control.makefile("rb"), os.getpid(), json.loads
     while True:
         try:
             line = lines.readline()
@@ -211,21 +229,31 @@ def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
             continue  # the interrupt came after the cell had ended
         if not line:
             return
+        number = 0
         try:
-            exit_code = run(json.loads(line))
+            number, payload = loads(line)
+            exit_code = run(payload)
         except KeyboardInterrupt:
             exit_code = 130
-        send_exit_code(control, exit_code)
+        if os.getpid() != pid:
+            flush()
+            os._exit(exit_code & 0xFF)
+        send_exit_code(control, number, exit_code)
 
 
-def send_exit_code(control: socket.socket, exit_code: int) -> None:
+def send_exit_code(control: socket.socket, number: int, exit_code: int) -> None:
     """A cell has ended; whatever it printed is out."""
+    flush()
+    control.sendall(b"\n%d %d\n" % (number, exit_code))
+
+
+def flush() -> None:
+    """Everything that Python holds back goes out."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
-    control.sendall(b"%d\n" % exit_code)
+    except (OSError, ValueError, AttributeError):
+        pass  # closed, or replaced by the agent
 
 
 def _interpret(control: socket.socket, cwd: str) -> None:

@@ -1,7 +1,7 @@
 """A user's tool: an object made in a process of its own, from a zip that the server was given as a
 descriptor.
 
-    <- {"city": "Oslo"}\\n     -> exit code\\n
+    <- [1, {"city": "Oslo"}]\\n     -> \\n1 exit code\\n
 
 The same line protocol, interrupt and restart as `python.py`. The object is made when the process
 starts, which says 0 or 1 once; a tool that cannot be made raises BadTool before the server serves,
@@ -97,7 +97,7 @@ def _serve(control: socket.socket, name: str, zip_fd: int, packages: Sequence[st
     sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
     with Cell(path) as made:
         tool = _make(path, name)
-    send_exit_code(control, made.exit_code)
+    send_exit_code(control, 0, made.exit_code)
     if made.exit_code == 0:
         serve_cells(control, lambda arguments: _call(tool, arguments, path))
     os._exit(made.exit_code)
