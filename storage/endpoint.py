@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -32,7 +32,6 @@ from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
 from prorl.schema import STREAM
 from prorl.sequences import dense
 from prorl.storage.delivery import Given, Order, Wanted
-from prorl.storage.groups import GroupIndex
 from prorl.storage.hot import HotCopy, Location
 from prorl.types import Json
 
@@ -57,12 +56,22 @@ class Planned(NamedTuple):
     end: bool
 
 
+class Groups(Protocol):
+    """Where the rows of groups come from."""
+
+    def read(self, group_id: int) -> pa.RecordBatch:
+        """All sequences of a group in SEQUENCES' shape. Raises NotFoundError, StorageError."""
+
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """These will not be read soon."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
     """A run that an endpoint serves."""
 
     order: Order
-    index: GroupIndex
+    index: Groups
 
 
 class Endpoint:
@@ -79,7 +88,7 @@ class Endpoint:
         """Runs that `find` gave, the one asked for longest ago first; at most `MAX_FOUND`."""
         self._finding: dict[str, asyncio.Task[ServedRun | None]] = {}
 
-    def add(self, order: Order, index: GroupIndex) -> None:
+    def add(self, order: Order, index: Groups) -> None:
         """Serve a run from now on."""
         self._runs[order.run_id] = ServedRun(order=order, index=index)
         self._found.pop(order.run_id, None)

@@ -23,9 +23,12 @@ from prorl.storage.groups import GroupIndex
 class ReplayOrder:
     """The order of a stored run; complete from the start."""
 
-    def __init__(self, stored: StoredRun) -> None:
-        self.run_id = stored.run_id
-        self._groups = delivery_order(stored)
+    def __init__(
+        self, stored: StoredRun, *, groups: Sequence[int] | None = None, run_id: str = ""
+    ) -> None:
+        """`groups`: these in this order, under a name of their own (`twist.py`)."""
+        self.run_id = run_id or stored.run_id
+        self._groups = delivery_order(stored) if groups is None else groups
         self._sizes = group_bytes(stored)
         self._cursors: dict[str, int] = {}
 

@@ -20,7 +20,7 @@ from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
 from prorl.flight import FlightNetwork
 from prorl.storage.endpoint import Endpoint
-from prorl.storage.replay import open_replay
+from prorl.storage.twist import Twist, open_twisted
 
 HOT_BYTES = 1 << 30
 
@@ -29,19 +29,34 @@ def replay(
     run: str,
     /,
     *,
+    select: str = "",
+    filter_: Annotated[str, Parameter(name="--filter")] = "",
+    score: str = "",
+    shuffle: int | None = None,
     port: int = 0,
     root: str = "prorl-runs",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Serve a stored run to trainers: equal values in equal order, and cursors of the live run
-    still work.
+    still work. With a selection, a filter, a score or a shuffle it is a run of another name.
 
     Example: prorl replay my-run --port 7701
+
+    Example: prorl replay my-run --score harder-tests --filter dapo --shuffle 7
 
     Parameters
     ----------
     run
         Name of a run in the root, or path of a run directory (a copied one too).
+    select
+        SQL with a column group_id: these groups in this order, e.g. "select group_id from tasks
+        where data_source = 'code'". Default: as they were delivered.
+    filter_
+        dapo, or SQL as for a run, decided anew over the rewards that are served.
+    score
+        Rewards of this scoring (`prorl rescore`) in place of the first ones.
+    shuffle
+        Seed to shuffle the groups by.
     port
         Flight port on 127.0.0.1; default: any free one.
     root
@@ -50,11 +65,12 @@ def replay(
         Print where it is as one JSON object.
     """
     token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)
-    return asyncio.run(_serve(run_directory(run, root), port, token, json))
+    twist = Twist(select=select, filter=filter_, score=score, seed=shuffle)
+    return asyncio.run(_serve(run_directory(run, root), twist, port, token, json))
 
 
-async def _serve(directory: str, port: int, token: str, json: bool) -> int:
-    order, index = open_replay(directory)
+async def _serve(directory: str, twist: Twist, port: int, token: str, json: bool) -> int:
+    order, index = open_twisted(directory, twist)
     hot = Path(tempfile.mkdtemp(prefix="prorl-replay-"))
     endpoint = Endpoint(hot, HOT_BYTES)
     try:

@@ -1,0 +1,93 @@
+"""A replay with other groups, another order, another reward: the same each time, never mistaken for
+the run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from prorl.errors import NotFoundError, UserError
+from prorl.rows import row_hashes
+from prorl.schema import SEQUENCES
+from prorl.storage.layout import RunDir
+from prorl.storage.replay import open_replay
+from prorl.storage.scores import SCORE_ROWS, add_scores
+from prorl.storage.twist import Twist, open_twisted
+from tests.storage.compacting import ORDER, run_of_many_parts
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Six groups of four, all rewards 1; a scoring that gives every second member of even groups 0
+    and has no verdict for the first member of group 1.
+    """
+    made = run_of_many_parts(tmp_path)
+    rows = [
+        {
+            "score": "other",
+            "run_id": "demo",
+            "rollout_id": i,
+            "attempt": 1,
+            "reward": None if i == 4 else float(i % 2) if i // 4 % 2 == 0 else 1.0,
+        }
+        for i in range(24)
+    ]
+    add_scores(made, "other", pa.Table.from_pylist(rows, schema=SCORE_ROWS), {})
+    return made
+
+
+def test_without_a_twist_it_is_the_replay(run: RunDir) -> None:
+    order, index = open_twisted(run.where, Twist())
+    plain, stored = open_replay(run.where)
+    assert (order.run_id, list(order.groups)) == (plain.run_id, list(plain.groups))
+    assert row_hashes(index.read(2)) == row_hashes(stored.read(2))
+
+
+def test_a_selection_gives_groups_and_order(run: RunDir) -> None:
+    twist = Twist(
+        select="select distinct group_id from rollouts where group_id < 3 order by 1 desc"
+    )
+    order, index = open_twisted(run.where, twist)
+    assert list(order.groups) == [2, 1, 0]
+    assert order.run_id.startswith("demo~")
+    assert row_hashes(index.read(1)) == row_hashes(open_replay(run.where)[1].read(1))
+
+
+def test_a_shuffle_is_a_seeded_permutation(run: RunDir) -> None:
+    first, again, other = (
+        list(open_twisted(run.where, Twist(seed=seed))[0].groups) for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert sorted(first) == sorted(other) == sorted([*ORDER, 1, 3])
+    assert len({tuple(first), tuple(other), (*ORDER, 1, 3)}) == 3
+
+
+def test_another_reward_is_served_and_filtered_by(run: RunDir) -> None:
+    order, index = open_twisted(run.where, Twist(score="other", filter="dapo"))
+    assert list(order.groups) == [group for group in ORDER if group % 2 == 0]
+    batch = index.read(4)
+    assert batch.column("reward").to_pylist() == [0.0, 1.0, 0.0, 1.0]
+    assert batch.schema.equals(SEQUENCES)
+    _, rescored = open_twisted(run.where, Twist(score="other"))
+    assert rescored.read(1).column("rollout_id").to_pylist() == [5, 6, 7], "4 has no verdict"
+    assert open_twisted(run.where, Twist(filter="dapo"))[0].delivered == 0, (
+        "first rewards are equal"
+    )
+
+
+def test_names_tell_twists_apart(run: RunDir) -> None:
+    names = {
+        open_twisted(run.where, twist)[0].run_id
+        for twist in (Twist(), Twist(seed=1), Twist(seed=2), Twist(score="other"))
+    }
+    assert len(names) == 4
+
+
+def test_bad_twists_are_one_line(run: RunDir) -> None:
+    with pytest.raises(UserError, match="`group_id`"):
+        open_twisted(run.where, Twist(select="select 1 as n"))
+    with pytest.raises(NotFoundError, match="there are: other"):
+        open_twisted(run.where, Twist(score="nope"))
