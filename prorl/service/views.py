@@ -14,7 +14,7 @@ from prorl.service.snapshot import wanted
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
 from prorl.types import GroupState, Json, RolloutState, Stage
 
-_GAUGES = Stats.__struct_fields__
+_GAUGES = tuple(name for name in Stats.__struct_fields__ if name != "prompts")
 
 
 def run_summary(run: RunRecord) -> dict[str, Json]:
