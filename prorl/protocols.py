@@ -366,7 +366,7 @@ class Verifies(Protocol):
     """What an Env has besides, whose tasks can be wrong in ways that only a sandbox shows."""
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
-        """Try the task in a sandbox as `score` gets it, once a node; RolloutError when it is bad."""
+        """Try the task in a sandbox as `score` gets it, once a node; RolloutError if it is bad."""
 
 
 class Reference(Protocol):

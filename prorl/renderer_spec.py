@@ -1,5 +1,5 @@
-"""Which model a run speaks, and how: `renderer` of a run's config, and `RendererSpec`, which goes to
-the RUN stage with each lease.
+"""Which model a run speaks, and how: `renderer` of a run's config, and `RendererSpec`, which goes
+to the RUN stage with each lease.
 """
 
 from __future__ import annotations

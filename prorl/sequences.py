@@ -67,7 +67,7 @@ def validate_sequences(batch: pa.RecordBatch) -> list[str]:
 
 
 def _is_valid(batch: pa.RecordBatch) -> bool:
-    """Whether every row is valid, looked at all at once; `_problem` says of one row what is wrong."""
+    """Whether every row is valid; `_problem` says of one row what is wrong."""
 
     def flat(name: str) -> np.ndarray[Any, Any]:
         return batch.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]

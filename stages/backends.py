@@ -1,5 +1,5 @@
-"""Model servers as a RUN worker knows them: opened once, paused or gone as the gateway says, and how
-the last calls to each went.
+"""Model servers as a RUN worker knows them: opened once, paused or gone as the gateway says, and
+how the last calls to each went.
 
 Invariants: opening one delays nobody who wants another; whoever waits for a server hears at once
 when something changes about it; the key is sent to those that the operator named and to no other.
@@ -57,7 +57,7 @@ class Backends:
     def __init__(self, open_: Open, clock: Clock = time.monotonic) -> None:
         self._open, self.clock = open_, clock
         self._opened: dict[tuple[str, int, bool], asyncio.Task[Backend]] = {}
-        """By URL, the run's renderer, which lives as long as the worker, and whether with the key."""
+        """By URL, the run's renderer (it lives as long as the worker) and whether with the key."""
         self._paused: set[str] = set()
         self._gone: dict[str, float] = {}
         self._keyed: Collection[str] | None = None
@@ -67,7 +67,7 @@ class Backends:
         self._waiting: dict[str, set[Waiting]] = {}
 
     async def get(self, url: str, renderer: Renderer) -> Backend:
-        """A backend by its URL, for runs with this renderer; attempts that begin together wait for one opening.
+        """A backend by URL, for runs with this renderer; who begins together waits for one opening.
 
         Raises BackendError.
         """

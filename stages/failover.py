@@ -1,5 +1,5 @@
-"""An attempt's policy, whichever servers it takes: a server that dies, freezes, lies or falls behind
-costs the attempt nothing that it has.
+"""An attempt's policy, whichever servers it takes: a server that dies, freezes, lies or falls
+behind costs the attempt nothing that it has.
 
     call -> trouble -> the tokens that came are a piece of the turn -> ask the gateway -> go on
 
@@ -226,7 +226,7 @@ class Routed:
     def _by_word(
         self, completion: Completion, known: PolicyVersion, weights: RunWeights | None
     ) -> Completion:
-        """Where the trainer brings weights itself, its word holds for calls that it did not cross."""
+        """Where the trainer brings weights itself, its word holds for calls it did not cross."""
         by_word = is_server(self.name) and not (weights is not None and weights.published)
         if by_word and self._known()[0] != known:
             count = len(completion.token_ids_C)

@@ -189,7 +189,7 @@ class RunOperator(StageOperator):
 
     @property
     def handlers(self) -> Mapping[Kind, Handler]:
-        """Versions, pauses and backends that are gone; after a loss the gateway tells them again."""
+        """Versions, pauses, backends that are gone; after a loss the gateway tells them again."""
         return {
             Kind.WELCOME: lambda row: self.backends.clear_pauses(),
             Kind.VERSION: self._version,

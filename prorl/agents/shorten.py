@@ -1,7 +1,7 @@
 """What an agent does when a tool's output does not fit: stop, drop old outputs, or let the policy
 sum up.
 
-    prorl run ... --set run.agent=native-drop        agents by name: native, native-drop, native-summary
+    prorl run ... --set run.agent=native-drop    # or native, native-summary
 
 What a strategy returns is rendered anew and starts a segment; the segments before it stay as they
 were sampled and train. Yours is an agent: an entry point of `prorl.agents` that gives

@@ -6,11 +6,11 @@ table of URL schemes, and says how a backend of your own joins it.
 | URL | what |
 |---|---|
 | `scripted:oracle` | solves the task through the real tools, from `Env.reference` |
-| `scripted:flaky?p=0.6` | the oracle, right with a seeded probability per task, so that groups differ |
+| `scripted:flaky?p=0.6` | the oracle, right with a seeded probability per task: groups differ |
 | `scripted:noop` | a useless answer at once |
-| `scripted:random` | a tiny seeded distribution: real sampling, temperatures and logprobs without a model |
-| `scripted:faulty?error=0.1&delay_s=0.05` | any of them with scripted failures; see `prorl/backends/scripted.py` |
-| `embedded:DIR` | a checkpoint that the service's supervisor serves itself (`prorl/supervisor/models.py`): arrives here as an address |
+| `scripted:random` | a tiny seeded distribution: real sampling and logprobs without a model |
+| `scripted:faulty?error=0.1&delay_s=0.05` | any of them with failures (`scripted.py`) |
+| `embedded:DIR` | a checkpoint that the supervisor serves: arrives here as an address |
 | `http://host:port` | vLLM, or anything that speaks its token subset |
 """
 

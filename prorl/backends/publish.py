@@ -4,8 +4,10 @@ understands.
 | dialect | server | update |
 |---|---|---|
 | `PRORL` | the embedded backend | `POST /update_weights {"path", "version"}` |
-| `VLLM_TRANSFER` | vLLM with a disk weight-transfer backend | `/start_weight_update`, `/update_weights`, `/finish_weight_update` |
-| `VLLM_RELOAD` | any vLLM in developer mode | `/collective_rpc` (wrong for tied embeddings), `/update_weight_version` |
+| `VLLM_TRANSFER` | vLLM with weight transfer by disk | `/{start,finish}_weight_update` around it |
+| `VLLM_RELOAD` | any vLLM in developer mode | `/collective_rpc`, `/update_weight_version` |
+
+`VLLM_RELOAD` is wrong for tied embeddings.
 
 Invariants: a dialect is found by asking the server, once; every call is answered before the next is
 sent; whatever goes wrong is a BackendError. Not promised: that a server which failed in the middle

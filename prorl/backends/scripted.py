@@ -300,7 +300,7 @@ def draw(*parts: Json) -> float:
 
 
 def _made_up(request: GenerateRequest, count: int) -> Float32:
-    """Logprobs of (run seed, task, sample, prompt length) alone, as a model might have given them."""
+    """Logprobs as of a model, from (run seed, task, sample, prompt length) alone."""
     task_id = request.task.task_id if request.task else ""
     seed = int(
         draw("logprobs", request.run_seed, task_id, request.sample_index, len(request.prompt_ids_L))

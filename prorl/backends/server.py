@@ -1,14 +1,15 @@
 """Serves any `Backend` over HTTP in vLLM's token subset, so that `VllmBackend`, and whoever else
 speaks to vLLM, can use it.
 
-    POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed, stop_token_ids, request_id, stream}
+    POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed,
+                          stop_token_ids, request_id, stream}
     GET /health /version /v1/models /metrics      POST /tokenize /detokenize
 
 Invariants: a client that goes away cancels its generation; a request that asks for what is not
 served (text prompts, n > 1) is refused, never half served. `weight_versions` states where the
-weights changed, which vLLM's completions do not; so does each event of a stream, for its own tokens.
-`stream_interval` is the tokens that an event collects. Not promised: TLS (bind to loopback), or any
-parameter that is not named here.
+weights changed, which vLLM's completions do not; so does each event of a stream, for its own
+tokens. `stream_interval` is the tokens that an event collects. Not promised: TLS (bind to
+loopback), or any parameter that is not named here.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _is_listed(url: str) -> bool:
 
 
 def service_environment() -> dict[str, Json]:
-    """Keys of the service that are set in the environment: `PRORL_INIT__SLOTS=8` is `init.slots`."""
+    """Keys of the service from the environment: `PRORL_INIT__SLOTS=8` is `init.slots`."""
     known = set(ServiceConfig.model_fields)
     values: dict[str, Json] = {}
     for name, text in environment().items():

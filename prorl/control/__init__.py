@@ -1,8 +1,8 @@
 """The control protocol: events up, commands down, over one `Channel` (path `control`) per process.
 
 What a row carries is a record: `workers.py` has what every worker says and hears, `backends.py`
-what RUN does about model servers, `requests.py` and `commands.py` what the store does. `rows.py` packs rows for the wire and reads them. Tokens never
-travel here.
+what RUN does about model servers, `requests.py` and `commands.py` what the store does. `rows.py`
+packs rows for the wire and reads them. Tokens never travel here.
 
 An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers `ack` (re =
 highest seq whose effect is durable) or, to a request, `reply` (re = the request's seq, `code` empty

@@ -34,7 +34,8 @@ class Answer(NamedTuple):
 def final_answer(text: str) -> Answer:
     r"""The final answer of a text.
 
-    >>> final_answer("48/2 = 24\n#### 24").text, final_answer(r"so \boxed{\frac{1}{2}}").text, final_answer("It is 7").found
+    >>> texts = "48/2 = 24\n#### 24", r"so \boxed{\frac{1}{2}}"
+    >>> *(final_answer(text).text for text in texts), final_answer("It is 7").found
     ('24', '\\frac{1}{2}', 'last number')
     """
     marks = [mark for mark in _MARK.findall(text) if mark.strip()]

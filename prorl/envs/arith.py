@@ -58,7 +58,8 @@ class ArithEnv(BaseEnv):
 def short_output(result: ToolResult) -> str:
     """Last line of what was printed; for an exception its name.
 
-    >>> short_output(ToolResult(output="42\\n")), short_output(ToolResult(output="Traceback ...\\nNameError: x", exit_code=1))
+    >>> failed = ToolResult(output="Traceback ...\\nNameError: x", exit_code=1)
+    >>> short_output(ToolResult(output="42\\n")), short_output(failed)
     ('42', 'error: NameError')
     """
     if result.exit_code == BAD_CALL:

@@ -4,19 +4,19 @@
 | `task.data` of programs with cases | |
 |---|---|
 | cases | list of {input, output}: texts; with `function` a list of arguments and a value |
-| function | name of the function, a method of `class Solution` too; none: programs that read and print |
+| function | name, a method of `class Solution` too; none: programs that read and print |
 | starter_code | shown after the prompt |
 | case_s, timeout_s | limits of a case (6) and of all cases (60) |
 | partial | true: the reward is the share of cases that pass; else all must |
 | canonical_solution | a whole program, for the oracle |
 
-HumanEval's shape: reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test` (defines
-`check(candidate)`) and, for the oracle, `data.canonical_solution`; `data.timeout_s` bounds the
-tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image. Invariants: tests
-never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the verdict
-is the judge's exit status and a nonce that the program never sees (`prorl/envs/judge.py`), so that
-exiting or printing passes nothing. What a program can cause scores 0; a judge that cannot start or
-tests that do not load raise GraderError.
+HumanEval's shape: reads `data.prompt` (the source up to the body), `data.entry_point`, `data.test`
+(defines `check(candidate)`) and, for the oracle, `data.canonical_solution`; `data.timeout_s` bounds
+the tests; `data.tools` names further tools (`prorl/tools`), `data.image` an image. Invariants:
+tests never enter the RUN sandbox; only the program's text crosses into a fresh EVAL sandbox; the
+verdict is the judge's exit status and a nonce that the program never sees (`prorl/envs/judge.py`),
+so that exiting or printing passes nothing. What a program can cause scores 0; a judge that cannot
+start or tests that do not load raise GraderError.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _error(cause: BaseException) -> Any:
 
 
 def _raise(reply: Any) -> Any:
-    """Raise what the program raised: a built-in exception as itself, so that a test may expect it."""
+    """Raise what the program raised; a built-in exception as itself: tests may expect it."""
     kind = getattr(builtins, str(reply["error"]), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:

@@ -42,7 +42,8 @@ if found is None:
     raise NameError("no function " + job["function"])
 value = found(*job["arguments"])
 with os.fdopen(reply, "w") as out:
-    json.dump({"value": value}, out, default=lambda one: sorted(one) if isinstance(one, (set, frozenset)) else str(one))
+    plain = lambda one: sorted(one) if isinstance(one, (set, frozenset)) else str(one)
+    json.dump({"value": value}, out, default=plain)
 """
 """Calls the function of a program once."""
 

@@ -3,17 +3,17 @@ units, short answers.
 
 | `task.data` | |
 |---|---|
-| answer | letter, index from 0 or text of the right choice; else a quantity (`units.py`), a number or a short text |
+| answer | letter, index or text of the right choice; else a quantity (`units.py`) or short text |
 | choices | texts; shown as A, B, C ... below the prompt |
 | aliases | further right texts |
 | tolerance | relative, of numbers (0.01) |
 | solution | kept for people |
 
 The answer is what follows the last `####`, is in the last `\\boxed{}`, or follows the last "answer
-is"; else the last line. A choice is right by its letter alone, by letter and text, or by its text; two
-letters are none. Quantities are compared in one unit; another dimension is wrong, no unit at all is
-taken for the right one. Texts are compared without case, articles and punctuation. Nothing is
-guessed: what none of these settles is wrong, and the log says how it was read.
+is"; else the last line. A choice is right by its letter alone, by letter and text, or by its text;
+two letters are none. Quantities are compared in one unit; another dimension is wrong, no unit at
+all is taken for the right one. Texts are compared without case, articles and punctuation. Nothing
+is guessed: what none of these settles is wrong, and the log says how it was read.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ def _compare(task: Task, answer: str, wanted: str) -> tuple[bool, str]:
 def choice_of(answer: str, choices: Sequence[str]) -> str:
     """The letter of the choice that an answer names; empty when it names none or several.
 
-    >>> [choice_of(text, ["red", "blue"]) for text in ("B", "(b) blue", "Blue.", "A or B", "B) red")]
+    >>> texts = "B", "(b) blue", "Blue.", "A or B", "B) red"
+    >>> [choice_of(text, ["red", "blue"]) for text in texts]
     ['B', 'B', 'B', '', '']
     """
     plain = words(answer)

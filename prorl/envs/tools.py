@@ -58,7 +58,7 @@ class Solution(NamedTuple):
 async def run_call(
     tools: Sequence[ToolSpec], sandbox: Sandbox | None, call: ToolCall, timeout_s: float
 ) -> ToolResult:
-    """Run a call that fits one of `tools` in the sandbox; any other is a result with exit code 2."""
+    """Run a call that fits one of `tools` in the sandbox; others give exit code 2."""
     problem = call_problem(tools, call)
     if not problem and sandbox is None:
         problem = "this task has no sandbox"

@@ -226,7 +226,8 @@ def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
     """Whether they are one quantity within a relative tolerance. A number without a unit is taken
     to be in the wanted one.
 
-    >>> equal(quantity("0.5 km"), quantity("500 m"), 1e-3), equal(quantity("500"), quantity("500 m"), 1e-3)
+    >>> metres = quantity("500 m")
+    >>> equal(quantity("0.5 km"), metres, 1e-3), equal(quantity("500"), metres, 1e-3)
     (True, True)
     >>> equal(quantity("500 s"), quantity("500 m"), 1e-3)
     False

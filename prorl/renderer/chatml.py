@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Tag(str):
-    """A marker of the format: only this type becomes a special, text that spells the same does not."""
+    """A marker of the format: only this type becomes a special, equal text does not."""
 
     __slots__ = ()
 

@@ -64,7 +64,7 @@ class Guard:
         return text + OPEN if any(end in self._prefixes for end in ends) else text
 
     def encode(self, text: str) -> Int32:
-        """Ids of rendered text: tokens that the template wrote become specials, all else is text."""
+        """Ids of rendered text: tokens that the template wrote are specials, all else is text."""
         pieces = [self._piece(piece, is_token) for piece, is_token in self._split(text)]
         return np.concatenate([np.empty(0, dtype=np.int32), *pieces])
 

@@ -1,8 +1,8 @@
 """`TemplateRenderer`: messages <-> ids as a checkpoint's own chat template has it.
 
     prompt   the template, executed: the official ids, whatever the family
-    bridge   what the template writes behind a dummy turn: [user, dummy, new messages], cut behind the
-             dummy's stop token
+    bridge   what the template writes behind a dummy turn: [user, dummy, new messages], cut behind
+             the dummy's stop token
     parse    the family's grammar
 
 Invariants: ids that exist are never rendered again (`bridge` gives only what follows them); content
@@ -170,7 +170,7 @@ class TemplateRenderer:
         return Message(role="assistant", content=content, tool_calls=tuple(calls))
 
     def _no_tools(self, template: ChatTemplate) -> list[Mapping[str, Json]] | None:
-        """What stands for tools where they do not matter: a template of its own for tools has some."""
+        """What stands for tools where they do not matter: a template for tools has some."""
         return None if template is self.template else []
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:
@@ -275,7 +275,7 @@ class TemplateRenderer:
         return said + (closing or family.stops[0])
 
     def last_end(self, said: str) -> int:
-        """Where a turn's own end stands behind in what the template writes for it; 0 for nowhere."""
+        """Behind which place in what the template writes a turn's own end stands; 0 for none."""
         ends = [match.end() for match in self.ends.finditer(said)]
         return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
 

@@ -5,8 +5,9 @@ For each case: the template's prompt of the next turn = its prompt of this turn 
 said + the bridge, text for text. Twenty renders of a few lines, a few milliseconds.
 
 A model is refused where appending would be a guess: a user message that has no place behind an
-answer, a marker of the template that the tokenizer does not know, ids of a rendered text that differ
-from the tokenizer file's own. Tools are refused where the template does not show their results.
+answer, a marker of the template that the tokenizer does not know, ids of a rendered text that
+differ from the tokenizer file's own. Tools are refused where the template does not show their
+results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was sampled, as text in which only real markers look like markers, and its thoughts apart."""
+"""What was sampled, as text where only real markers look like markers; its thoughts apart."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Speech:
     """Decodes completions for the grammars.
 
     An added token that a marker holds stays as it is when it was sampled as that token; the same
-    letters sampled as plain text are fenced. A marker that the tokenizer has no token for is read as
-    plain text.
+    letters sampled as plain text are fenced. A marker that the tokenizer has no token for is read
+    as plain text.
     """
 
     def __init__(self, tokenizer: Tokenizer, markers: Sequence[str]) -> None:

@@ -73,7 +73,7 @@ def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
 
     @app.delete("/v1/backends")
     async def remove_backend(name: str, drain: bool = False) -> Response:
-        """Take a backend out of the pool (or only drain it); rollouts that it serves stay with it."""
+        """Take a backend out of the pool, or only drain it; what it serves stays with it."""
         if name not in core.state.balancer.states:
             raise NotFoundError(f"backend {name!r} is not in the pool")
         _set(gateway, name, "draining" if drain else "removed")

@@ -132,7 +132,7 @@ class Core:
         return created
 
     def end_of_groups(self, run: RunRecord) -> None:
-        """Note that no more groups will be submitted: the run ends once all are decided and stored."""
+        """Note that no more groups will come: the run ends once all are decided and stored."""
         if not run.last:
             run.last = True
             self.journal.mark_run(run)

@@ -203,7 +203,7 @@ class Gateway:
             channel.send(to_batch(rows))
 
     def backends_changed(self) -> None:
-        """Tell RUN who is gone and who may have the key; whoever waits for a backend looks again."""
+        """Tell RUN who is gone and who may have the key; who waits for a backend looks again."""
         for worker in self.core.state.of_role("run"):
             self._send(worker, [self._backends_told()])
         self.wake()

@@ -1,5 +1,5 @@
-"""Which rollout goes next: leases to runs in turn, groups out of the pool, and the end of those that
-will never start.
+"""Which rollout goes next: leases to runs in turn, groups out of the pool, and the end of those
+that will never start.
 
 Leases go to the run with fewest rollouts in hand. What is ended in bulk is cut into pieces, so that
 no step costs more than `PIECE` rollouts, however many wait.

@@ -2,9 +2,10 @@
 
     evidence                                  verdict
     refused, reset, unwell (its own 5xx)      out at once, even when nothing is left
-    silent twice                              out, unless half of the pool is; `DEAD_MISSES` times: out
+    silent twice                              out, unless half of the pool is;
+                                              `DEAD_MISSES` times: out
     errors, malformed replies                 out when their share of the last calls is too high
-    behind                                    none: its weights are another's business (`publish.py`)
+    behind                                    none: weights are `publish.py`'s business
 
 The way back is always the same: `back_at` is over and the server has answered a real model call.
 Each time that it comes back and goes again soon, the next try is later (`BACKOFF_S` doubled).
@@ -100,7 +101,7 @@ class Health:
         self.back_at = now + self._backoff_s
 
     def failed_again(self, now: float, trouble: Trouble, jitter: float) -> None:
-        """It was asked whether it is well, and is not; `jitter` from 0 to 1 spreads the next try."""
+        """Asked, it is not well; `jitter` from 0 to 1 spreads the next try."""
         self.tries += 1
         longest_s = ABSENT_S if trouble in (Trouble.REFUSED, Trouble.SILENT) else LAST_BACKOFF_S
         self.back_at = now + min(longest_s, self._backoff_s) * (0.5 + jitter / 2)

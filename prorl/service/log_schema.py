@@ -7,7 +7,8 @@ columns hold values of the enums in `prorl.types`; `at` of a group event is micr
 epoch, every other time seconds. A rollout is *stored* when `part` names the part that holds its
 row; a group's task when `runs.tasks_stored` is above its id; a group event when
 `runs.events_stored` is above its `event_seq`. `runs.counters` is the JSON of `counters.py`, empty
-when nobody has counted. A partial index is used only by a query that repeats its condition. A version's `note` is the path of its weights.
+when nobody has counted. A partial index is used only by a query that repeats its condition. A
+version's `note` is the path of its weights.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ CREATE TABLE runs (
     run_id TEXT PRIMARY KEY, config TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
     last INTEGER NOT NULL,
     cancelled INTEGER NOT NULL, tasks_stored INTEGER NOT NULL, events_stored INTEGER NOT NULL,
-    created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL, counters TEXT NOT NULL
+    created_at REAL NOT NULL, started_at REAL NOT NULL, finished_at REAL NOT NULL,
+    counters TEXT NOT NULL
 ) WITHOUT ROWID;
 
 CREATE TABLE groups (
@@ -56,7 +58,8 @@ CREATE TABLE rollouts (
     {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMARY_COLUMNS)},
     PRIMARY KEY (run_id, rollout_id)
 ) WITHOUT ROWID;
-CREATE INDEX rollouts_ended ON rollouts (run_id, group_id) WHERE part = '' AND state IN ('failed', 'cancelled');
+CREATE INDEX rollouts_ended ON rollouts (run_id, group_id)
+    WHERE part = '' AND state IN ('failed', 'cancelled');
 
 CREATE TABLE parts (
     run_id TEXT NOT NULL, commit_seq INTEGER NOT NULL, part TEXT NOT NULL, files TEXT NOT NULL,

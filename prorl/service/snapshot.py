@@ -23,7 +23,8 @@ _TERMINALS = """
     WHERE run_id = ? AND part = '' AND state IN ('failed', 'cancelled') ORDER BY group_id
 """
 _COMPLETE = """
-    SELECT group_id FROM groups g WHERE run_id = ? AND state = 'open' AND opened = 1 AND NOT EXISTS (
+    SELECT group_id FROM groups g
+    WHERE run_id = ? AND state = 'open' AND opened = 1 AND NOT EXISTS (
         SELECT 1 FROM rollouts r WHERE r.run_id = g.run_id AND r.rollout_id >= g.first_rollout
         AND r.rollout_id < g.first_rollout + g.n
         AND r.state NOT IN ('completed', 'failed', 'cancelled'))

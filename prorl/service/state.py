@@ -292,7 +292,7 @@ class State:
     def acquire(
         self, record: RolloutRecord, *, avoid: Collection[str] = (), min_version: int = 0
     ) -> str | None:
-        """A backend for a rollout, which keeps it until released; None when there is no able one."""
+        """A backend for a rollout, its own until released; None when there is no able one."""
         run = record.run
         suits = self._suits(run, min_version) if min_version else None
         owner = (run.run_id, record.rollout_id)

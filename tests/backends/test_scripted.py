@@ -1,4 +1,4 @@
-"""Scripted backends: URLs, the turn read from ids, draws that repeat, and no state between calls."""
+"""Scripted backends: URLs, the turn read from ids, draws that repeat, no state between calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model directory of our own: byte-level vocabulary, a chat template that drops thoughts."""
+"""A small model directory of our own: bytes, a chat template that drops thoughts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Inference inside prorl, for machines without vLLM: Qwen3-shaped checkpoints in numpy, no torch.
 
-    python -m prorl.backends.embedded --model prorl/assets/toy          serves vLLM's token subset, prints `ready {json}`
+    python -m prorl.backends.embedded --model prorl/assets/toy
+        serves vLLM's token subset, prints `ready {json}`
 
 Read in this order: `weights.py` (files -> arrays), `model.py` (one step of the network),
 `sampling.py` (logits -> tokens), `prefix.py` (what is not computed twice), `engine.py` (who is in

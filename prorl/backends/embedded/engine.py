@@ -206,7 +206,7 @@ class Engine:
             row.computed = 0
 
     def _admit(self) -> None:
-        """Give free rows to waiting requests in order, each with the longest prefix that is known."""
+        """Give free rows to waiting requests in order, each with its longest known prefix."""
         pending: list[Int32] = []
         while self._waiting and len(self._running) < self._cache.rows:
             row = self._waiting[0]

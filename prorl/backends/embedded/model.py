@@ -108,7 +108,7 @@ class Model:
         )
 
     def forward(self, chunks: list[Chunk], cache: KVCache) -> Float32:
-        """Advance the rows and return the logits after each chunk's last token: [len(chunks), V]."""
+        """Advance the rows; the logits after each chunk's last token: [len(chunks), V]."""
         plan = self._plan(chunks, cache.length)
         x_ND = self.weights.embedding[np.concatenate([chunk.ids for chunk in chunks])]
         # exp(-x) of a strongly negative gate is infinite, its SiLU 0: what is meant

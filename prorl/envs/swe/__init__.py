@@ -3,16 +3,17 @@ that hidden tests pass.
 
 | `task.data` | |
 |---|---|
-| FAIL_TO_PASS, PASS_TO_PASS | names of tests that must pass afterwards; lists, or lists as JSON text |
+| FAIL_TO_PASS, PASS_TO_PASS | names of tests that must pass afterwards; lists, or their JSON text |
 | test_patch | unified diff that brings the hidden tests |
 | patch | the reference solution, for oracles and for `verify` |
-| files, archive | the repository: path -> text; or a .tar[.gz] or git .bundle on the node (with `base_commit`) |
-| image | folder or .sif to run in; it may hold the repository, which `setup` then copies into the workspace |
-| setup | shell commands that make the workspace ready, as the agent's user; run once a node for siblings of a task |
+| files, archive | the repository: path -> text; or a .tar[.gz] or git .bundle on the node |
+| base_commit | which commit of a .bundle |
+| image | folder or .sif to run in; where it holds the repository, `setup` copies it |
+| setup | shell commands that make the workspace ready, as the agent's user; once a node |
 | test_command | shell commands that run the tests; default: pytest on the files of `test_patch` |
 | log_parser | how the log is read (`logs/`); default: as `test_command` looks |
 | environment | variables of setup, tests and the agent's bash: name -> text |
-| timeout_s, setup_s | limits of tests (60) and setup (600), below `limits.eval_s` and `limits.init_s` |
+| timeout_s, setup_s | limits of tests (60), setup (600); below `limits.eval_s`, `limits.init_s` |
 | verified | true: `verify` is left out, somebody has done it |
 | tools, sandbox | further tools (`prorl/tools`); fields of SandboxSpec |
 | protected | patterns of files that do not count, instead of `guard.PROTECTED` |
@@ -32,7 +33,7 @@ Who can forge a verdict. The tests share a process with the code that they test,
 
 | harness | told by | what remains possible |
 |---|---|---|
-| pytest, unittest (Django's runner too) | a witness in the process, over a socket with a key | code that finds the witness in its own process; values that equal everything |
+| pytest, unittest | a witness in the process | finding it there; values equal to everything |
 | any other (`logs/`) | its log | code that prints the log of tests that passed |
 """
 

@@ -31,7 +31,13 @@ RUNNER_S = 15.0
 """For the runner's own work, beside the tests' limit."""
 
 _CANARY = "prorl_canary"
-_PYTEST = "import prorl_witness\n_seen = prorl_witness.connect()\n\n\ndef pytest_configure(config):\n    prorl_witness.attach(config, _seen)\n"
+_PYTEST = """import prorl_witness
+_seen = prorl_witness.connect()
+
+
+def pytest_configure(config):
+    prorl_witness.attach(config, _seen)
+"""
 _SITE = """import sys
 from importlib.machinery import PathFinder
 ours = next((path for path in sys.path if path.startswith("/proc/self/fd/")), None)
@@ -75,7 +81,9 @@ class Tested(NamedTuple):
 async def run_tests(
     sandbox: Sandbox, command: str, limit_s: float, environment: Mapping[str, str], parser: str
 ) -> Tested:
-    """Run the command; `parser` reads its log where no witness tells. Raises GraderError when it cannot be run, SandboxError."""
+    """Run the command; `parser` reads its log where no witness tells. Raises GraderError when it
+    cannot be run, SandboxError.
+    """
     nonce = secrets.token_hex(16)
     job = {
         "nonce": nonce,

@@ -50,7 +50,7 @@ CHANGE = (
 
 
 class Form(NamedTuple):
-    """One kind of question: `q`, `r` quantities, `x`, `y` items, `p`, `s` their prices, `m` money."""
+    """A kind of question: `q`, `r` quantities, `x`, `y` items, `p`, `s` prices, `m` money."""
 
     name: str
     expression: str
