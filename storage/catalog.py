@@ -3,7 +3,7 @@
 Only files that commits name are opened. DuckDB sees registered datasets and nothing else
 (`LockedDuckDB`), so that SQL from a user can neither write nor read another file. Views:
 `sequences, rollouts, turns, messages, groups, tasks`, `deliveries` (group_id, delivery_seq,
-min_version: the order in which groups were handed out) and `scores` (rewards that were given later).
+min_version: the order in which groups were handed out) and `scores` (rewards given later).
 """
 
 from __future__ import annotations

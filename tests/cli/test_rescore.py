@@ -1,4 +1,4 @@
-"""A stored run graded again: no model, the same verdicts for the same tests, nothing stored changes."""
+"""A stored run graded again: no model, the same verdicts for the same tests, nothing changes."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ socket.
 Standard library and ptyprocess only, no asyncio, Python 3.8 or newer, so that it also runs as one
 zipapp inside foreign images (`prorl.tools.bundle`). Read `main.py` first, then `bash.py`.
 
-It imports nothing of prorl but `prorl.tools.catalogue`, so what it must know of Linux (/proc, the end
-of a forked child) it has itself, in `children.py`, beside the owner for everybody else,
+It imports nothing of prorl but `prorl.tools.catalogue`, so what it must know of Linux (/proc, the
+end of a forked child) it has itself, in `children.py`, beside the owner for everybody else,
 `prorl/linux/`.
 
 What it promises: a call is run at most once; output is capped while reading goes on; a deadline
