@@ -67,7 +67,7 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process (a pid namespace: for its children)."""
+    """Give this process new namespaces (CLONE_NEW*); a pid namespace begins with its next child."""
     _check(_libc.unshare(flags), f"unshare {flags:#x}")
 
 

@@ -15,7 +15,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Stat(NamedTuple):
-    """Some fields of proc_pid_stat(5)."""
+    """What proc_pid_stat(5) says of one process, in part."""
 
     state: str
     """One letter; Z and X: it has ended, and waits to be reaped."""
@@ -39,7 +39,7 @@ class SysVObject(NamedTuple):
 
 
 def sysv_objects() -> list[SysVObject]:
-    """Those of this process's IPC namespace, from sysvipc(7)."""
+    """All System V objects of this process's IPC namespace (sysvipc(7))."""
     found = []
     for kind, column in (("shm", "shmid"), ("msg", "msqid"), ("sem", "semid")):
         head, *lines = _read(f"/proc/sysvipc/{kind}").decode().splitlines() or [""]
@@ -58,7 +58,7 @@ def pids() -> list[int]:
 
 
 def stat(pid: int) -> Stat | None:
-    """Of one process; None when it is gone."""
+    """State, parent, times and memory of a process; None when it is gone."""
     # the program's name, in brackets, can hold anything
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     if not fields:
@@ -100,7 +100,7 @@ def pss_bytes(pid: int) -> int:
 
 
 def num_ptys(pid: int) -> int:
-    """Terminals whose master side the process has open."""
+    """Number of terminals whose master side a process has open."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -109,7 +109,7 @@ def num_ptys(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads, zombies included."""
+    """Pids of the children of all threads of a process, zombies included."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:

@@ -294,7 +294,7 @@ class _Timer:
             self._guard.reschedule(self._due)
 
     def cancel(self) -> None:
-        """The answer is here, or no longer wanted."""
+        """Disarm it: the answer is here, or no longer wanted. Idempotent."""
         self._handle.cancel()
 
 

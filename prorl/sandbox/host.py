@@ -60,7 +60,10 @@ class UnixSandboxHost:
         await self.close()
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
-        """A fresh sandbox. Raises SandboxError."""
+        """A sandbox for this owner, `run/rollout/attempt`, or the one reserved for it.
+
+        Raises SandboxError.
+        """
         answer = await self._ask(
             {"op": "start", "owner": owner, "purpose": purpose, "spec": asdict(spec)},
             START_S,

@@ -69,11 +69,11 @@ class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
         self._space = memoryview(bytearray(READ_BYTES))
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the transport puts what it reads."""
+        """Called by asyncio: the buffer that the next bytes are read into."""
         return self._space
 
     def buffer_updated(self, nbytes: int) -> None:
-        """The transport has read."""
+        """Called by asyncio: so many bytes are in the buffer that it was given."""
         self.data_received(bytes(self._space[:nbytes]))
 
 

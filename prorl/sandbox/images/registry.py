@@ -71,7 +71,7 @@ def is_sif(path: str) -> bool:
 
 
 class Registry:
-    """Everything on disk; each method is short except where it says so."""
+    """The images of one node, all state on disk; no method takes long unless it says so."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -108,7 +108,7 @@ class Registry:
         return replace(about, path=str(self.folder(digest)), names=tuple(self.names(digest)))
 
     def folder(self, digest: str) -> Path:
-        """Where the tree of a digest is or will be."""
+        """The path where the tree of a digest is, or will be once it is made."""
         return self.root / "images" / digest
 
     def names(self, digest: str = "") -> list[str]:

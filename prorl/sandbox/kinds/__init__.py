@@ -89,5 +89,5 @@ def place(name: str) -> str:
 
 
 def capable(can: Callable[[Kind], bool]) -> str:
-    """Our kinds that can do something, for errors."""
+    """Names of our kinds of which `can` is true, joined by `or`, for errors."""
     return " or ".join(name for name in CATALOGUE if can(load(name)))

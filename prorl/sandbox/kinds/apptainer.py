@@ -77,7 +77,7 @@ def program() -> str:
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the guard of one sandbox."""
+    """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait."""
     pid = wrapped.enter(launch, _mounts(launch))
     foreign = wrapped.ForeignCommand([], {}) if pid else _command(launch, listener_fd, status_fd)
     wrapped.run(launch, listener_fd, status_fd, pid, foreign, limits=False, reaper=True)

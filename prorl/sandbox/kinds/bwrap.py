@@ -41,7 +41,7 @@ NAMESPACES = ["user", "pid", "ipc", "uts", "net"]
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the guard of one sandbox."""
+    """Become the guard of one sandbox: the parent of its pid 1, which it outlives by a wait."""
     program = os.open(launch.server, os.O_RDONLY)
     pid = wrapped.enter(launch, _mounts(launch))
     foreign = (

@@ -105,7 +105,7 @@ def parts() -> tuple[tuple[str, str], ...]:
 
 
 def inside(path: str) -> str:
-    """Where a file of ours is inside an image."""
+    """The path under which an image shows a file of ours."""
     for host, shown in parts():
         if path == host or path.startswith(host + "/"):
             return shown + path[len(host) :]
@@ -123,7 +123,7 @@ def loader() -> tuple[str, ...]:
 
 @cache
 def python_script() -> str:
-    """What `python3` is in an image that has none."""
+    """The shell script that is `python3` in an image without one: our Python by its own loader."""
     return f'#!/bin/sh\nexec {shlex.join((*loader(), inside(interpreter())))} "$@"\n'
 
 

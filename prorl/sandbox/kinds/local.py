@@ -36,7 +36,7 @@ WATCHED = {signal.SIGTERM, signal.SIGCHLD}
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the guardian of one sandbox."""
+    """Become the guardian of one sandbox: it reaps all orphans inside, and ends them at the end."""
     groups = open_cgroups(launch)
     # TERM, not KILL: when the zygote dies the guardian must still have time to end what is inside.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)

@@ -51,7 +51,7 @@ NAMESPACES = (
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
-    """Become the launcher of one sandbox."""
+    """Become the launcher of one sandbox: the guard of its pid 1, which is the tool server."""
     groups = open_cgroups(launch)
     if not OPENER_DECIDES:
         join_cgroups(groups)

@@ -61,7 +61,7 @@ class Source(NamedTuple):
 
 
 def open_sources(launch: Launch) -> list[Source]:
-    """Open the interpreter's folders while we still may."""
+    """Open the interpreter's folders, before privileges are dropped: the uid may not enter them."""
     sources: list[Source] = []
     for path in interpreter_roots():
         if launch.uid >= 0:
@@ -97,7 +97,7 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
 
 @cache
 def steps() -> tuple[Call, ...]:
-    """All that does not depend on the sandbox."""
+    """The calls that are equal in all sandboxes of this zygote, in order."""
     names = (
         "usr",
         "etc",

@@ -38,7 +38,7 @@ class Launcher(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One sandbox to be started."""
+    """All that a launcher is told of the sandbox that it becomes."""
 
     sandbox_id: str
     kind: str
@@ -93,7 +93,7 @@ def interpreter_roots() -> tuple[str, ...]:
 
 @cache
 def interpreter() -> str:
-    """The real executable, without a virtual environment."""
+    """The path of our Python itself, not of a link to it in a virtual environment."""
     return os.path.realpath(sys.executable)
 
 

@@ -180,7 +180,7 @@ def _is_delegated(group: Path) -> bool:
 
 
 def _enable(base: Path, wanted: tuple[str, ...]) -> bool:
-    """Let groups below `base` have these controllers."""
+    """Have the kernel pass these controllers on to the groups below `base` (version 2)."""
     control = base / "cgroup.subtree_control"
     if set(wanted) <= set(_words(control)):
         return True

@@ -60,7 +60,10 @@ class Pool:
         await self._maker.open()
 
     async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
-        """A sandbox for this owner. Raises SandboxError."""
+        """A sandbox for this owner: the one reserved, a warm one, a new one.
+
+        Raises SandboxError.
+        """
         self._end_older_attempts(owner)
         reserved = self._reserved.pop(Reservation(owner, purpose, spec), None)
         live = await reserved if reserved is not None else self._take_warm(spec)
@@ -108,7 +111,7 @@ class Pool:
         return self._fates.get(ref.sandbox_id, fate_of(Cause.UNKNOWN))
 
     def status(self) -> dict[str, Any]:
-        """Counts and names, for people and tests."""
+        """What the maker says of itself, and how many sandboxes are warm or reserved."""
         return {
             **self._maker.status(),
             "warm": sum(len(lives) for lives in self._warm.values()),

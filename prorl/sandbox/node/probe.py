@@ -103,7 +103,7 @@ async def choose(kind: str = kinds.AUTO) -> str:
 
 
 async def _try(kind: str) -> Mapping[str, Any]:
-    """Run it; what sandboxd says of itself."""
+    """Run two programs in a sandbox of this kind; the status of the pool that held it."""
     with tempfile.TemporaryDirectory(prefix="prorl-probe-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)
         pool = Pool(kind, Path(folder), "probe", Settings(warm=0))

@@ -67,7 +67,7 @@ class Snapshots:
         self.num_bytes = 0
 
     def open(self) -> None:
-        """An empty folder, closed to sandboxes."""
+        """Make an empty folder that sandboxes cannot enter."""
         self.close()
         self._folder.mkdir(mode=0o700, parents=True)
 

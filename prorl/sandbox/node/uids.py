@@ -65,7 +65,7 @@ class Uids:
         return self._free.popleft()
 
     def give(self, uid: int) -> None:
-        """Give one back after its last process has ended."""
+        """Put a uid at the end of the queue, once its last process has ended; -1 is ignored."""
         if uid >= 0:
             self._free.append(uid)
 

@@ -79,7 +79,7 @@ class Watchdog:
             await asyncio.sleep(min(max(PERIOD_S, (self.cpu_s - before) / SHARE), MAX_PERIOD_S))
 
     async def look(self) -> None:
-        """Once at every sandbox that is not being ended."""
+        """Look once at every sandbox that is not being ended already."""
         if self._memory and self._lives:
             await self._look_at_memory()
         if self._folder is not None and self._lives:

@@ -25,7 +25,7 @@ ABSENT = (126, 127)
 
 
 class Archive:
-    """At most one archive at a time, in memory."""
+    """Packs and unpacks the workspace; holds one archive at a time, in memory."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._workspace = place, place.cwd
@@ -47,7 +47,7 @@ class Archive:
         return os.pread(self._fd, max_bytes, offset)
 
     def unpack(self, content: bytes, offset: int, last: bool) -> None:
-        """Take a piece; after the last, extract over the workspace."""
+        """Take a piece of an archive; after the last one, extract it over the workspace."""
         if offset == 0:
             self._fresh()
         os.pwrite(self._fd, content, offset)

@@ -51,7 +51,7 @@ EXIT_CRASHED = os.EX_SOFTWARE
 
 
 class Server:
-    """State of the loop: the clients, the tools."""
+    """The loop and what it owns: clients by descriptor, tools by name."""
 
     def __init__(self, listener: socket.socket, config: dict[str, Any]) -> None:
         self._listener = listener

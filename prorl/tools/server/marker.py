@@ -25,7 +25,7 @@ class Found:
 
 
 class Marker:
-    """Finds the markers of one shell."""
+    """Makes and finds the markers of one shell: its nonce is in each."""
 
     def __init__(self) -> None:
         self.nonce = os.urandom(8).hex().encode()

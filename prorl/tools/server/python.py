@@ -242,7 +242,7 @@ def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
 
 
 def send_exit_code(control: socket.socket, number: int, exit_code: int) -> None:
-    """A cell has ended; whatever it printed is out."""
+    """Tell the server that a cell has ended, after all that it printed."""
     flush()
     control.sendall(b"\n%d %d\n" % (number, exit_code))
 
