@@ -53,7 +53,7 @@ class Scheme(NamedTuple):
     opener: str = ""
     """`module:attribute` of an `Opener`."""
     is_server: bool = False
-    """Speaks HTTP at its URL: `/health`, and the calls of `prorl/backends/publish.py`."""
+    """Speaks HTTP at its URL: `/health`, and the calls of `prorl/backends/weight_target.py`."""
     child_module: str = ""
     """Run by the supervisor with `--model DIR --port N --parent PID`, for URLs that name a
     checkpoint's directory; stages and gateway get that server's address instead.

@@ -23,7 +23,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from prorl.bench.report import Report, Row, machine
+from prorl.bench.report import Figure, Report, machine
 from prorl.config import ServiceConfig
 from prorl.errors import UnavailableError
 
@@ -45,7 +45,7 @@ async def run(quick: bool) -> Report:
         f"p50 {statistics.median(accepted):.2f} ms (bare {statistics.median(bare):.2f}); bar 3 x"
         f" bare + 5 ms = {bar:.2f}"
     )
-    row = Row(
+    row = Figure(
         what="accept_p99_ms",
         value=ours,
         unit="ms",

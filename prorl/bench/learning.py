@@ -24,7 +24,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prorl.bench.report import Report, Row, machine
+from prorl.bench.report import Figure, Report, machine
 from prorl.tasks.generated import SETS
 from prorl.types import Json
 
@@ -138,7 +138,7 @@ def _of(study: Study) -> dict[str, Json]:
     return {"checkpoint": study.checkpoint, "seed": study.seed, "control": study.control}
 
 
-def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
+def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Figure]:
     shares = {
         (row["checkpoint"], row["seed"], row["control"], row["set"], row["mode"], row["when"]): row
         for row in heldout.to_pylist()
@@ -161,7 +161,7 @@ def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
                 f" {greedy}"
             )
             cost = demo["cpu_s"] / len(SETS)
-            yield Row(
+            yield Figure(
                 what=f"heldout_after.{study.name}.{name}",
                 value=after,
                 unit="share",
@@ -178,7 +178,7 @@ def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
     if rises:
         yield _extreme("control_rise_max", max, rises, f"bar: at most {CONTROL_RISE}")
     diffs = tuple(demo["times"]["logprob_diff_max"] for _, demo in found)
-    yield Row(
+    yield Figure(
         what="logprob_diff_max",
         value=max(diffs),
         unit="nats",
@@ -189,8 +189,8 @@ def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Row]:
 
 def _extreme(
     what: str, pick: Callable[[Sequence[float]], float], shares: Sequence[float], note: str
-) -> Row:
-    return Row(what=what, value=pick(shares), unit="share", repeats=tuple(shares), note=note)
+) -> Figure:
+    return Figure(what=what, value=pick(shares), unit="share", repeats=tuple(shares), note=note)
 
 
 def _interval(share: Json) -> str:
@@ -201,9 +201,9 @@ def draw(heldout: pa.Table, curves: pa.Table, path: Path) -> None:
     """One panel a set: every study's reward per policy version, its held-out shares at both ends;
     the control dashed and grey.
     """
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Plot
 
-    figure = Figure(figsize=(9, 3.6), dpi=100, layout="constrained")
+    figure = Plot(figsize=(9, 3.6), dpi=100, layout="constrained")
     points, ends = curves.to_pylist(), heldout.to_pylist()
     last = max(point["version"] for point in points)
     studies = list(

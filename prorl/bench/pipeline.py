@@ -25,7 +25,7 @@ from pathlib import Path
 
 import stamina
 
-from prorl.bench.report import Report, Row, machine
+from prorl.bench.report import Figure, Report, machine
 from prorl.client.client import Client
 from prorl.client.http import Http
 from prorl.config import ServiceConfig
@@ -144,19 +144,19 @@ def _cpu_s() -> float:
     return sum(cpu_s(pid) for pid in _service_pids())
 
 
-def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Row]:
+def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Figure]:
     rates = tuple(burst.rate for burst in bursts)
     costs = tuple(burst.cpu_s / count * 1e3 for burst in bursts)
     total = sum(burst.cpu_s for burst in bursts)
     return [
-        Row(
+        Figure(
             what="rollouts_per_s",
             value=statistics.median(rates),
             unit="1/s",
             repeats=rates,
             cpu_s=total,
         ),
-        Row(
+        Figure(
             what="cpu_ms_per_rollout",
             value=statistics.median(costs),
             unit="ms",
@@ -164,7 +164,7 @@ def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Row]:
             cpu_s=total,
             note="bar: at most 2",
         ),
-        Row(
+        Figure(
             what="rss_mb_total",
             value=memory / 1e6,
             unit="MB",
@@ -173,7 +173,7 @@ def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Row]:
     ]
 
 
-async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: float) -> list[Row]:
+async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: float) -> list[Figure]:
     start = time.monotonic()
     await asyncio.to_thread(_paced, client, "paced", rate, length_s)
     marks = list(trace.read(trace_dir, since_s=start))
@@ -185,7 +185,7 @@ async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: floa
         )
         middle = statistics.median(times) if times else float("nan")
         rows.append(
-            Row(
+            Figure(
                 what=f"handoff_p50_ms.{edge}",
                 value=middle,
                 unit="ms",
@@ -207,9 +207,9 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
     _wait(client, name)
 
 
-def _first_lease(sizes: Sizes) -> Row:
+def _first_lease(sizes: Sizes) -> Figure:
     times = tuple(_one_first_lease() for _ in range(sizes.starts))
-    return Row(
+    return Figure(
         what="first_lease_s",
         value=statistics.median(times),
         unit="s",

@@ -23,7 +23,7 @@ import numpy as np
 
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
-from prorl.bench.report import Report, Row, machine
+from prorl.bench.report import Figure, Report, machine
 from prorl.linux import procfs
 from prorl.types import Completion, GenerateRequest, Json, SamplingParams
 
@@ -97,7 +97,7 @@ async def run(quick: bool) -> Report:
     return Report(bench="policy", machine=machine(), rows=tuple(await measure(quick)))
 
 
-async def measure(quick: bool) -> list[Row]:
+async def measure(quick: bool) -> list[Figure]:
     """The rows: `tokens_per_s_N` for N requests at a time, and `logprob_gap_max`."""
     rounds = 3 if quick else 9
     async with child("prorl.backends.embedded", "--model", str(TOY)) as server:
@@ -113,7 +113,7 @@ async def measure(quick: bool) -> list[Row]:
 
 async def _measure(
     server: Child, backend: VllmBackend, rival: Child | None, problem: str, rounds: int
-) -> list[Row]:
+) -> list[Figure]:
     rows = []
     gaps = []
     for count in REQUESTS:
@@ -128,7 +128,7 @@ async def _measure(
         rows.append(_row(count, ours[1:], theirs[1:], problem))
     gap = max(gaps, default=0.0)
     rows.append(
-        Row(
+        Figure(
             what="logprob_gap_max",
             value=gap,
             unit="nats",
@@ -186,7 +186,7 @@ async def _gap(rival: Child, completion: Completion, index: int) -> float:
     )
 
 
-def _row(count: int, ours: list[Round], theirs: list[Round], problem: str) -> Row:
+def _row(count: int, ours: list[Round], theirs: list[Round], problem: str) -> Figure:
     def rates(measured: list[Round]) -> list[float]:
         return [count * SAMPLED_TOKENS / one.seconds for one in measured]
 
@@ -199,7 +199,7 @@ def _row(count: int, ours: list[Round], theirs: list[Round], problem: str) -> Ro
             ", rival"
             f" {count * SAMPLED_TOKENS / statistics.median(one.cpu_s for one in theirs):,.0f}"
         )
-    return Row(
+    return Figure(
         what=f"tokens_per_s_{count}",
         value=value,
         unit="tokens/s",

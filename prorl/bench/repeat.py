@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pyarrow.dataset as ds
 
-from prorl.bench.report import Report, Row, machine
+from prorl.bench.report import Figure, Report, machine
 from prorl.errors import UserError
 from prorl.types import Json
 
@@ -71,7 +71,7 @@ async def run(quick: bool) -> Report:
         ),
     }
     rows = tuple(
-        Row(what=what, value=float(equal), unit="1 = equal bits", note=note)
+        Figure(what=what, value=float(equal), unit="1 = equal bits", note=note)
         for what, (equal, note) in same.items()
     )
     return Report(bench="repeat", machine=machine(), rows=rows)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Figure:
     """One figure."""
 
     what: str
@@ -59,7 +59,7 @@ class Report:
 
     bench: str
     machine: dict[str, Json]
-    rows: tuple[Row, ...]
+    rows: tuple[Figure, ...]
 
     def to_json(self) -> dict[str, Json]:
         """The object that `prorl bench NAME --json` prints."""
@@ -120,7 +120,7 @@ _COLUMNS: Mapping[str, Literal["left", "right"]] = {
 }
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: Figure) -> dict[str, str]:
     """A row's text by column, empty where there is nothing to say."""
     return {
         "what": row.what,
@@ -136,13 +136,13 @@ def _cells(row: Row) -> dict[str, str]:
 
 def median(
     what: str, values: Sequence[float], unit: str, *, cpu_s: float = 0.0, note: str = ""
-) -> Row:
+) -> Figure:
     """Row of the median of at least one raw value.
 
     >>> median("start_ms", [3.0, 1.0, 2.0], "ms").value
     2.0
     """
-    return Row(
+    return Figure(
         what=what,
         value=statistics.median(values),
         unit=unit,

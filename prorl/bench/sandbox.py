@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prorl.bench.meter import CpuMeter, counts, cpu_meter, pss_mb
-from prorl.bench.report import Report, Row, machine, median, verdict
+from prorl.bench.report import Figure, Report, machine, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost
@@ -59,14 +59,14 @@ async def run(quick: bool) -> Report:
     """All rows; `quick` ends within 60 s on two cores."""
     if not quick:
         print("bench sandbox: about 6 minutes on two cores; --quick takes one", file=sys.stderr)
-    rows: list[Row] = []
+    rows: list[Figure] = []
     for kind in kinds.known():
         found = await probe_one(kind)
         if found.works:
             rows += await _kind(kind, QUICK if quick else FULL)
         else:
             rows.append(
-                Row(
+                Figure(
                     what=f"cold_start_p50_ms.{kind}",
                     value=float("nan"),
                     unit="ms",
@@ -76,7 +76,7 @@ async def run(quick: bool) -> Report:
     return Report(bench="sandbox", machine=machine(), rows=tuple(rows))
 
 
-async def _kind(kind: str, sizes: Sizes) -> list[Row]:
+async def _kind(kind: str, sizes: Sizes) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         about = kinds.load(kind)
         about.install(folder)
@@ -97,7 +97,7 @@ async def _kind(kind: str, sizes: Sizes) -> list[Row]:
 
 async def _cold(
     host: UnixSandboxHost, kind: str, raw: Callable[[], object], count: int
-) -> list[Row]:
+) -> list[Figure]:
     raws, bares, lives = [], [], []
     ref = await host.start("bench/0/1", "run", SPEC)
     async with host.connect(ref) as sandbox:
@@ -133,7 +133,7 @@ async def _life(host: UnixSandboxHost) -> Life:
     return Life((first - begin) * 1e3, (time.perf_counter() - first) * 1e3)
 
 
-async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) -> Row:
+async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) -> Figure:
     before_s = meter.cpu_s()
     for _ in range(count):
         await _life(host)
@@ -142,10 +142,10 @@ async def _cpu(host: UnixSandboxHost, kind: str, meter: CpuMeter, count: int) ->
     note = f"by {meter.source}" + (
         f"; {verdict(value, CPU_BAR_MS)}" if kind == kinds.lightest() else ""
     )
-    return Row(what=f"cpu_ms_per_life.{kind}", value=value, unit="ms", cpu_s=used_s, note=note)
+    return Figure(what=f"cpu_ms_per_life.{kind}", value=value, unit="ms", cpu_s=used_s, note=note)
 
 
-async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Row:
+async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Figure:
     await _life(host)
     found = []
     for _ in range(count):
@@ -156,7 +156,7 @@ async def _warm(host: UnixSandboxHost, kind: str, count: int) -> Row:
     return _barred(f"warm_start_p50_ms.{kind}", found, WARM_BAR_MS)
 
 
-async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Row:
+async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Figure:
     """Starts per second when `count` are asked for at once; the row without a number is 32's."""
     begin = time.perf_counter()
     refs = await asyncio.gather(
@@ -165,12 +165,12 @@ async def _parallel(host: UnixSandboxHost, kind: str, count: int) -> Row:
     rate = count / (time.perf_counter() - begin)
     await asyncio.gather(*(host.stop(ref) for ref in refs))
     name = "parallel_starts_per_s" if count == 32 else f"parallel_starts_per_s_{count}"
-    return Row(what=f"{name}.{kind}", value=rate, unit="1/s", note=f"{count} asked for at once")
+    return Figure(what=f"{name}.{kind}", value=rate, unit="1/s", note=f"{count} asked for at once")
 
 
 async def _flat(
     host: UnixSandboxHost, pid: int, kind: str, raw: Callable[[], object], lives: int
-) -> list[Row]:
+) -> list[Figure]:
     """All that can be counted before and after many lives; the last tenth's time by the first's."""
     ref = await host.start("bench/0/1", "run", SPEC)
     await host.stop(ref)
@@ -189,10 +189,10 @@ async def _flat(
     grown = {name: after[name] - before[name] for name in before if after[name] != before[name]}
     note = f"after {lives} lives: {grown or 'exactly flat'} ({', '.join(before)})"
     return [
-        Row(
+        Figure(
             what=f"leftovers.{kind}", value=float(sum(map(abs, grown.values()))), unit="", note=note
         ),
-        Row(
+        Figure(
             what=f"drift.{kind}",
             value=last / first,
             unit="x",
@@ -215,7 +215,7 @@ async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
         found = again
 
 
-async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Row:
+async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Figure:
     before_mb = pss_mb(pid)
     refs = await asyncio.gather(
         *(host.start(f"bench/{number}/1", "run", SPEC) for number in range(count))
@@ -223,7 +223,7 @@ async def _idle(host: UnixSandboxHost, pid: int, kind: str, count: int) -> Row:
     await asyncio.sleep(1.0)  # their shells start behind their `ok`
     held_mb = pss_mb(pid) - before_mb
     await asyncio.gather(*(host.stop(ref) for ref in refs))
-    return Row(
+    return Figure(
         what=f"idle_{count}_pss_mb.{kind}",
         value=held_mb,
         unit="MB",
@@ -242,5 +242,5 @@ def _timed_ms(work: Callable[[], object]) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def _barred(what: str, values: list[float], bar: float) -> Row:
+def _barred(what: str, values: list[float], bar: float) -> Figure:
     return median(what, values, "ms", note=verdict(statistics.median(values), bar))

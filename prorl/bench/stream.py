@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.bench.report import Report, Row, machine
+from prorl.bench.report import Figure, Report, machine
 from prorl.bench.synthetic import Shape, group, write_run
 from prorl.types import Json
 
@@ -169,14 +169,14 @@ class Process:
         return line
 
 
-def rows(found: dict[str, Rounds]) -> list[Row]:
+def rows(found: dict[str, Rounds]) -> list[Figure]:
     """The rows of the report, in the order of the bars."""
     received, socket = found["received"], found["socket"]
     payload = socket.more[-1]["bytes"]
     wire = [more["wire_bytes"] for more in received.more]
     share = SHAPE.sampled_share
     return [
-        Row(
+        Figure(
             what="bytes_per_token",
             value=statistics.median(wire) / received.num_tokens,
             unit="B/token",
@@ -195,7 +195,7 @@ def rows(found: dict[str, Rounds]) -> list[Row]:
             _times(name, found["tensors"], found[rival], rival, bar)
             for name, rival, bar in _FORMATS
         ),
-        Row(
+        Figure(
             what="vs_transferqueue",
             value=found["tensors"].median_s * 1e3,
             unit="ms",
@@ -207,11 +207,11 @@ def rows(found: dict[str, Rounds]) -> list[Row]:
     ]
 
 
-def _same_host(first: Rounds, mapped: Rounds) -> list[Row]:
+def _same_host(first: Rounds, mapped: Rounds) -> list[Figure]:
     memcpy_s = statistics.median(more["memcpy_s"] for more in mapped.more)
     short_ms = statistics.median(more["short_s"] for more in first.more) * 1e3
     return [
-        Row(
+        Figure(
             what="same_host_first_batch_ms",
             value=first.median_s * 1e3,
             unit="ms",
@@ -222,7 +222,7 @@ def _same_host(first: Rounds, mapped: Rounds) -> list[Row]:
             ratio=short_ms / (first.median_s * 1e3),
             note=f"bar 1.5 times that at {SHORT}: {first.median_s * 1e3 / short_ms:.2f}",
         ),
-        Row(
+        Figure(
             what="same_host_read_vs_memcpy",
             value=mapped.more[-1]["bytes"] / mapped.median_s / 1e9,
             unit="GB/s",
@@ -244,8 +244,8 @@ _FORMATS = (
 )
 
 
-def _rate(what: str, ours: Rounds, socket: Rounds, payload: float, note: str) -> Row:
-    return Row(
+def _rate(what: str, ours: Rounds, socket: Rounds, payload: float, note: str) -> Figure:
+    return Figure(
         what=what,
         value=payload / ours.median_s / 1e9,
         unit="GB/s",
@@ -259,8 +259,8 @@ def _rate(what: str, ours: Rounds, socket: Rounds, payload: float, note: str) ->
     )
 
 
-def _times(what: str, ours: Rounds, rival: Rounds, name: str, bar: int) -> Row:
-    return Row(
+def _times(what: str, ours: Rounds, rival: Rounds, name: str, bar: int) -> Figure:
+    return Figure(
         what=what,
         value=ours.median_s * 1e3,
         unit="ms",
@@ -274,8 +274,8 @@ def _times(what: str, ours: Rounds, rival: Rounds, name: str, bar: int) -> Row:
     )
 
 
-def _peak(name: str, rounds: Rounds) -> Row:
-    return Row(
+def _peak(name: str, rounds: Rounds) -> Figure:
+    return Figure(
         what=f"peak_memory_{name}",
         value=rounds.peak_mib,
         unit="MiB",

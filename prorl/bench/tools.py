@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from prorl.bench import tool_rivals
-from prorl.bench.report import Report, Row, machine, median, verdict
+from prorl.bench.report import Figure, Report, machine, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost
@@ -51,7 +51,7 @@ async def run(quick: bool) -> Report:
                 note="JSON there and back between two processes: the floor of any call",
             )
         ),
-        Row(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
+        Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
         _lean(median("fork_exec_p50_ms", tool_rivals.fork_exec(repeats), "ms", note=FORK)),
     ]
     order = tuple(dict.fromkeys((*reversed(kinds.automatic()), *kinds.known())))
@@ -62,7 +62,7 @@ async def run(quick: bool) -> Report:
     for kind in order:
         if kind not in able:
             rows.append(
-                Row(
+                Figure(
                     what=f"bash_true_p50_ms.{kind}",
                     value=float("nan"),
                     unit="ms",
@@ -74,7 +74,7 @@ async def run(quick: bool) -> Report:
     return Report(bench="tools", machine=machine(), rows=(*rows, *await _rivals(quick, ours)))
 
 
-async def _kind(kind: str, repeats: int, only_bash: bool) -> list[Row]:
+async def _kind(kind: str, repeats: int, only_bash: bool) -> list[Figure]:
     async with (
         spawned(kind) as (host, _),
         host.connect(await host.start("bench/1/1", "run", SPEC)) as sandbox,
@@ -91,7 +91,7 @@ async def _kind(kind: str, repeats: int, only_bash: bool) -> list[Row]:
     return rows
 
 
-async def _calls(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Row]:
+async def _calls(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
     """Every tool once more, `where` in the rows' names."""
     rows = await _bash(kind, where, sandbox, repeats)
     rows += await _interpreters(kind, where, sandbox, repeats)
@@ -101,7 +101,7 @@ async def _calls(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[
     return rows
 
 
-async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Row]:
+async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
     true = await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
     forked, forks = [], []
     # in turns: the cost of a fork moves with what else this machine does
@@ -112,7 +112,7 @@ async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[R
         )
     return [
         _with_bar(f"bash_true{where}_p50_ms.{kind}", true, BASH_BAR_MS),
-        Row(what=f"bash_true{where}_p99_ms.{kind}", value=_p99(true), unit="ms"),
+        Figure(what=f"bash_true{where}_p99_ms.{kind}", value=_p99(true), unit="ms"),
         _lean(
             median(
                 f"fork_exec{where}_p50_ms.{kind}",
@@ -127,7 +127,7 @@ async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[R
     ]
 
 
-async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Row]:
+async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[Figure]:
     rows = []
     for tool, name, bar_ms in (
         ("ipython", "ipython_direct", DIRECT_BAR_MS),
@@ -137,7 +137,7 @@ async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -
         first = await sandbox.call(tool, {"code": "1+1"}, 60.0)
         if first.exit_code != 0:
             rows.append(
-                Row(what=what, value=float("nan"), unit="ms", note=first.output.strip()[-80:])
+                Figure(what=what, value=float("nan"), unit="ms", note=first.output.strip()[-80:])
             )
             continue
         found = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
@@ -166,7 +166,9 @@ async def _edits(sandbox: Sandbox, repeats: int) -> list[float]:
     return await _times(edit, repeats - repeats % 2)
 
 
-async def _all_busy(kind: str, host: UnixSandboxHost, refs: list[SandboxRef], repeats: int) -> Row:
+async def _all_busy(
+    kind: str, host: UnixSandboxHost, refs: list[SandboxRef], repeats: int
+) -> Figure:
     async def work(ref: SandboxRef) -> list[float]:
         async with host.connect(ref) as sandbox:
             return await _times(lambda: sandbox.call("bash", {"command": "true"}, 10.0), repeats)
@@ -182,7 +184,7 @@ async def _all_busy(kind: str, host: UnixSandboxHost, refs: list[SandboxRef], re
     )
 
 
-async def _reliability(kind: str, count: int) -> list[Row]:
+async def _reliability(kind: str, count: int) -> list[Figure]:
     """Outputs that were lost or cut while both cores are loaded by something else."""
     burners = [
         multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
@@ -209,7 +211,9 @@ async def _reliability(kind: str, count: int) -> list[Row]:
             burner.kill()
             burner.join()
     return [
-        Row(what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=verdict(bad, 0))
+        Figure(
+            what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=verdict(bad, 0)
+        )
     ]
 
 
@@ -218,7 +222,7 @@ def _burn() -> None:
         pass
 
 
-async def _rivals(quick: bool, ours_ms: float) -> list[Row]:
+async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
     found = [
         ("tmux_busy_poll_p50_ms", tool_rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
         ("tmux_as_agents_p50_ms", tool_rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
@@ -228,14 +232,14 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Row]:
     return [rival(what, values, bar, ours_ms, absent) for what, values, bar, absent in found]
 
 
-def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Row:
+def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Figure:
     """A rival's row; one without figures says why it has none."""
     if values is None:
-        return Row(what=what, value=float("nan"), unit="ms", note=f"not installed: {absent}")
+        return Figure(what=what, value=float("nan"), unit="ms", note=f"not installed: {absent}")
     value = statistics.median(values)
     ratio = value / ours_ms
     note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
-    return Row(
+    return Figure(
         what=what,
         value=value,
         unit="ms",
@@ -262,13 +266,13 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[int(len(values) * 0.99)]
 
 
-def _with_bar(what: str, values: list[float], bar_ms: float) -> Row:
+def _with_bar(what: str, values: list[float], bar_ms: float) -> Figure:
     return _lean(median(what, values, "ms", note=verdict(statistics.median(values), bar_ms)))
 
 
-def _lean(row: Row) -> Row:
+def _lean(row: Figure) -> Figure:
     """Keep at most 200 raw values in the report."""
     step = max(1, len(row.repeats) // 200)
-    return Row(
+    return Figure(
         what=row.what, value=row.value, unit=row.unit, repeats=row.repeats[::step], note=row.note
     )

@@ -36,7 +36,7 @@ class Show(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class StageLoad:
     """One stage, all its workers together."""
 
     slots: int = 0
@@ -59,7 +59,7 @@ class Snapshot:
     """Rollouts that will be asked for."""
     states: Mapping[str, int]
     mean_reward: float | None
-    pools: Mapping[Stage, Pool]
+    pools: Mapping[Stage, StageLoad]
     finished: bool
 
     @property
@@ -81,17 +81,17 @@ class Snapshot:
         if stage is Stage.INIT:
             return past_init
         if stage is Stage.RUN:
-            run = self.pools.get(Stage.RUN, Pool())
+            run = self.pools.get(Stage.RUN, StageLoad())
             return max(self.ended, past_init - run.busy - run.queued)
         return self.ended
 
 
-def bottleneck(pools: Mapping[Stage, Pool]) -> Stage | None:
+def bottleneck(pools: Mapping[Stage, StageLoad]) -> Stage | None:
     """The stage that holds the others up: the busiest one, the longer queue deciding between
     equals; None when all have room.
 
-    >>> pools = {Stage.INIT: Pool(slots=4, busy=1), Stage.EVAL: Pool(slots=4, busy=4)}
-    >>> pools[Stage.RUN] = Pool(slots=8, busy=8, queued=3)
+    >>> pools = {Stage.INIT: StageLoad(slots=4, busy=1), Stage.EVAL: StageLoad(slots=4, busy=4)}
+    >>> pools[Stage.RUN] = StageLoad(slots=8, busy=8, queued=3)
     >>> bottleneck(pools).value
     'run'
     """
@@ -189,7 +189,7 @@ class Bars:
         """Redraw; rates are over the last few seconds."""
         self._shown = [*self._shown[-10:], now]
         for stage, task in self._tasks.items():
-            pool = now.pools.get(stage, Pool())
+            pool = now.pools.get(stage, StageLoad())
             more = f"in flight {pool.busy}" + (f" queue {pool.queued}" if pool.queued else "")
             self._progress.update(task, completed=now.passed(stage), total=now.total, more=more)
         self._text.plain = f" {figures(now, self._shown[0])}"
@@ -219,7 +219,7 @@ def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
     """From the gateway's answer to `GET /v1/runs/{run}`."""
     gauges = run["stages"]
     pools = {
-        stage: Pool(
+        stage: StageLoad(
             **{name: int(gauges[stage][name]) for name in ("slots", "busy", "queued", "tokens")}
         )
         for stage in Stage

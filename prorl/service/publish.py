@@ -28,7 +28,7 @@ import aiohttp
 
 from prorl.backends.catalogue import is_server
 from prorl.backends.labels import label_of
-from prorl.backends.publish import WeightTarget
+from prorl.backends.weight_target import WeightTarget
 from prorl.errors import BackendError, RolloutError, UnavailableError, boundary
 from prorl.service.core import Core
 from prorl.service.state import RunRecord

@@ -27,8 +27,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prorl.backends.embedded import TOY
-from prorl.backends.publish import VLLM_RELOAD, WeightTarget
 from prorl.backends.vllm import VllmBackend
+from prorl.backends.weight_target import VLLM_RELOAD, WeightTarget
 from prorl.client import connect
 from prorl.tasks.generated import generate
 from prorl.trainer.config import TrainerConfig

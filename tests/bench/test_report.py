@@ -10,7 +10,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from prorl.bench.report import Report, Row, machine, median
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.cli.commands.bench import benches
 
 KEYS = {
@@ -29,8 +29,8 @@ KEYS = {
 def _report() -> Report:
     rows = (
         median("handoff_p50_ms", [0.5, 0.4, 0.9], "ms", cpu_s=1.5),
-        Row(what="start_ms", value=8.0, unit="ms", rival="bwrap", note="rival is not installed"),
-        Row(
+        Figure(what="start_ms", value=8.0, unit="ms", rival="bwrap", note="rival is not installed"),
+        Figure(
             what="read_mb_s",
             value=90.0,
             unit="MB/s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.cli.progress import Plain, Pool, Snapshot, bottleneck, figures, plain, snapshot
+from prorl.cli.progress import Plain, Snapshot, StageLoad, bottleneck, figures, plain, snapshot
 from prorl.types import Stage
 
 
@@ -12,9 +12,9 @@ def _snapshot(
     at_s: float = 0.0, *, finished: bool = False, tokens: int = 0, **states: int
 ) -> Snapshot:
     pools = {
-        Stage.INIT: Pool(slots=4),
-        Stage.RUN: Pool(slots=8, busy=8, queued=5, tokens=tokens),
-        Stage.EVAL: Pool(slots=4, busy=1),
+        Stage.INIT: StageLoad(slots=4),
+        Stage.RUN: StageLoad(slots=8, busy=8, queued=5, tokens=tokens),
+        Stage.EVAL: StageLoad(slots=4, busy=1),
     }
     return Snapshot(
         at_s=at_s, total=20, states=states, mean_reward=0.5, pools=pools, finished=finished
@@ -25,17 +25,22 @@ def test_the_bottleneck_is_the_busiest_stage_then_the_longest_queue() -> None:
     assert (
         bottleneck(
             {
-                Stage.INIT: Pool(slots=4, busy=4, queued=9),
-                Stage.RUN: Pool(slots=4, busy=4, queued=3),
+                Stage.INIT: StageLoad(slots=4, busy=4, queued=9),
+                Stage.RUN: StageLoad(slots=4, busy=4, queued=3),
             }
         )
         is Stage.INIT
     )
     assert (
-        bottleneck({Stage.INIT: Pool(slots=4, busy=1, queued=9), Stage.RUN: Pool(slots=4, busy=3)})
+        bottleneck(
+            {
+                Stage.INIT: StageLoad(slots=4, busy=1, queued=9),
+                Stage.RUN: StageLoad(slots=4, busy=3),
+            }
+        )
         is Stage.RUN
     )
-    assert bottleneck({Stage.INIT: Pool(slots=4, busy=1)}) is None
+    assert bottleneck({Stage.INIT: StageLoad(slots=4, busy=1)}) is None
     assert bottleneck({}) is None
 
 
@@ -78,6 +83,6 @@ def test_a_snapshot_is_read_from_the_gateways_answer() -> None:
         "stages": {"run": gauges},
     }
     now = snapshot(run, 3, 0.0)
-    assert now.pools == {Stage.RUN: Pool(slots=8, busy=4, queued=2, tokens=15)}
+    assert now.pools == {Stage.RUN: StageLoad(slots=8, busy=4, queued=2, tokens=15)}
     assert (now.total, now.finished, now.ended) == (4, False, 1)
     assert snapshot({**run, "state": "cancelled"}, 3, 0.0).finished

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from prorl.cli.demo.recipe import Recipe
 from prorl.cli.output import note
-from prorl.cli.progress import Pool, Show, Snapshot, bottleneck, snapshot
+from prorl.cli.progress import Show, Snapshot, StageLoad, bottleneck, snapshot
 from prorl.linux.procfs import cpu_s, descendants
 from prorl.types import Json
 
@@ -256,5 +256,5 @@ def cpu_seconds() -> float:
     return sum(cpu_s(pid) for pid in (os.getpid(), *descendants(os.getpid())))
 
 
-def _load(pool: Pool) -> str:
+def _load(pool: StageLoad) -> str:
     return f"{pool.busy}/{pool.slots}" + (f" · {pool.queued} queued" if pool.queued else "")

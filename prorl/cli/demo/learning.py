@@ -111,7 +111,7 @@ class Learning:
         is over.
         """
         following = asyncio.ensure_future(
-            self._follow(self._name, Pool(self._client, self._recipe, self._name))
+            self._follow(self._name, TaskPool(self._client, self._recipe, self._name))
         )
         try:
             if training is not None:
@@ -152,7 +152,7 @@ class Learning:
             )
         (self._root / self._name / DEMO_FILE).write_text(self._recipe.model_dump_json(indent=1))
 
-    async def _follow(self, name: str, pool: Pool | None = None) -> None:
+    async def _follow(self, name: str, pool: TaskPool | None = None) -> None:
         while True:
             try:
                 answer = await in_thread(self._client.run, name)
@@ -168,7 +168,7 @@ class Learning:
             await asyncio.sleep(LOOK_S)
 
 
-class Pool:
+class TaskPool:
     """Training tasks that wait in the gateway, which starts one for each group that DAPO drops.
 
     Task i has the key `tasks/i`.

@@ -23,9 +23,9 @@ import pytest
 from prorl.backends.embedded import TOY
 from prorl.backends.embedded.backend import EmbeddedBackend, Settings
 from prorl.backends.embedded.routes import control_routes
-from prorl.backends.publish import WeightTarget
 from prorl.backends.server import TokenServer
 from prorl.backends.vllm import VllmBackend
+from prorl.backends.weight_target import WeightTarget
 from prorl.errors import BackendError
 from prorl.types import FinishReason, PolicyVersion, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
@@ -106,7 +106,7 @@ async def _served(
 async def test_publishing_aborts_what_runs_and_the_continuation_has_the_next_version(
     tmp_path: Path,
 ) -> None:
-    """In the gateway's own words (`prorl.backends.publish`)."""
+    """In the gateway's own words (`prorl.backends.weight_target`)."""
     async with _served() as (engine, client, session):
         target = WeightTarget(session, client.name)
         whole = request(prompts(1)[0], 6, stops=(), max_tokens=300)
