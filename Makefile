@@ -13,7 +13,7 @@ EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask
 PYTEST ?= $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup docs demo test test-slow test-faults test-backends test-kills test-as-user test-vllm check format bench checkpoint clean
+.PHONY: help setup docs demo soak test test-slow test-faults test-backends test-kills test-as-user test-vllm check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ test-faults: setup ## SIGKILL of every process kind in the middle of runs
 
 test-backends: setup ## model servers killed and frozen in the middle of rollouts
 	$(PYTEST) -m faults -s tests/faults/test_backends.py
+
+soak: setup ## five minutes under sixty faults of every kind; PRORL_SOAK_FAULTS, _ROLLOUTS and _S make it longer
+	$(PYTEST) -m soak -s tests/soak
 
 test-kills: setup ## the same storms at full length: 100 kills of each process for pyns, 20 for the other sandboxes (16 minutes)
 	PRORL_KILLS=100 $(PYTEST) -m faults tests/faults/test_storms.py
