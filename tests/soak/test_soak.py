@@ -134,7 +134,9 @@ class Soak:
     async def view(self) -> dict[str, Json]:
         """The run, if the gateway is there."""
         with contextlib.suppress(UnavailableError):
-            return dict(await in_thread(self.client.run, "r"))
+            found = dict(await in_thread(self.client.run, "r"))
+            self.running.note_commits(int(found["commits"]))
+            return found
         return {}
 
     async def strike(self) -> None:
@@ -196,6 +198,16 @@ class Soak:
             while (await self.view()).get("counts", {}).get("queued", 99) >= WAVE:
                 await asyncio.sleep(0.2)
 
+    async def whole(self, strikes: asyncio.Task[None], reading: asyncio.Future[None]) -> int:
+        """Until everything that was asked for has ended and was read; how many rollouts."""
+        expected = await self.feed(strikes)
+        await strikes
+        async with asyncio.timeout(SECONDS + 300):
+            while (await self.view()).get("state") != "finished" or not reading.done():
+                await asyncio.sleep(0.2)
+        await reading
+        return expected
+
     def task(self, number: int) -> Task:
         """A sum with a Python tool in a sandbox."""
         answer = number + 7
@@ -239,12 +251,12 @@ async def test_soak(tmp_path: Path, sandbox_kind: str) -> None:
             consumer = Consumer(tmp_path, client_of(soak.running))
             reading = asyncio.ensure_future(in_thread(consumer.run))
             strikes = asyncio.ensure_future(soak.strike())
-            expected = await soak.feed(strikes)
-            await strikes
-            async with asyncio.timeout(SECONDS + 300):
-                await reading
-                while (await soak.view()).get("state") != "finished":
-                    await asyncio.sleep(0.2)
+            judging = asyncio.ensure_future(soak.whole(strikes, reading))
+            failing = asyncio.ensure_future(soak.running.failed())
+            await asyncio.wait({judging, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                failing.result()
+            expected = await judging
             root = soak.root
         took = time.monotonic() - began
         print(f"\n{soak.table}", file=sys.stderr)
