@@ -154,7 +154,7 @@ async def test_answers_that_nobody_asked_for(run: Interpreter, code: str) -> Non
     """The agent's code has the descriptor that its results go by; a process that it forks, too."""
     if run.tool == "jupyter":
         pytest.skip("its cells run in a kernel, which has no such descriptor")
-    await run("import os")
+    await run("import os; n = 0")
     await run(code, 5.0)
-    for _ in range(3):
-        assert (await run("print(6 * 7)", 5.0)).output == "42\n"
+    for number in range(1, 7):
+        assert (await run("n += 1; print(n)", 5.0)).output == f"{number}\n"
