@@ -164,6 +164,8 @@ async def test_a_crash_writes_nothing_to_a_client(box: Box) -> None:
     header = {"id": 1, "op": "get", "path": "x", "offset": 10**30, "max_bytes": 10}
     writer.write(wire.encode(header))
     assert await reader.read() == b""
+    # a client that has the number of the descriptor on which a start is reported
+    assert await box.sandbox._reader.read() == b""
     writer.close()
 
 
