@@ -42,7 +42,7 @@ test-faults: setup ## SIGKILL of every process kind in the middle of runs
 	$(PYTEST) -m faults --timeout 600
 
 test-backends: setup ## model servers killed and frozen in the middle of rollouts
-	$(PYTEST) -m faults -s tests/faults/test_backends.py
+	$(PYTEST) -m faults -s tests/faults/test_backends.py tests/faults/test_weights.py
 
 soak: setup ## five minutes under sixty faults of every kind; PRORL_SOAK_FAULTS, _ROLLOUTS and _S make it longer
 	$(PYTEST) -m soak -s tests/soak

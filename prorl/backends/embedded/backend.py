@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 PauseMode = Literal["abort", "keep"]
 
+_OTHERS = 1 << 30
+"""Numbers for weights whose own number is taken."""
+_LOOK_S = 0.005
+"""How often a drain looks whether all have ended."""
+
 
 class Settings(NamedTuple):
     """How much it may use."""
@@ -67,6 +72,8 @@ class EmbeddedBackend:
         self._labels: dict[PolicyVersion, str] = {}
         self._task: asyncio.Task[None] | None = None
         self._paused = False
+        self._open = asyncio.Event()
+        self._open.set()
 
     @property
     def paused(self) -> bool:
@@ -84,6 +91,7 @@ class EmbeddedBackend:
         Raises BackendError; cancelling takes the request out of the batch.
         """
         started = time.monotonic()
+        await self._open.wait()
         row = self.engine.add(request)
         if request.on_part is not None:
             self._streams[row] = 0
@@ -111,9 +119,18 @@ class EmbeddedBackend:
             self.engine.abort(row)
             self._finish(row)
 
+    async def drain(self) -> None:
+        """Let what runs end, then pause; what comes meanwhile waits for `resume`."""
+        self._open.clear()
+        while self.engine.busy and not self._open.is_set():
+            await asyncio.sleep(_LOOK_S)
+        if not self._open.is_set():
+            self._paused = True
+
     def resume(self) -> None:
         """Go on; idempotent."""
         self._paused = False
+        self._open.set()
         self._wake()
 
     def update_weights(self, directory: str | Path, version: int, label: str = "") -> None:
@@ -124,8 +141,8 @@ class EmbeddedBackend:
         """
         known = PolicyVersion(version)
         if self._labels.get(known, label) != label:
-            # Two runs may use one number: no row may hold tokens of both under it.
-            self._abort_all()
+            # Two runs use one number: what was sampled under it keeps its label.
+            known = PolicyVersion(_OTHERS + len(self._labels))
         self.engine.load(Path(directory), known)
         self._labels[known] = label
 

@@ -1,7 +1,7 @@
 """How a weight publisher speaks to the embedded backend: vLLM's own routes for pausing, and one for
 weights on disk.
 
-    POST /pause?mode=abort|keep    POST /resume    GET /is_paused    GET /weight_info
+    POST /pause?mode=abort|wait|keep    POST /resume    GET /is_paused    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}
 
 Invariants: weights are taken over whole or not at all (400 says why, the old ones go on serving);
@@ -28,11 +28,14 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
 
     async def pause(request: web.Request) -> web.Response:
         asked = request.query.get("mode", "abort")
+        if asked == "wait":
+            await backend.drain()
+            return web.json_response({"status": "paused"})
         for mode in get_args(PauseMode):
             if mode == asked:
                 backend.pause(mode)
                 return web.json_response({"status": "paused"})
-        return _refuse(f"mode {asked!r}; {' or '.join(get_args(PauseMode))} is expected")
+        return _refuse(f"mode {asked!r}; {', '.join(get_args(PauseMode))} or wait is expected")
 
     async def resume(request: web.Request) -> web.Response:
         backend.resume()

@@ -194,3 +194,41 @@ async def test_an_error_inside_the_engine_fails_the_requests_and_not_the_server(
     engine.engine._model = model
     assert len((await engine.generate(request(prompts(1)[0]))).token_ids_C) > 0
     await engine.close()
+
+
+async def test_waiting_for_what_runs_before_a_pause_cuts_nothing_and_holds_what_comes() -> None:
+    async with _served() as (engine, client, session):
+        target = WeightTarget(session, client.name)
+        running = asyncio.create_task(
+            client.generate(request(prompts(1)[0], 6, stops=(), max_tokens=60))
+        )
+        while engine.engine.sampled_tokens < 5:
+            await asyncio.sleep(0)
+        pausing = asyncio.create_task(target.pause("wait"))
+        whole = await running
+        await pausing
+        assert (whole.finish_reason, len(whole.token_ids_C)) == (FinishReason.LENGTH, 60)
+        held = asyncio.create_task(client.generate(request(prompts(1)[0], 7)))
+        await target.update(str(TOY), 5, "run:5:x")
+        assert not held.done()
+        await target.resume()
+        assert len((await held).token_ids_C)
+
+
+async def test_two_runs_with_one_number_keep_their_labels() -> None:
+    async with _served() as (engine, client, session):
+        target = WeightTarget(session, client.name)
+        ours = RunWeights("ours", published=True)
+        await target.update(str(TOY), 7, "ours:7:x")
+        running = asyncio.create_task(
+            client.generate(
+                replace(request(prompts(1)[0], 6, stops=(), max_tokens=80), weights=ours)
+            )
+        )
+        while engine.engine.sampled_tokens < 20:
+            await asyncio.sleep(0)
+        await target.pause("keep")
+        await target.update(str(TOY), 7, "theirs:7:y")
+        await target.resume()
+        both = await running
+        assert both.versions == (7, -1), "theirs is no version of ours"

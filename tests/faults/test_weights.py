@@ -1,0 +1,193 @@
+"""Weights under fire: publications while model servers are added, killed and started anew. Each
+stored logprob is that of a forward pass with the version that its span names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from prorl.backends.embedded import TOY
+from prorl.cli.progress import Show, follow
+from prorl.client.client import Client
+from prorl.config import ServiceConfig
+from prorl.deploy.running import client_of, in_thread, service, signals
+from prorl.storage.catalog import StoredRun
+from prorl.types import Task
+from tests.integration.checks import check_complete, rows
+
+torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+transformers = pytest.importorskip("transformers", reason="the extra `torch` is not installed")
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+VERSIONS = 20
+WAVE = 40
+BOUND = 1e-3
+
+
+class Embedded:
+    """The embedded backend as a process, on a port that it keeps over its lives."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        module = [sys.executable, "-m", "prorl.backends.embedded"]
+        self._process = await asyncio.create_subprocess_exec(
+            *module, "--model", str(TOY), "--port", str(self.port), stdout=asyncio.subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        assert (await self._process.stdout.readline()).startswith(b"ready")
+
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+            await self._process.wait()
+
+
+@asynccontextmanager
+async def embedded(count: int) -> AsyncIterator[list[Embedded]]:
+    async with AsyncExitStack() as stack:
+        made = [Embedded() for _ in range(count)]
+        for one in made:
+            stack.push_async_callback(one.kill)
+            await one.start()
+        yield made
+
+
+def checkpoint(folder: Path, version: int) -> Path:
+    """The toy's weights, each version with another idea of how sure it is."""
+    path = folder / f"v{version}"
+    shutil.copytree(TOY, path)
+    tensors = load_file(TOY / "model.safetensors")
+    scale = np.float32(1.0 + 0.1 * version)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * scale
+    (path / "model.safetensors").chmod(0o644)
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+async def under_fire(client: Client, folder: Path, pool: list[Embedded]) -> None:
+    """Publish, while servers die, come back with what they were started with, and join late."""
+    first, second, third = pool
+    for version in range(1, VERSIONS + 1):
+        path = await asyncio.to_thread(checkpoint, folder, version)
+        said = await in_thread(
+            lambda version=version, path=path: client.publish("r", version, path)
+        )
+        assert said["version"] == version
+        match version % 5:
+            case 1:
+                await first.kill()
+            case 2:
+                await first.start()
+            case 3 if version == 3:
+                await in_thread(client.add_backend, third.url)
+            case 4:
+                await second.kill()
+                await second.start()
+        await asyncio.sleep(0.3)
+
+
+async def feed(client: Client, firing: asyncio.Task[None]) -> int:
+    """Waves of rollouts until the last publication."""
+    wave = 0
+    while True:
+        last = firing.done()
+        tasks = [
+            Task(task_id=f"{wave}/{i}", env="noop", prompt=f"Say {wave} {i}.") for i in range(WAVE)
+        ]
+        await in_thread(
+            lambda tasks=tasks, wave=wave, last=last: client.submit(
+                "r", tasks, 1, key=f"w{wave}", last=last
+            )
+        )
+        wave += 1
+        if last:
+            return wave * WAVE
+        while not firing.done():
+            if (await in_thread(client.run, "r"))["counts"]["queued"] < WAVE:
+                break
+            await asyncio.sleep(0.1)
+
+
+def worst_gap(stored: StoredRun, folder: Path) -> tuple[float, int, int]:
+    """Greatest difference to the forward pass of the version that the span names; how many spans
+    train, and how many do not since nobody can say which weights they had.
+    """
+    torch.set_num_threads(1)
+    asked = "select token_ids, logprobs, span_end, span_kind, span_version from sequences"
+    worst, trained, unknown = 0.0, 0, 0
+    models: dict[int, Any] = {}
+    for row in rows(stored, asked):
+        ids, begin, place = torch.tensor(row["token_ids"]), 0, 0
+        for end, kind, version in zip(
+            row["span_end"], row["span_kind"], row["span_version"], strict=True
+        ):
+            stored_logprobs = row["logprobs"][place : place + (end - begin if kind else 0)]
+            place += len(stored_logprobs)
+            unknown += kind == 2
+            if kind == 1:
+                trained += 1
+                if version not in models:
+                    path = folder / f"v{version}" if version else TOY
+                    models[version] = transformers.AutoModelForCausalLM.from_pretrained(
+                        path, dtype=torch.float32
+                    ).eval()
+                with torch.no_grad():
+                    logits = models[version](ids[None, :end]).logits[0, begin - 1 : end - 1]
+                said = torch.log_softmax(logits.double(), -1)
+                expected = said[torch.arange(end - begin), ids[begin:end]].numpy()
+                worst = max(worst, float(np.abs(expected - stored_logprobs).max()))
+            begin = end
+    return worst, trained, unknown
+
+
+async def test_every_logprob_is_of_the_version_that_its_span_names(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    root = tmp_path / "root"
+    async with embedded(3) as pool:
+        config = ServiceConfig.model_validate(
+            {
+                "root": root,
+                "backends": tuple(one.url for one in pool[:2]),
+                "sandbox": {"kind": sandbox_kind},
+                "tokenizer": str(TOY),
+                "run": {"slots": 16},
+            }
+        )
+        async with signals() as stop, service(config, stop) as running:
+            client = client_of(running)
+            await in_thread(
+                lambda: client.create_run(run_id="r", sampling={"max_tokens": 96}, limits={})
+            )
+            async with asyncio.TaskGroup() as group:
+                finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
+                firing = group.create_task(under_fire(client, tmp_path, pool))
+                expected = await feed(client, firing)
+                await asyncio.wait_for(asyncio.shield(finished), 120)
+    stored = check_complete(root / "r", expected)
+    found = rows(stored, "select status, max(attempt) as attempt from rollouts group by 1")
+    assert found == [{"status": "completed", "attempt": 1}]
+    worst, trained, unknown = await asyncio.to_thread(worst_gap, stored, tmp_path)
+    (seen,) = rows(stored, "select count(distinct max_version) as n from rollouts")
+    print(f"{trained} spans of {seen['n']} versions, {unknown} unknown, worst {worst:.1e}")
+    assert worst < BOUND
+    assert trained > expected / 2
