@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from prorl.client import Client, PackedBatch, connect
     from prorl.config import RunConfig, ServiceConfig
     from prorl.errors import ProrlError
+    from prorl.storage.opened import open_runs as open
     from prorl.tasks import load_tasks
     from prorl.types import Message, RolloutLimits, SamplingParams, Task
 
@@ -35,7 +36,11 @@ _HOMES = {
     "Task": "prorl.types",
     "connect": "prorl.client",
     "load_tasks": "prorl.tasks",
+    "open": "prorl.storage.opened",
 }
+
+_RENAMED = {"open": "open_runs"}
+"""Here a short name, at home one that hides no builtin."""
 
 __all__ = [
     "Client",
@@ -50,6 +55,7 @@ __all__ = [
     "__version__",
     "connect",
     "load_tasks",
+    "open",
 ]
 
 
@@ -60,7 +66,7 @@ def __getattr__(name: str) -> Any:
         return version("prorl")
     if name not in _HOMES:
         raise AttributeError(f"module 'prorl' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES[name]), _RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:

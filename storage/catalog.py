@@ -77,6 +77,12 @@ class StoredRun:
                 raise
             return self.dataset(table).to_table(columns=columns)
 
+    def view(self, name: str) -> Any:
+        """What SQL sees under a name: a dataset, or a table that is made for it."""
+        if name == SCORES:
+            return all_scores(self.directory)
+        return self.deliveries() if name == "deliveries" else self.dataset(name)
+
     def partial(self) -> pa.Table:
         """Attempts that did not commit, in SCORED's shape."""
         self.directory.fs.invalidate_cache()

@@ -61,6 +61,10 @@ class LockedDuckDB:
         """Make an Arrow table, batch or dataset readable as `name`; replaces an earlier one."""
         self._connection.register(name, source)
 
+    def view(self, name: str, sql: str) -> None:
+        """Name a SELECT of our own over what is registered."""
+        self._connection.execute(f'create or replace view "{name}" as {sql}')
+
     def bind(self, sql: str) -> Mapping[str, str]:
         """Columns and types that a SELECT would give, without running it.
 

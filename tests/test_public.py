@@ -33,7 +33,7 @@ def test_the_public_names_are_pinned() -> None:
         "Task",
     ]
     assert prorl.__all__ == sorted(prorl.__all__)
-    assert prorl.__all__ == [*expected, "__version__", "connect", "load_tasks"]
+    assert prorl.__all__ == [*expected, "__version__", "connect", "load_tasks", "open"]
     assert dir(prorl) == prorl.__all__
     for name in prorl.__all__:
         assert getattr(prorl, name) is not None

@@ -1,0 +1,134 @@
+"""`prorl report`: a stored run as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from prorl.cli.output import say, say_json
+from prorl.cli.runs import run_directory
+from prorl.cli.summary import lines, summarise
+from prorl.storage.analyses import ANALYSES, Analysis
+from prorl.storage.opened import Runs, open_runs
+from prorl.types import Json
+
+WIDTH, HEIGHT, PAD = 640, 180, 36
+STYLE = (
+    "body{font:15px system-ui;margin:2em auto;max-width:60em;color:#222}pre{background:#f6f6f6;"
+    "padding:1em}table{border-collapse:collapse;font-size:13px}td,th{padding:2px 10px;text-align:"
+    "left}svg{background:#fafafa}"
+)
+
+
+def report(
+    run: str,
+    /,
+    *,
+    out: Path | None = None,
+    only: str = "",
+    root: str = "prorl-runs",
+    json: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Ready analyses of a run with a picture each: reward by version, pass@k, the way from accepted
+    to delivered groups, staleness, failures, slowest tasks, reward-hack suspects ...
+
+    Example: prorl report my-run --out my-run.html
+
+    Parameters
+    ----------
+    run
+        Name of a run in the root, or path of a run directory.
+    out
+        HTML file. Default: RUN.html here.
+    only
+        One analysis, printed as rows: reward, pass, funnel, dropped, staleness, drift, tools,
+        length, slow, stragglers, failures, suspects, cost.
+    root
+        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
+    json
+        Print the rows of all analyses as one JSON object.
+    """
+    from prorl.cli.output import table
+    from prorl.errors import UserError
+
+    runs = open_runs(run_directory(run, root))
+    if only and only not in ANALYSES:
+        raise UserError(f"no analysis {only!r}", f"one of {', '.join(ANALYSES)}")
+    chosen = {only: ANALYSES[only]} if only else ANALYSES
+    found = {name: runs.sql(asked.sql).rows() for name, asked in chosen.items()}
+    if json:
+        say_json(found)
+    elif only:
+        rows = found[only]
+        table(list(rows[0]) if rows else ("x", "y"), (list(row.values()) for row in rows))
+    else:
+        name = runs.runs[0].run_id
+        path = out or Path(f"{name}.html")
+        path.write_text("\n".join(page(runs, found)))
+        say(f"{name}: {len(found)} analyses in {path}")
+    return 0
+
+
+def page(runs: Runs, found: dict[str, list[dict[str, Json]]]) -> Iterator[str]:
+    """The HTML. Whatever a task or a policy wrote is escaped."""
+    (run,) = runs.runs
+    title = html.escape(run.run_id)
+    yield f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>"
+    yield f"<h1>{title}</h1><pre>"
+    yield html.escape("\n".join(lines(summarise(run.directory.where))))
+    yield "</pre>"
+    for name, rows in found.items():
+        asked = ANALYSES[name]
+        yield f"<h2>{html.escape(asked.title)}</h2>"
+        yield svg(asked, rows) if rows else "<p>nothing</p>"
+        yield f"<details><summary>{len(rows)} rows</summary>{_table(rows)}"
+        yield f"<pre>{html.escape(asked.sql.strip())}</pre></details>"
+
+
+def _table(rows: Sequence[dict[str, Json]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_short(v))}</td>" for v in row.values()) + "</tr>"
+        for row in rows[:200]
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _short(value: Json) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:120]
+
+
+def svg(asked: Analysis, rows: Sequence[dict[str, Json]]) -> str:
+    """Bars or a line over `x` and `y`; values from 0 (or their least) to their greatest."""
+    values = [float(row["y"] or 0.0) for row in rows]
+    low, high = min(0.0, *values), max(0.0, *values)
+    span, step = (high - low) or 1.0, (WIDTH - 2 * PAD) / len(rows)
+
+    def up(value: float) -> float:
+        return HEIGHT - PAD - (value - low) / span * (HEIGHT - 2 * PAD)
+
+    middles = [PAD + (i + 0.5) * step for i in range(len(rows))]
+    if asked.picture == "line":
+        points = " ".join(f"{x:.1f},{up(y):.1f}" for x, y in zip(middles, values, strict=True))
+        shapes = f'<polyline points="{points}" fill="none" stroke="#2563eb" stroke-width="2"/>'
+    else:
+        shapes = "".join(
+            f'<rect x="{x - step * 0.4:.1f}" y="{min(up(y), up(0)):.1f}" width="{step * 0.8:.1f}"'
+            f' height="{abs(up(y) - up(0)):.1f}" fill="#2563eb"/>'
+            for x, y in zip(middles, values, strict=True)
+        )
+    every = max(1, len(rows) // 12)
+    labels = "".join(
+        f'<text x="{x:.1f}" y="{HEIGHT - 12}" font-size="10" text-anchor="middle">'
+        f"{html.escape(_short(row['x'])[:14])}</text>"
+        for i, (x, row) in enumerate(zip(middles, rows, strict=True))
+        if i % every == 0
+    )
+    ends = "".join(
+        f'<text x="2" y="{up(v):.1f}" font-size="10">{_short(v)}</text>' for v in {low, high}
+    )
+    return f'<svg width="{WIDTH}" height="{HEIGHT}">{shapes}{labels}{ends}</svg>'

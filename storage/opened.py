@@ -1,0 +1,128 @@
+"""Stored runs in a notebook:
+
+    runs = prorl.open("prorl-runs/*")
+    runs.sql("select run_id, avg(reward) from rollouts group by all").df()
+
+One SELECT at a time over the tables of all runs together, each with its `run_id`; nothing else is
+within reach of the SQL. Paths, globs and URLs of run directories, also copied ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from glob import glob
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from prorl.errors import NotFoundError, UserError
+from prorl.schema import TABLES
+from prorl.storage.catalog import StoredRun, below, is_run, is_url, list_runs
+from prorl.storage.scores import SCORES
+from prorl.storage.sql import LockedDuckDB
+from prorl.types import Json
+
+VIEWS = (*TABLES, "deliveries", SCORES)
+
+
+class Answer:
+    """What a query gave."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def arrow(self) -> pa.Table:
+        """As an Arrow table."""
+        return self._table
+
+    def rows(self) -> list[dict[str, Json]]:
+        """As dictionaries."""
+        return list(self._table.to_pylist())
+
+    def df(self) -> Any:
+        """As a pandas DataFrame. Raises UserError without pandas."""
+        _needed("pandas", "df")
+        return self._table.to_pandas()
+
+    def pl(self) -> Any:
+        """As a polars DataFrame. Raises UserError without polars."""
+        return _needed("polars", "pl").from_arrow(self._table)
+
+    def __repr__(self) -> str:
+        return f"{self._table.num_rows} rows of {', '.join(self._table.column_names)}"
+
+
+def _needed(package: str, method: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UserError(
+            f"no {package} here", f"{package} for .{method}()", f"pip install {package}"
+        ) from None
+
+
+class Runs:
+    """Stored runs as they were when they were opened. Holds no open file."""
+
+    def __init__(self, runs: Iterable[StoredRun]) -> None:
+        self.runs = tuple(runs)
+
+    def __repr__(self) -> str:
+        return f"{len(self.runs)} runs: {', '.join(run.run_id for run in self.runs)}"
+
+    def sql(self, statement: str, timeout_s: float | None = None) -> Answer:
+        """One SELECT over the views. Raises UserError for anything else."""
+        if len(self.runs) == 1:
+            return Answer(self.runs[0].sql(statement, timeout_s))
+        database = LockedDuckDB(threads=4, memory="2GB")
+        try:
+            text = statement.lower()
+            for name in VIEWS:
+                found = self.runs if name in text else self.runs[:1]
+                _view(database, name, found)
+            return Answer(database.query(statement, timeout_s))
+        finally:
+            database.close()
+
+    def arrow(self, table: str, columns: list[str] | None = None) -> pa.Table:
+        """A whole table of all runs."""
+        if table not in VIEWS:
+            raise UserError(f"no table {table!r}", f"one of {', '.join(VIEWS)}")
+        chosen = ", ".join(f'"{name}"' for name in columns) if columns else "*"
+        return self.sql(f"select {chosen} from {table}").arrow()
+
+
+def _view(database: LockedDuckDB, name: str, runs: Iterable[StoredRun]) -> None:
+    parts = []
+    for number, run in enumerate(runs):
+        source = run.view(name)
+        has = "run_id" in source.schema.names
+        label = "'" + run.run_id.replace("'", "''") + "'"
+        columns = f"* replace ({label} as run_id)" if has else f"{label} as run_id, *"
+        database.register(f"{name}_{number}", source)
+        parts.append(f"select {columns} from {name}_{number}")
+    database.view(name, " union all by name ".join(parts))
+
+
+def open_runs(*where: str | Path) -> Runs:
+    """Open run directories: paths, globs of paths, roots (all their runs), URLs.
+
+    Raises NotFoundError when nothing is there.
+    """
+    found = [place for given in where for place in _places(str(given))]
+    if not found:
+        raise NotFoundError(f"no run at {', '.join(map(str, where)) or 'nothing'}")
+    return Runs(StoredRun(place) for place in dict.fromkeys(found))
+
+
+def _places(given: str) -> list[str]:
+    if is_run(given):
+        return [given]
+    if is_url(given):
+        root = given.removesuffix("*").rstrip("/")
+        return [below(root, name) for name in list_runs(root)]
+    if any(mark in given for mark in "*?["):
+        return sorted(path for path in glob(given) if is_run(path))
+    return [below(given, name) for name in list_runs(given)]

@@ -1,0 +1,104 @@
+"""Stored runs in a notebook: one or many, by path, glob or root; ready analyses of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import prorl
+from prorl.cli.app import dispatch
+from prorl.errors import NotFoundError, UserError
+from prorl.storage.analyses import ANALYSES
+from tests.storage.compacting import run_of_many_parts
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two equal runs."""
+    for name in ("a", "b"):
+        run_of_many_parts(tmp_path, name)
+    return tmp_path
+
+
+def test_many_runs_are_one_table_with_their_names(root: Path) -> None:
+    runs = prorl.open(root / "*")
+    asked = "select run_id, count(*) as n, sum(num_tokens) as t from rollouts group by 1 order by 1"
+    one, other = runs.sql(asked).rows()
+    assert (one["run_id"], other["run_id"], one["n"], other["t"]) == ("a", "b", 25, one["t"])
+    lengths = runs.sql(
+        "select run_id, sum(len(token_ids)) as t from sequences group by 1 order by 1"
+    )
+    assert [row["t"] for row in lengths.rows()] == [one["t"], other["t"]]
+    assert runs.arrow("deliveries").num_rows == 8
+    assert runs.arrow("scores").num_rows == 0
+
+
+def test_paths_globs_and_roots(root: Path) -> None:
+    assert [run.run_id for run in prorl.open(root).runs] == ["a", "b"]
+    assert [run.run_id for run in prorl.open(root / "b", root / "b", f"{root}/[ab]").runs] == [
+        "b",
+        "a",
+    ]
+    assert [run.run_id for run in prorl.open(f"file://{root}/a").runs] == ["a"]
+    with pytest.raises(NotFoundError, match="no run at"):
+        prorl.open(root / "c*")
+
+
+def test_sql_of_users_reaches_nothing_else(root: Path) -> None:
+    for statement in (
+        "drop view rollouts",
+        "select * from read_csv('/etc/passwd')",
+        "select 1; select 2",
+    ):
+        with pytest.raises(UserError):
+            prorl.open(root).sql(statement)
+
+
+@pytest.mark.parametrize(("method", "package"), [("df", "pandas"), ("pl", "polars")])
+def test_data_frames(root: Path, method: str, package: str) -> None:
+    answer = prorl.open(root / "a").sql("select count(*) as n from rollouts")
+    if importlib.util.find_spec(package) is None:
+        with pytest.raises(UserError, match=f"pip install {package}"):
+            getattr(answer, method)()
+    else:
+        assert list(getattr(answer, method)()["n"]) == [25]
+
+
+def test_every_analysis_gives_x_and_y(root: Path) -> None:
+    for name, asked in ANALYSES.items():
+        columns = prorl.open(root / "a").sql(asked.sql).arrow().column_names
+        assert columns[:2] == ["x", "y"], name
+    funnel = prorl.open(root / "a").sql(ANALYSES["funnel"].sql).rows()
+    assert {row["x"]: row["y"] for row in funnel} == {
+        "accepted": 0,
+        "decided": 6,
+        "kept": 6,
+        "delivered": 4,
+        "stale": 0,
+    }
+    (k1, *_) = prorl.open(root / "a").sql(ANALYSES["pass"].sql).rows()
+    assert (k1["x"], k1["y"], k1["groups"]) == (1, 1.0, 6)
+
+
+def test_a_report_is_one_file_that_escapes_what_it_shows(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.html"
+    assert dispatch(["report", "a", "--out", str(out), "--root", str(root)]) == 0
+    text = out.read_text()
+    assert text.count("<svg") >= 5
+    assert "src=" not in text
+    assert "href=" not in text
+    capsys.readouterr()
+    assert dispatch(["report", "a", "--only", "funnel", "--json", "--root", str(root)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["funnel"]) == 5
+
+
+def test_a_diff_of_equal_runs_says_so(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["diff", "a", "b", "--json", "--root", str(root)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["figures"]["rollouts"] == [25, 25]
+    assert (found["shared_tasks"], found["moved"]) == (6, [])
