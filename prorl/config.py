@@ -78,23 +78,10 @@ class StoreConfig(_Model):
     hot_bytes: int = Field(
         default=1 << 30, ge=1 << 20, description="memory-mapped hot copies kept for streams"
     )
-    url: str = Field(
-        default="",
-        description="where run directories lie if not in the root: s3://BUCKET/PREFIX, gs://...",
-    )
-    compact_commits: int = Field(
-        default=256, ge=0, description="commits between two compactions; 0 = never"
-    )
-    replaced_s: float = Field(
-        default=60.0,
-        ge=0,
-        description="how long parts that were compacted stay for readers that opened them",
-    )
-    idle_s: float = Field(
-        default=60.0,
-        ge=0,
-        description="a finished run that nobody has read for so long is closed",
-    )
+    url: str = Field(default="", description="root of run directories if elsewhere: s3://...")
+    compact_commits: int = Field(default=256, ge=0, description="between compactions; 0 = never")
+    replaced_s: float = Field(default=60.0, ge=0, description="compacted parts stay for readers")
+    idle_s: float = Field(default=60.0, ge=0, description="a finished run is closed, unread")
 
 
 class Listener(NamedTuple):

@@ -22,15 +22,21 @@ _MEMBER = "status = 'completed' and valid"
 ANALYSES: dict[str, Analysis] = {
     "reward": Analysis(
         title="Mean reward by policy version",
-        sql=f"select min_version as x, avg(reward) as y, count(*) as rollouts from rollouts where {_MEMBER} group by 1 order by 1",
+        sql=f"""
+select min_version as x, avg(reward) as y, count(*) as rollouts
+from rollouts where {_MEMBER}
+group by 1 order by 1""",
         picture="line",
     ),
     "pass": Analysis(
         title="pass@k: share of groups with a reward among k members",
         sql=f"""
-with g as (select group_id, count(*) as n, count(*) filter (reward > 0) as c from rollouts where {_MEMBER} group by 1),
+with g as (
+    select group_id, count(*) as n, count(*) filter (reward > 0) as c
+    from rollouts where {_MEMBER} group by 1),
 k as (select unnest([1, 2, 4, 8, 16]) as k)
-select k as x, avg(if(n - c < k, 1.0, 1.0 - exp(lgamma(n - c + 1) - lgamma(n - c - k + 1) + lgamma(n - k + 1) - lgamma(n + 1)))) as y,
+select k as x, avg(if(n - c < k, 1.0, 1.0 - exp(
+        lgamma(n - c + 1) - lgamma(n - c - k + 1) + lgamma(n - k + 1) - lgamma(n + 1)))) as y,
     count(*) as groups from g, k where n >= k group by 1 order by 1""",
         picture="line",
     ),
@@ -46,31 +52,46 @@ select * from (
     ),
     "dropped": Analysis(
         title="Why groups were dropped",
-        sql="select reason as x, count(*) as y from groups where event = 'decided' and not kept group by 1 order by 2 desc limit 20",
+        sql="""
+select reason as x, count(*) as y
+from groups where event = 'decided' and not kept
+group by 1 order by 2 desc limit 20""",
     ),
     "staleness": Analysis(
         title="Versions within one rollout (newest minus oldest)",
-        sql=f"select max_version - min_version as x, count(*) as y from rollouts where {_MEMBER} group by 1 order by 1",
+        sql=f"""
+select max_version - min_version as x, count(*) as y
+from rollouts where {_MEMBER}
+group by 1 order by 1""",
     ),
     "drift": Analysis(
         title="Mean logprob of sampled tokens by policy version",
         sql="""
 select version as x, sum(total) / sum(n) as y, sum(n) as tokens from (
-    select list_max(span_version) as version, list_sum(logprobs) as total, len(logprobs) as n from sequences)
+    select list_max(span_version) as version, list_sum(logprobs) as total, len(logprobs) as n
+    from sequences)
 where n > 0 group by 1 order by 1""",
         picture="line",
     ),
     "tools": Analysis(
         title="Tool calls by turn",
-        sql="select turn as x, sum(tool_calls) as y, avg(tool_s) as mean_tool_s from turns group by 1 order by 1 limit 64",
+        sql="""
+select turn as x, sum(tool_calls) as y, avg(tool_s) as mean_tool_s
+from turns group by 1 order by 1 limit 64""",
     ),
     "length": Analysis(
         title="Sampled tokens, with and without a reward",
-        sql=f"select if(reward > 0, 'rewarded', 'not rewarded') as x, avg(num_sampled) as y, max(num_sampled) as longest, count(*) as rollouts from rollouts where {_MEMBER} group by 1 order by 1",
+        sql=f"""
+select if(reward > 0, 'rewarded', 'not rewarded') as x, avg(num_sampled) as y,
+    max(num_sampled) as longest, count(*) as rollouts
+from rollouts where {_MEMBER}
+group by 1 order by 1""",
     ),
     "slow": Analysis(
         title="Tasks that take longest (mean seconds in RUN)",
-        sql="select task_id as x, avg(run_s) as y, avg(reward) as reward, count(*) as rollouts from rollouts group by 1 order by 2 desc limit 15",
+        sql="""
+select task_id as x, avg(run_s) as y, avg(reward) as reward, count(*) as rollouts
+from rollouts group by 1 order by 2 desc limit 15""",
     ),
     "stragglers": Analysis(
         title="Slowest member against the median of its group",
@@ -82,18 +103,27 @@ group by 1 order by 1""",
     ),
     "failures": Analysis(
         title="Failures by class and code",
-        sql="select failure_class || '/' || failure_code as x, count(*) as y, min(failure_message) as example from rollouts where failure_code <> '' group by 1 order by 2 desc limit 20",
+        sql="""
+select failure_class || '/' || failure_code as x, count(*) as y,
+    min(failure_message) as example
+from rollouts where failure_code <> ''
+group by 1 order by 2 desc limit 20""",
     ),
     "suspects": Analysis(
-        title="Reward-hack suspects: full reward from far fewer tokens than the task's other successes",
+        title="Reward-hack suspects: a reward from far fewer tokens than the task's other ones",
         sql=f"""
 select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id, reward from (
-    select rollout_id, task_id, reward, num_sampled, median(num_sampled) over (partition by task_id) as usual,
+    select rollout_id, task_id, reward, num_sampled,
+        median(num_sampled) over (partition by task_id) as usual,
         count(*) over (partition by task_id) as n from rollouts where {_MEMBER} and reward > 0)
 where n >= 4 and num_sampled < usual / 3 order by y limit 20""",
     ),
     "cost": Analysis(
         title="Seconds of model and tools per unit of reward, by source of tasks",
-        sql=f"select coalesce(nullif(data_source, ''), env) as x, sum(llm_s + tool_s) / nullif(sum(reward), 0) as y, sum(num_sampled) as tokens from rollouts where {_MEMBER} group by 1 order by 1 limit 20",
+        sql=f"""
+select coalesce(nullif(data_source, ''), env) as x,
+    sum(llm_s + tool_s) / nullif(sum(reward), 0) as y, sum(num_sampled) as tokens
+from rollouts where {_MEMBER}
+group by 1 order by 1 limit 20""",
     ),
 }

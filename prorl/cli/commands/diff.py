@@ -24,8 +24,7 @@ FIGURES = (
     "bytes",
 )
 _TASKS = """
-with t as (select task_id, avg(reward) as reward, count(*) as n from rollouts where valid group by 1)
-select * from t
+select task_id, avg(reward) as reward, count(*) as n from rollouts where valid group by 1
 """
 
 
