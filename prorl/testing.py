@@ -47,6 +47,7 @@ from prorl.types import (
     Message,
     PolicyVersion,
     RolloutLimits,
+    SamplingParams,
     SandboxRef,
     SandboxSpec,
     Score,
@@ -128,6 +129,7 @@ async def play(
                 key=AttemptKey("test", 1, 1),
                 session="test",
                 limits=limits,
+                sampling=SamplingParams(max_tokens=limits.max_tokens),
             )
         )
     if trajectory.failure.failure_class not in (FailureClass.NONE, FailureClass.POLICY):
