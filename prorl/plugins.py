@@ -17,6 +17,8 @@ ones of `prorl run` do. Tools are registered: sandboxd packs them before a run i
 | prorl.backends | opens the backends of a URL scheme | `prorl/backends/catalogue.py` |
 | prorl.sandbox_kinds | a `prorl.sandbox.kind.Kind` | `prorl/sandbox/kinds/__init__.py` |
 | prorl.renderers | makes a renderer of a `RendererSpec` | `prorl.protocols.Renderer` |
+| prorl.rewards | what `prorl.rubric.reward` makes | `prorl.protocols.RewardFn` |
+| prorl.formats | a `prorl.tasks.formats.Format` | `prorl/tasks/formats/__init__.py` |
 | prorl.tools | class without arguments, called inside sandboxes | `prorl/tools/__init__.py` |
 
 A name of ours wins over a user's; of two packages that register one name, the one that Python finds

@@ -17,6 +17,7 @@ each method of `prorl.protocols.Env` may be replaced. README, "An env of your ow
 |---|---|
 | tools | names of further tools (`prorl/tools`) |
 | image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
+| rewards | further parts of the reward, name -> weight (`prorl/rewards.py`) |
 | sandbox | fields of `SandboxSpec` but image and tools |
 """
 
@@ -31,6 +32,7 @@ from prorl.envs.tools import BAD_CALL, Solution, call_problem, make_spec, run_ca
 from prorl.envs.user_tools import task_tools
 from prorl.errors import TaskError
 from prorl.limits import Deadline
+from prorl.rewards import rubric_of
 from prorl.rubric import Rubric
 from prorl.types import Message, SandboxSpec, Score, Stage, Task, ToolCall, ToolResult, ToolSpec
 
@@ -78,6 +80,7 @@ class BaseEnv:
             )
         self.tools(task)
         self.sandbox(task, Stage.RUN)
+        rubric_of(task, self.rubric)
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
         """Its own, what it offers in the sandbox, and what `data.tools` names."""
@@ -120,8 +123,8 @@ class BaseEnv:
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """What the rubric says. Raises GraderError."""
-        return await self.rubric.score(task, artefact, sandbox, deadline)
+        """What the rubric says, with the task's further parts. Raises GraderError."""
+        return await rubric_of(task, self.rubric).score(task, artefact, sandbox, deadline)
 
     def reference(self, task: Task) -> Reference:
         """Raises TaskError: there is none."""

@@ -62,6 +62,10 @@ def known_env(load_code: bool) -> CheckTask:
     envs: dict[str, Env] = {}
 
     def check(task: Task) -> None:
+        rewards = task.data.get("rewards")
+        if not load_code and isinstance(rewards, dict):
+            for name in rewards:
+                plugins.refuse_places(name, TaskError, "reward")
         env = envs.get(task.env)
         if env is None:
             if not load_code:

@@ -63,6 +63,8 @@ from prorl.envs.tools import BASH, FILES, text_field
 from prorl.errors import GraderError, NotFoundError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
+from prorl.rewards import rubric_of
+from prorl.rubric import Rubric
 from prorl.types import FailureCode, Score, Task, ToolCall, ToolResult
 
 MAX_ARCHIVE_BYTES = 256 << 20
@@ -219,11 +221,18 @@ class SweEnv(BaseEnv):
     async def score(
         self, task: Task, artefact: bytes, sandbox: Sandbox | None, deadline: Deadline
     ) -> Score:
-        """Apply tests and diff, run the tests.
+        """Apply tests and diff, run the tests; then the task's further parts.
 
         Raises GraderError, SandboxError, RolloutError for a task whose tests do not apply.
         """
         assert sandbox is not None
+        resolved = await self._resolved(task, artefact, sandbox, deadline)
+        more = await rubric_of(task, Rubric()).score(task, artefact, sandbox, deadline)
+        return Score(parts=(*resolved.parts, *more.parts), log=resolved.log)
+
+    async def _resolved(
+        self, task: Task, artefact: bytes, sandbox: Sandbox, deadline: Deadline
+    ) -> Score:
         if not artefact.strip():
             return score_of(task, NOTHING, "no change")
         await _bring_tests(task, sandbox)
