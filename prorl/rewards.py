@@ -5,7 +5,7 @@
 | name | value |
 |---|---|
 | format | 1 when the answer is marked: a last line `#### answer`, or a `\\boxed{}` |
-| length | 1 up to `data.length_chars` characters of the artefact (2000), then falling to 0 at twice as many |
+| length | 1 up to `data.length_chars` characters (2000), then falling to 0 at twice as many |
 
 Yours is an entry point of the group `prorl.rewards`, or `module:attr` or `file.py:attr`
 (`prorl/plugins.py`), whose value is what `prorl.rubric.reward` makes of a function. Each part is
