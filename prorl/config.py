@@ -28,11 +28,13 @@ NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class _Model(BaseModel):
+class StrictModel(BaseModel):
+    """Frozen, and refuses what it does not know."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-class StageConfig(_Model):
+class StageConfig(StrictModel):
     """One stage's pool on this node."""
 
     workers: int = Field(default=1, ge=0, le=64, description="processes")
@@ -44,7 +46,7 @@ class StageConfig(_Model):
     )
 
 
-class SandboxConfig(_Model):
+class SandboxConfig(StrictModel):
     """This node's sandboxd."""
 
     kind: str = Field(
@@ -70,7 +72,7 @@ class SandboxConfig(_Model):
     )
 
 
-class StoreConfig(_Model):
+class StoreConfig(StrictModel):
     """How the store batches parts."""
 
     flush_s: float = Field(default=0.5, gt=0, le=60)
@@ -112,7 +114,7 @@ class Listener(NamedTuple):
         return f"grpc+tls://{self.host}:{self.port + offset}"
 
 
-class ServiceConfig(_Model):
+class ServiceConfig(StrictModel):
     """One service on one root. Locations are filled in by the supervisor before processes start."""
 
     root: Path = Field(
@@ -228,7 +230,7 @@ class ServiceConfig(_Model):
         return f"grpc+unix://{self.socket_dir}/{worker}.sock"
 
 
-class Sampling(_Model):
+class Sampling(StrictModel):
     """See `prorl.types.SamplingParams`."""
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0)
@@ -241,7 +243,7 @@ class Sampling(_Model):
         return SamplingParams(**self.model_dump())
 
 
-class Limits(_Model):
+class Limits(StrictModel):
     """See `prorl.types.RolloutLimits`."""
 
     init_s: float = Field(default=60.0, gt=0, le=86400)
@@ -259,7 +261,7 @@ class Limits(_Model):
         return RolloutLimits(**self.model_dump())
 
 
-class RunConfig(_Model):
+class RunConfig(StrictModel):
     """One run: what `POST /v1/runs` takes."""
 
     run_id: str = Field(description="name of the run and of its directory")
@@ -298,42 +300,6 @@ class RunConfig(_Model):
                 "letters, digits, `_`, `.`, `-`, at most 128, starting with a letter or digit"
             )
         return value
-
-
-class TaskBody(_Model):
-    """A task as HTTP takes it."""
-
-    task_id: str = Field(min_length=1, max_length=512)
-    env: str
-    prompt: str
-    data: dict[str, Json] = Field(default_factory=dict)
-    data_source: str = ""
-
-
-class GroupBody(_Model):
-    """One group of `POST /v1/runs/{run}/groups`: n sibling rollouts of one task."""
-
-    task: TaskBody
-    n: int = Field(default=1, ge=1, le=1024)
-    key: str = Field(
-        default="", max_length=512, description="idempotency key; empty = hash of run and position"
-    )
-    sampling: Sampling | None = None
-    extra: dict[str, Json] = Field(
-        default_factory=dict, description="kept as a JSON column of `rollouts`"
-    )
-
-
-class GroupsBody(_Model):
-    """Body of `POST /v1/runs/{run}/groups`."""
-
-    groups: list[GroupBody] = Field(min_length=1, max_length=10000)
-    last: bool = Field(default=False, description="no more groups will come: the run may finish")
-
-    @classmethod
-    def of(cls, *groups: GroupBody) -> Self:
-        """A body of these groups."""
-        return cls(groups=list(groups))
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:

@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 import orjson
 
-from prorl.config import GroupBody, RunConfig
+from prorl.config import RunConfig
 from prorl.errors import ConflictError, QueueFullError, TaskError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
 from prorl.service import messages
+from prorl.service.bodies import GroupBody
 from prorl.service.journal import Journal, group_row, rollout_row
 from prorl.service.lifecycle import RolloutLife
 from prorl.service.log import ControlLog

@@ -20,7 +20,7 @@ from prorl import plugins
 from prorl.agents import get_agent
 from prorl.backends.catalogue import is_server
 from prorl.backends.vllm_probe import Vocabulary
-from prorl.config import NAME, GroupsBody, RunConfig, explain
+from prorl.config import NAME, RunConfig, explain
 from prorl.envs import get_env
 from prorl.errors import ConfigError, ProrlError, TaskError, UserError
 from prorl.filters import FILTERS
@@ -30,6 +30,7 @@ from prorl.renderer.load import SAMPLE
 from prorl.service import views
 from prorl.service.accept import Candidate, CheckTask
 from prorl.service.backend_routes import backend_routes
+from prorl.service.bodies import GroupsBody
 from prorl.service.gateway import Gateway
 from prorl.service.http import GuardMiddleware, error_body, status_of
 from prorl.service.manifest import check_there, code_version, write_manifest

@@ -13,7 +13,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prorl.config import GroupBody
 from prorl.control import (
     CommitPart,
     Committed,
@@ -32,6 +31,7 @@ from prorl.control import (
 )
 from prorl.errors import ConflictError
 from prorl.schema import SCHEMA_VERSION
+from prorl.service.bodies import GroupBody
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.recover import count, load

@@ -52,7 +52,6 @@ class ModelServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.key = request.headers.get("Authorization", "")
         body: Json = await request.json() if request.can_read_body else {}
         match request.path:
             case "/health" | "/metrics":
@@ -63,6 +62,7 @@ class ModelServer:
                 return web.json_response({"weight_version": self.version})
             case "/v1/models" | "/v1/completions" | "/tokenize":
                 return web.Response(status=404)
+        self.key = request.headers.get("Authorization", "")
         self.said.append(request.path_qs)
         return self._told(request.path, body)
 

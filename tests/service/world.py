@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from prorl.config import GroupBody, RunConfig, ServiceConfig, TaskBody
+from prorl.config import RunConfig, ServiceConfig
 from prorl.control import (
     CommitPart,
     Committed,
@@ -38,6 +38,7 @@ from prorl.flight import FlightNetwork, LocalNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet
 from prorl.protocols import Network
+from prorl.service.bodies import GroupBody, TaskBody
 from prorl.service.log import ControlLog
 from prorl.service.serve import Served, serving
 from prorl.types import AttemptKey, Json, Task
