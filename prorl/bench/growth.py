@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prorl.bench.report import Figure, Report, machine
-from prorl.config import GroupBody, RunConfig, TaskBody
+from prorl.config import RunConfig
 from prorl.control import (
     CommitPart,
     CommittedRollout,
@@ -27,6 +27,7 @@ from prorl.control import (
     KeptGroup,
 )
 from prorl.schema import SCHEMA_VERSION
+from prorl.service.bodies import GroupBody, TaskBody
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.state import RunRecord
