@@ -49,10 +49,7 @@ class StageConfig(StrictModel):
 class SandboxConfig(StrictModel):
     """This node's sandboxd."""
 
-    kind: str = Field(
-        default="auto",
-        description="one of `prorl/sandbox/kinds/`; auto = the strongest that works here",
-    )
+    kind: str = Field(default="auto", description="a row of prorl/sandbox/kinds; auto = strongest")
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
     warm: int = Field(
         default=0, ge=0, le=256, description="warm sandboxes kept for the default spec"
