@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from fsspec.implementations.local import LocalFileSystem
 
 from prorl.errors import ConfigError, StorageError
+from prorl.linux.failpoints import failpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,9 @@ def write_local(path: Path, content: bytes | pa.Buffer) -> None:
     temp = path.with_name(f"{TEMP_MARK}{os.getpid()}-{path.name}")
     try:
         _write_synced(temp, view)
+        failpoint("file.synced")
         temp.rename(path)
+        failpoint("file.renamed")
         sync_directory(path.parent)
     except OSError as error:
         temp.unlink(missing_ok=True)

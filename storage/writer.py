@@ -42,6 +42,7 @@ from prorl.control import (
 )
 from prorl.errors import FencedError, StorageError
 from prorl.flight.queues import wire_bytes
+from prorl.linux.failpoints import failpoint
 from prorl.rows import Row, stack
 from prorl.storage.batch import (
     Ack,
@@ -255,13 +256,16 @@ class RunWriter:
         while self._flying:
             part = await self._store_part()
             self._flying_part = part.name
+            failpoint("commit.asked")
             commit = await self._commit(part)
             if commit is not None:
+                failpoint("commit.answered")
                 # The log has it: from here on it must be said again to nobody, may be decided and
                 # served, must become visible to readers, and only then may its senders forget it.
                 self._stored.add(self._flying)
                 self._on_commit(Written(commit, part.tables))
                 await self._show(commit)
+                failpoint("commit.shown")
                 self._settle(self._flying.rows.values())
                 self._flying = Batch()
             self._flying_part = ""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from prorl.errors import ConflictError, SchemaError, StorageError
+from prorl.linux.failpoints import failpoint
 from prorl.service.log_schema import LOG_VERSION, TABLES_SQL
 
 Write = tuple[str, Sequence[Sequence[Any]]]
@@ -71,8 +72,10 @@ class ControlLog:
             connection.execute("BEGIN IMMEDIATE")
             for statement, rows in writes:
                 connection.executemany(statement, rows)
+            failpoint("log.begun")
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
+            failpoint("log.written")
+        except (sqlite3.Error, OSError) as error:
             self._broken = StorageError(f"control log {self.path}: {error}")
             raise self._broken from error
         self.transactions += 1

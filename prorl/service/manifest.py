@@ -14,6 +14,7 @@ import orjson
 
 from prorl.config import RunConfig, ServiceConfig
 from prorl.errors import ConflictError, StorageError
+from prorl.linux.failpoints import failpoint
 from prorl.schema import SCHEMA_VERSION, check_version
 from prorl.service.provenance import provenance
 from prorl.service.state import RunRecord
@@ -51,6 +52,7 @@ def write_manifest(
         found = _read(directory)
         if found is None:
             _make(directory, _content(service, run, config, created_at, renderer))
+            failpoint("manifest.written")
         elif found.get("config") != config:
             raise ConflictError(
                 f"{directory.where} holds another run",

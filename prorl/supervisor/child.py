@@ -24,7 +24,7 @@ from typing import Any
 
 import prorl
 from prorl.errors import UnavailableError
-from prorl.linux import heartbeat
+from prorl.linux import failpoints, heartbeat
 from prorl.types import Json
 
 KEPT_LOGS = 4
@@ -96,7 +96,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=log_fd,
                 cwd=self._log_dir,
-                env={**environment(), **self.spec.env, heartbeat.VARIABLE: str(beat_fd)},
+                env={**self._environment(), heartbeat.VARIABLE: str(beat_fd)},
                 start_new_session=True,
                 pass_fds=(beat_fd,),
             )
@@ -116,6 +116,12 @@ class Child:
         self._reader = loop.create_task(
             self._read(self._process), name=f"stdout of {self.spec.name}"
         )
+
+    def _environment(self) -> dict[str, str]:
+        values = {**environment(), **self.spec.env}
+        if self.lives:
+            values.pop(failpoints.VARIABLE, None)
+        return values
 
     async def ready(self, timeout_s: float) -> Mapping[str, Json]:
         """The JSON of its ready line, `{}` when it says no more.

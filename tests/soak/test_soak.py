@@ -254,12 +254,13 @@ async def test_soak(tmp_path: Path, sandbox_kind: str) -> None:
             judging = asyncio.ensure_future(soak.whole(strikes, reading))
             failing = asyncio.ensure_future(soak.running.failed())
             await asyncio.wait({judging, failing}, return_when=asyncio.FIRST_COMPLETED)
+            consumer.done = True
+            print(f"\n{soak.table}", file=sys.stderr)
             if failing.done():
                 failing.result()
             expected = await judging
             root = soak.root
         took = time.monotonic() - began
-        print(f"\n{soak.table}", file=sys.stderr)
         check_nothing_left(root, before)
         stored = check_complete(root / "r", expected)
         done = rows(stored, "select count(*) as n from rollouts where status = 'completed'")[0]["n"]
