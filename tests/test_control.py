@@ -56,6 +56,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.one_of(*map(values, types))
         case inspect.VarTupleType(item_type=item):
             return st.lists(values(item), max_size=2).map(tuple)
+        case inspect.TupleType(item_types=items):
+            return st.tuples(*map(values, items))
         case inspect.DictType(key_type=key, value_type=value):
             return st.dictionaries(values(key), values(value), max_size=2)
         case (
@@ -133,7 +135,8 @@ def test_a_hello_of_another_version_says_so_whatever_its_shape(payload: dict[str
 
 
 def test_rows_of_tables_have_their_columns() -> None:
-    assert list(TaskRow.__struct_fields__) == TASKS.names
-    assert list(GroupEventRow.__struct_fields__) == GROUPS.names
+    """Whose row it is stands in the control row's own column."""
+    assert ["run_id", *TaskRow.__struct_fields__] == TASKS.names
+    assert ["run_id", *GroupEventRow.__struct_fields__] == GROUPS.names
     assert set(Terminal.__struct_fields__) <= set(ROLLOUTS.names)
     assert set(TrajectorySummary.__struct_fields__) <= set(ROLLOUTS.names)
