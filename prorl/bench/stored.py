@@ -121,8 +121,8 @@ def _sequences(ids: Any, groups: Any, length: Any, reward: Any, version: Any, rn
     ends = np.stack([length - sampled, length], axis=1).ravel()
     two = np.full(count, 2)
     versions = np.stack([np.full(count, -1), version], axis=1).ravel()
-    # Log-softmax over bf16 logits: few distinct values, most near 0.
-    logprobs = -np.round(rng.exponential(0.6, int(sampled.sum())) * 256) / 256
+    # A log-softmax in float32: whatever the logits are, its sum takes every bit of the mantissa.
+    logprobs = -rng.exponential(0.6, int(sampled.sum()))
     return _table(
         "sequences",
         {

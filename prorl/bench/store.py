@@ -1,0 +1,188 @@
+"""What stored trajectories cost: bytes a token and the time to read them all into arrays, against
+JSON lines with zstd of the same rows; a durable commit; and what readers pay for the number of
+commits, before and after compaction, each measured in a process of its own.
+
+Tokens are drawn as words are (Zipf over 50,000 ids), each by itself; real text compresses better on
+both sides. Logprobs are continuous float32, as a log-softmax gives them; every
+second token has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from prorl.bench.report import Figure, Report, machine
+from prorl.bench.stored import make_run, rollout_tables
+from prorl.storage.catalog import StoredRun
+from prorl.storage.compact import collect, compact
+from prorl.storage.durable import write_durably
+from prorl.storage.layout import Commit, RunDir
+from prorl.storage.parts import encode, part_file
+
+RIVAL = "JSON lines, zstd level 3"
+LEVEL = 3
+
+READERS = {
+    "count_sql": "from prorl.storage.catalog import query\n"
+    "query(WHERE, 'select count(*) from rollouts')",
+    "show_rollout": "from prorl.storage.catalog import query\n"
+    "query(WHERE, 'select * from rollouts where rollout_id = 7')\n"
+    "query(WHERE, 'select * from messages where rollout_id = 7')",
+    "replay_first_batch": "import asyncio\n"
+    "from prorl.storage.replay import open_replay\n"
+    "from prorl.storage.delivery import Wanted\n"
+    "order, index = open_replay(WHERE)\n"
+    "for group in asyncio.run(order.take(Wanted('b', 0, 16, 1 << 30, 0.0))).groups:\n"
+    "    index.read(group)",
+}
+
+
+class Spent(NamedTuple):
+    """Of one process."""
+
+    cpu_s: float
+    rss_mb: float
+
+
+async def run(quick: bool) -> Report:
+    """Measure; `quick` takes half a minute."""
+    rollouts, tokens = (400, 6000) if quick else (4000, 4000)
+    commits, each = (400, 5) if quick else (4000, 5)
+    with tempfile.TemporaryDirectory(prefix="prorl-store-") as folder:
+        rows = [
+            *_format(Path(folder), rollouts, tokens),
+            _commit(Path(folder) / "commits", 20 if quick else 100),
+            *await _growth(Path(folder), commits, each),
+        ]
+    return Report(bench="store", machine=machine(), rows=tuple(rows))
+
+
+def _format(folder: Path, rollouts: int, tokens: int) -> list[Figure]:
+    run = make_run(folder / "tokens", rollouts, max(1, rollouts // 100), tokens)
+    compact(run)
+    stored = StoredRun(run.where)
+    rows = stored.read("sequences")
+    total = len(rows.column("token_ids").combine_chunks().flatten())
+    ours = sum(file.bytes for file in stored.files("sequences"))
+    lines = b"\n".join(orjson.dumps(row) for row in rows.to_pylist())
+    packed = pa.Codec("zstd", LEVEL).compress(lines)
+
+    def parse() -> int:
+        text = pa.Codec("zstd").decompress(packed, len(lines))
+        read = map(orjson.loads, bytes(memoryview(text)).split(b"\n"))
+        return sum(
+            len(np.array(row["token_ids"], np.int32)) + len(np.array(row["logprobs"], np.float32))
+            for row in read
+        )
+
+    def scan() -> int:
+        found = StoredRun(run.where).read("sequences", ["token_ids", "logprobs"])
+        return sum(len(column.combine_chunks().flatten().to_numpy()) for column in found.columns)
+
+    assert parse() == scan()
+    mine, theirs = _cpu(scan), _cpu(parse)
+    return [
+        Figure(
+            what="bytes_per_token",
+            value=ours / total,
+            unit="B",
+            rival_value=len(packed) / total,
+            ratio=len(packed) / ours,
+            note=_bar(len(packed) / ours, 2.0),
+            rival=RIVAL,
+            rival_command="orjson + zstd of the same rows, same run",
+        ),
+        Figure(
+            what="scan_tokens_per_cpu_s",
+            value=total / mine,
+            unit="tokens/s",
+            rival_value=total / theirs,
+            ratio=theirs / mine,
+            note=_bar(theirs / mine, 20.0),
+            rival=RIVAL,
+            rival_command="orjson + zstd of the same rows, same run",
+        ),
+    ]
+
+
+def _bar(ratio: float, bar: float) -> str:
+    return f"bar {bar:g}x" if ratio >= bar else f"missed: bar {bar:g}x"
+
+
+def _cpu(work: Callable[[], int]) -> float:
+    """Median CPU seconds of three times."""
+    spent = []
+    for _ in range(3):
+        began = time.process_time()
+        work()
+        spent.append(time.process_time() - began)
+    return statistics.median(spent)
+
+
+def _commit(where: Path, count: int) -> Figure:
+    """Eight rollouts of 1,000 tokens: encode, hash, make durable, publish; without the log."""
+    run = RunDir(where)
+    make_run(where, 8, 1)
+    waits = []
+    for seq in range(2, count + 2):
+        began = time.perf_counter()
+        ids, rng = np.arange(seq * 8, seq * 8 + 8), np.random.default_rng(seq)
+        files = []
+        for table, rows in rollout_tables(ids, 1000, rng).items():
+            content = encode(table, rows, "b", f"part-{seq}")
+            files.append(part_file(table, f"part-{seq}", rows.num_rows, content))
+            write_durably(run.fs, run.path(files[-1].path), content)
+        commit = Commit(commit_seq=seq, part=f"part-{seq}", files=tuple(files), run_id="b")
+        write_durably(run.fs, run.commit_path(seq), commit.dumps())
+        waits.append(1e3 * (time.perf_counter() - began))
+    value = statistics.median(waits)
+    note = "bar 50 ms" if value <= 50 else "missed: bar 50 ms"
+    return Figure(what="commit_p50_ms", value=value, unit="ms", repeats=tuple(waits), note=note)
+
+
+async def _growth(folder: Path, commits: int, each: int) -> list[Figure]:
+    """CPU of whole reader processes, before and after: the rival is the run not compacted."""
+    run = make_run(folder / "long", commits * each, commits)
+    before = {name: await _reader(run, code) for name, code in READERS.items()}
+    began = time.process_time()
+    compact(run)
+    spent = time.process_time() - began
+    collect(run, grace_s=0)
+    rows = [Figure(what="compact_cpu_ms_per_commit", value=1e3 * spent / commits, unit="ms")]
+    for name, code in READERS.items():
+        after = await _reader(run, code)
+        rows.append(
+            Figure(
+                what=f"{name}_cpu_s",
+                value=after.cpu_s,
+                unit="s",
+                rival=f"{commits:,} commits, not compacted",
+                rival_value=before[name].cpu_s,
+                ratio=before[name].cpu_s / after.cpu_s,
+                note=f"{after.rss_mb:.0f} MB, before {before[name].rss_mb:.0f}",
+            )
+        )
+    return rows
+
+
+async def _reader(run: RunDir, code: str) -> Spent:
+    """A Python process from its start to its end."""
+    child = subprocess.Popen([sys.executable, "-c", f"WHERE = {run.where!r}\n{code}"])
+    # Not `child.wait()`: what the child used is told once, to whoever reaps it.
+    _, status, used = await asyncio.to_thread(os.wait4, child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0, f"a reader ended with {child.returncode}"
+    return Spent(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
