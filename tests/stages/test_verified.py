@@ -1,0 +1,96 @@
+"""A task is tried once a node: what is wrong with it every rollout is told, what is wrong with the
+machine nobody remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from prorl.envs.noop import NoopEnv
+from prorl.errors import RolloutError, SandboxError
+from prorl.limits import Deadline
+from prorl.protocols import Sandbox, Verifies
+from prorl.stages.verified import Verified
+from prorl.testing import make_task
+from prorl.types import FailureCode, SandboxSpec, Stage, Task
+from tests.stages.service import RecordingHost, as_host
+
+TASK = make_task("tried")
+
+
+class TriedEnv(NoopEnv):
+    """Its trials end as the test wants."""
+
+    name = "tried"
+
+    def __init__(self, *ends: RolloutError | None) -> None:
+        self.ends = list(ends)
+        self.num_trials = 0
+
+    def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
+        return SandboxSpec()
+
+    async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
+        self.num_trials += 1
+        await asyncio.sleep(0.01)
+        if self.ends and (end := self.ends.pop(0)) is not None:
+            raise end
+
+
+async def _check(verified: Verified, env: TriedEnv, *tasks: Task) -> list[BaseException | None]:
+    """All at once, as siblings come."""
+
+    async def stop() -> None:
+        pass
+
+    checks = (verified.check(env, task, "run/1/1", 5.0, stop) for task in tasks)
+    return await asyncio.gather(*checks, return_exceptions=True)
+
+
+@pytest.fixture
+def verified() -> Verified:
+    return Verified(as_host(RecordingHost()), time.monotonic)
+
+
+async def test_siblings_share_one_trial_and_other_tasks_have_their_own(verified: Verified) -> None:
+    env = TriedEnv()
+    assert isinstance(env, Verifies)
+    assert await _check(verified, env, *[TASK] * 8) == [None] * 8
+    assert env.num_trials == 1
+    await _check(verified, env, TASK, make_task("tried", "another"))
+    assert env.num_trials == 2
+
+
+async def test_a_task_that_does_not_hold_is_told_to_every_rollout(verified: Verified) -> None:
+    env = TriedEnv(RolloutError(FailureCode.BAD_TASK, "no pytest"))
+    for found in await _check(verified, env, *[TASK] * 3):
+        assert isinstance(found, RolloutError)
+        assert found.code is FailureCode.BAD_TASK
+    assert env.num_trials == 1
+
+
+async def test_what_the_machine_did_is_tried_again_and_not_remembered(verified: Verified) -> None:
+    lost = SandboxError(FailureCode.SANDBOX_LOST, "gone")
+    env = TriedEnv(lost, None)
+    assert await _check(verified, env, TASK) == [None]
+    assert env.num_trials == 2
+    never = TriedEnv(*[lost] * 3)
+    other = make_task("tried", "other")
+    (found,) = await _check(verified, never, other)
+    assert isinstance(found, RolloutError)
+    assert found.code is FailureCode.EVAL_FAILED
+    assert await _check(verified, never, other) == [None]
+
+
+async def test_an_env_that_tries_nothing_costs_no_sandbox() -> None:
+    host = RecordingHost()
+    verified = Verified(as_host(host), time.monotonic)
+
+    async def stop() -> None:
+        raise AssertionError
+
+    await verified.check(NoopEnv(), TASK, "run/1/1", 5.0, stop)
+    assert host.asked == []
