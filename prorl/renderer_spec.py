@@ -35,6 +35,10 @@ class RendererSpec:
     """What a new user message does where the template would take earlier thoughts out of the past:
     `append` keeps them, `segment` starts a new segment.
     """
+    unshown_tools: bool = False
+    """Tools may be offered though the template does not write them (DeepSeek): the env's messages
+    say what there is.
+    """
 
     def to_json(self) -> str:
         """Text for an edge; equal specs give equal text."""
@@ -72,6 +76,10 @@ class RendererConfig(BaseModel):
             "a new user message where the template would drop earlier thoughts: `append` keeps"
             " them, `segment` starts a new segment"
         ),
+    )
+    unshown_tools: bool = Field(
+        default=False,
+        description="offer tools that the template does not write: the env's messages describe them",
     )
 
     def spec(self, model: str, created_at: float) -> RendererSpec:

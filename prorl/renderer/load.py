@@ -95,6 +95,7 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
         tool_template=(ChatTemplate(tool_source, today, variables, where) if tool_source else None),
         stop_ids=checkpoint.stop_ids,
         on_rewrite=spec.on_rewrite,
+        unshown_tools=spec.unshown_tools,
     )
     renderer.proof = proof.check(renderer, spec.model)
     return renderer

@@ -53,12 +53,13 @@ class TemplateRenderer:
         tool_template: ChatTemplate | None = None,
         stop_ids: Sequence[int] = (),
         on_rewrite: str = "append",
+        unshown_tools: bool = False,
     ) -> None:
         self.tokenizer, self.template, self.family = tokenizer, template, family
         self.tool_template = tool_template or template
         self.vocab_size = tokenizer.vocab_size
         self.proof: Proof | None = None
-        self._on_rewrite = on_rewrite
+        self._on_rewrite, self._unshown_tools = on_rewrite, unshown_tools
         ids = [tokenizer.specials[text] for text in family.stops if text in tokenizer.specials]
         self.stop_token_ids = tuple(dict.fromkeys([*ids, *stop_ids]))
         if not ids:
@@ -93,11 +94,9 @@ class TemplateRenderer:
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """The prompt as text, with fences. Raises TaskError."""
-        if tools and self.proof is not None and self.proof.tools:
+        if tools and (problem := self._tool_problem()):
             raise TaskError(
-                f"a task with tools for {self.template.where}: {self.proof.tools}",
-                "a model whose template shows calls and results",
-                "use another model, or an env without tools",
+                f"a task with tools for {self.template.where}: {problem[0]}", *problem[1:]
             )
         template = self.tool_template if tools else self.template
         values = self._guard.fence(self.family.dialect.messages(messages))
@@ -128,6 +127,18 @@ class TemplateRenderer:
             assert self.family.thoughts is not None
             parts.insert(0, self._guard.encode(self.family.thoughts[1]))
         return np.concatenate(parts)
+
+    def _tool_problem(self) -> tuple[str, str, str] | None:
+        """Why tools cannot be offered, what was expected, how to mend it."""
+        if self.proof is None:
+            return None
+        if self.proof.tools:
+            expected = "a model whose template shows calls and results"
+            return self.proof.tools, expected, "use another model, or an env without tools"
+        if not self.proof.shows_tools and not self._unshown_tools:
+            mend = "describe them in the env's messages and set renderer.unshown_tools"
+            return "it does not say what tools there are", "a template that shows tools", mend
+        return None
 
     def tail(self, messages: Sequence[Message]) -> tuple[str, str]:
         """The token that ends the turn before new messages, and the text behind it (where the next
@@ -180,9 +191,9 @@ class TemplateRenderer:
         if self.proof is None or all(message.role == "tool" for message in messages):
             return False
         verdict = self.proof.worst(Kind.USER, Kind.USER_AFTER_CALL)
-        if verdict in (Verdict.DIFFERS, Verdict.REFUSES):
-            return True
-        return verdict is not Verdict.EXACT and self._on_rewrite == SEGMENT
+        if verdict is Verdict.DROPS_THOUGHTS:
+            return self._on_rewrite == SEGMENT
+        return verdict is not Verdict.EXACT
 
     def facts(self) -> dict[str, Json]:
         """For the run's manifest: family, hash of the template, what was proved."""
@@ -196,7 +207,7 @@ class TemplateRenderer:
             "stop_tokens": [stops.get(id, str(id)) for id in self.stop_token_ids],
             "thinks": bool(proof and proof.thinks),
             "how": proof.summary()[0] if proof else "",
-            "no_tools": proof.tools if proof else "",
+            "no_tools": (self._tool_problem() or ("",))[0],
             "proof": {kind.value: finding.verdict.value for kind, finding in found},
         }
 
@@ -265,7 +276,7 @@ class TemplateRenderer:
             after = template.render(values, tools)
         except TemplateFault as fault:
             raise self._silent(str(fault)) from fault
-        said = self._said(before, after)
+        said = self.said(before, after)
         if said is None or (message.tool_calls and not self.family.shows_calls):
             raise self._silent("it rewrites or leaves out what the assistant says")
         if (end := self.last_end(said)) and not self.family.next_role_stops:
@@ -279,7 +290,7 @@ class TemplateRenderer:
         ends = [match.end() for match in self.ends.finditer(said)]
         return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
 
-    def _said(self, before: str, after: str) -> str | None:
+    def said(self, before: str, after: str) -> str | None:
         """What the assistant says in `after`, whose prompt was `before`; a thought that the prompt
         opens and the history lacks is closed first.
         """

@@ -28,7 +28,7 @@ from prorl.types import Message, ToolCall, ToolSpec
 
 TOOL = ToolSpec(
     "look",
-    "Looks a word up.",
+    "Looks a zword up.",
     {
         "type": "object",
         "properties": {"word": {"type": "string", "description": "what to look up"}},
@@ -84,7 +84,10 @@ def prove(renderer: TemplateRenderer) -> Proof:
     thinks = _thinks(renderer)
     proved = cases(thinks=thinks, system=_takes_system(renderer))
     return Proof(
-        {case.kind: judge(renderer, case) for case in proved}, thinks, _round_trip(renderer, thinks)
+        {case.kind: judge(renderer, case) for case in proved},
+        thinks,
+        _calls(renderer),
+        _shows_tools(renderer),
     )
 
 
@@ -108,10 +111,18 @@ def _thinks(renderer: TemplateRenderer) -> bool:
     return _THOUGHT in after[len(before) :]
 
 
-def _round_trip(renderer: TemplateRenderer, thinks: bool) -> str:
-    """Whether a call that the template writes is read back as the same call."""
+def _shows_tools(renderer: TemplateRenderer) -> bool:
+    """Whether a first prompt says what tools there are."""
+    try:
+        return TOOL.description in renderer.prompt_text((_QUESTION,), (TOOL,))
+    except UserError:
+        return False
+
+
+def _calls(renderer: TemplateRenderer) -> str:
+    """Empty where a call that the template writes is read back as the same."""
     call = ToolCall("look", {"word": "w0"}, id=made_up_id(0))
-    message = Message(role="assistant", content="", tool_calls=(call,), reasoning="")
+    message = Message(role="assistant", content="", tool_calls=(call,))
     if renderer.family.grammar is plain:
         return f"how family {renderer.family.name} writes calls is not known"
     if not renderer.family.shows_calls:
@@ -138,10 +149,14 @@ def judge(renderer: TemplateRenderer, case: Case) -> Finding:
     tail = bare(tail)
     if not text.endswith(tail):
         return Finding(Verdict.DIFFERS)
-    if case.past[-1].reasoning not in text:
+    appended = _appended(renderer, case, before, end, tail)
+    if text == appended:
+        return Finding(Verdict.EXACT)
+    if appended is not None and _without_thoughts(renderer, text) == _without_thoughts(
+        renderer, appended
+    ):
         return Finding(Verdict.DROPS_THOUGHTS)
-    is_exact = text == _appended(renderer, case, before, end, tail)
-    return Finding(Verdict.EXACT if is_exact else Verdict.REWRITES)
+    return Finding(Verdict.REWRITES)
 
 
 def _appended(
@@ -150,13 +165,21 @@ def _appended(
     """This turn's prompt, what the template writes for the turn, and the bridge."""
     values = renderer.family.dialect.messages(case.past)
     turn = renderer.tool_template.try_render(values, tool_values((TOOL,)))
-    if turn is None or not turn.startswith(before):
+    said = None if turn is None else renderer.said(before, turn)
+    if said is None:
         return None
-    said = turn[len(before) :]
     if renderer.family.next_role_stops:
         return before + said.rstrip("\n") + tail
     last = renderer.last_end(said)
     return before + (said[:last] if last else said + end) + tail
+
+
+def _without_thoughts(renderer: TemplateRenderer, text: str) -> str:
+    if renderer.family.thoughts is None:
+        return text
+    opener, closer = (re.escape(marker.rstrip()) for marker in renderer.family.thoughts)
+    text = re.sub(rf"{opener}(?:(?!{opener}).)*?{closer}\s*", "", text, flags=re.DOTALL)
+    return re.sub(rf"(?:{opener}|{closer})\s*", "", text)
 
 
 def check(renderer: TemplateRenderer, where: str) -> Proof:

@@ -12,7 +12,7 @@ class Verdict(StrEnum):
     EXACT = "exact"
     """The template writes the same."""
     DROPS_THOUGHTS = "drops thoughts"
-    """It writes the same tail, and takes earlier thoughts out of the past."""
+    """It writes the same tail, and takes earlier thoughts out of the past, or empty ones."""
     REWRITES = "rewrites"
     """It writes the same tail, and changes the past in another way."""
     DIFFERS = "differs"
@@ -53,6 +53,8 @@ class Proof(NamedTuple):
     """Its turns hold thoughts, in this run's mode."""
     calls: str
     """Empty where a call comes back from what the template writes of it; else what is wrong."""
+    shows_tools: bool
+    """A first prompt says what tools there are; else the env's own messages have to."""
 
     @property
     def tools(self) -> str:
@@ -80,6 +82,6 @@ class Proof(NamedTuple):
             for kind, found in self.findings.items()
             if found.verdict is not Verdict.EXACT
         )
-        if verdict in (Verdict.DIFFERS, Verdict.REFUSES):
-            return "segment", others
-        return ("exact" if verdict is Verdict.EXACT else "append or segment"), others
+        if verdict is Verdict.EXACT:
+            return "exact", others
+        return ("append or segment" if verdict is Verdict.DROPS_THOUGHTS else "segment"), others

@@ -192,7 +192,9 @@ def renderer(model: Model) -> TemplateRenderer:
         tokenizer = (
             vocabulary(model.vocabulary) if model.vocabulary else Words(_markers(model, family))
         )
-        made = TemplateRenderer(tokenizer, template(model, variables(model)), family)
+        made = TemplateRenderer(
+            tokenizer, template(model, variables(model)), family, unshown_tools=True
+        )
         made.proof = proof.check(made, model.name)
         _made[model.name] = made
     return _made[model.name]

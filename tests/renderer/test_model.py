@@ -148,7 +148,7 @@ def test_the_proof_says_what_the_template_does_to_its_past(directory: Path) -> N
     silent = _make(directory, enable_thinking=False).proof
     assert silent is not None
     assert not silent.thinks
-    assert silent.worst(*Kind) is Verdict.REWRITES
+    assert silent.worst(*Kind) is Verdict.DROPS_THOUGHTS
 
 
 def test_the_run_chooses_what_a_new_user_message_does(directory: Path) -> None:
@@ -217,6 +217,14 @@ def test_tools_are_refused_where_the_template_shows_no_results(tmp_path: Path) -
     assert len(renderer.prompt(QUESTION, ()))
     with pytest.raises(TaskError, match="a task with tools"):
         renderer.prompt(QUESTION, (LOOK,))
+
+
+def test_tools_that_the_template_does_not_show_are_offered_on_request_only(tmp_path: Path) -> None:
+    directory = write_model(tmp_path, TEMPLATE.replace("{%- if tools %}", "{%- if false %}"))
+    with pytest.raises(TaskError, match="does not say what tools there are"):
+        _make(directory).prompt(QUESTION, (LOOK,))
+    asked = make_renderer(RendererSpec(model=str(directory), unshown_tools=True))
+    assert len(asked.prompt(QUESTION, (LOOK,)))
 
 
 def test_what_a_run_keeps_of_its_renderer(directory: Path, renderer: TemplateRenderer) -> None:
