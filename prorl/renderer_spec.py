@@ -79,7 +79,7 @@ class RendererConfig(BaseModel):
     )
     unshown_tools: bool = Field(
         default=False,
-        description="offer tools that the template does not write: the env's messages describe them",
+        description="offer tools that the template does not write: the env's messages say them",
     )
 
     def spec(self, model: str, created_at: float) -> RendererSpec:
