@@ -13,7 +13,7 @@ EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask
 PYTEST ?= $(BIN)/python -m pytest -q
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup docs demo soak test test-slow test-faults test-backends test-kills test-as-user test-vllm check format bench checkpoint clean
+.PHONY: help setup docs demo soak test test-slow test-tenth test-faults test-backends test-kills test-as-user test-vllm check format bench checkpoint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,10 @@ test-faults: setup ## SIGKILL of every process kind in the middle of runs
 
 test-backends: setup ## model servers killed and frozen in the middle of rollouts
 	$(PYTEST) -m faults -s tests/faults/test_backends.py tests/faults/test_weights.py
+
+test-tenth: setup ## a random tenth of the slow and fault suites, as long as CI has time (SEED=N repeats one)
+	@seed=$(or $(SEED),$$RANDOM); echo "tenth: make test-tenth SEED=$$seed"; PRORL_TENTH=$$seed PRORL_TENTH_S=$${PRORL_TENTH_S-90} \
+	  $(PYTEST) -m '(slow or faults) and not gpu and not vllm' --timeout 600
 
 soak: setup ## five minutes under sixty faults of every kind; PRORL_SOAK_FAULTS, _ROLLOUTS and _S make it longer
 	$(PYTEST) -m soak -s tests/soak

@@ -11,6 +11,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
 import asyncio
+import random
+import time
 
 import pytest
 from hypothesis import settings
@@ -20,9 +22,28 @@ settings.register_profile("prorl", deadline=None)
 settings.load_profile("prorl")
 
 
+_BEGAN = time.monotonic()
+
+
 @pytest.fixture(scope="session")
 def sandbox_kind() -> str:
     """The cheapest kind that isolates where it works; the others: `tests/sandbox`."""
     from prorl.sandbox.node.probe import probe_one
 
     return "pyns" if asyncio.run(probe_one("pyns")).works else "local"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`PRORL_TENTH=SEED` (`make test-tenth`) keeps a random tenth of what was selected."""
+    seed = os.environ.get("PRORL_TENTH", "")
+    if seed:
+        kept = set(random.Random(seed).sample(items, max(1, len(items) // 10)))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The tenth ends when its time is up: CI runs one each time, not all at once."""
+    limit_s = float(os.environ.get("PRORL_TENTH_S", "0"))
+    if limit_s and time.monotonic() - _BEGAN > limit_s:
+        pytest.skip(f"the tenth's {limit_s:g} s are over")
