@@ -31,7 +31,7 @@ from prorl.control import (
 from prorl.errors import ConflictError, FencedError
 from prorl.flight import FlightNetwork, Identity
 from prorl.schema import CONTROL, SCHEMA_VERSION
-from prorl.types import Json
+from prorl.types import FailureCode, Json
 from tests.service.world import TOKEN, Worker, World, group, handout, settings, world
 
 KINDS = pytest.mark.parametrize("kind", ["local", "flight"])
@@ -88,6 +88,19 @@ async def test_a_dead_worker_costs_an_attempt_and_its_late_writes_are_fenced(
         late = CommittedRollout(rollout_id=0, attempt=1, reward=1.0)
         with pytest.raises(FencedError):
             await store.ask(CommitPart(part="p", rollouts=(late,)), "r")
+
+
+async def test_a_row_whose_failure_does_not_train_is_never_committed(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init") as init, w.worker("store") as store:
+        await w.run()
+        await w.submit(group())
+        (key,) = await init.take()
+        await store.ask(Reserve(attempts=(key,)))
+        code = FailureCode.GRADER_ERROR
+        row = CommittedRollout(rollout_id=0, attempt=1, reward=0.0, failure_code=code)
+        with pytest.raises(FencedError):
+            await store.ask(CommitPart(part="p", rollouts=(row,)), "r")
+        assert (await w.view())["counts"]["completed"] == 0
 
 
 async def test_a_superseded_worker_is_told_to_stop(tmp_path: Path) -> None:

@@ -5,16 +5,17 @@ the env that does nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from prorl.config import ServiceConfig, StageConfig
-from prorl.control import Kind
+from prorl.control import ControlRow, Drain, Kind, VersionPublished
+from prorl.stages.operator import Handler, StageOperator
 from prorl.stages.worker import Worker
-from prorl.types import Stage
+from prorl.types import RunWeights, Stage
 from tests.flight.conftest import Net
 from tests.flight.rows import key, lease
 from tests.flight.test_edge import until
@@ -47,6 +48,43 @@ async def pipeline(net: Net, tmp_path: Path, slots: int = 8) -> AsyncIterator[Pi
         yield service
     await service.store.inlet.close()
     await storing
+
+
+class Listening(StageOperator):
+    """Does nothing; notes what it hears and that it was closed."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.num_tokens = stage, 0
+        self.heard: list[ControlRow] = []
+        self.closed: list[bool] = []
+
+    @property
+    def handlers(self) -> Mapping[Kind, Handler]:
+        return dict.fromkeys((Kind.WELCOME, Kind.VERSION), self.heard.append)
+
+    async def close(self) -> None:
+        self.closed.append(True)
+
+
+async def test_an_operator_hears_what_it_declares_and_is_closed(net: Net, tmp_path: Path) -> None:
+    operator = Listening(Stage.RUN)
+
+    class Told(Worker):
+        def _make_operator(self, *_: object) -> StageOperator:
+            return operator
+
+    config = ServiceConfig(root=tmp_path, socket_dir=tmp_path)
+    gateway = Gateway(net.network, config.gateway_flight)
+    await gateway.listen()
+    async with Told(config, Stage.RUN, "run-0", net.network, as_host(RecordingHost())):
+        await until(lambda: bool(operator.heard))
+        published = VersionPublished(version=3, weights=RunWeights(tag="t"))
+        gateway.tell("run-0", ControlRow.of(published, run_id="r"))
+        gateway.tell("run-0", ControlRow.of(Drain()))
+        await until(lambda: len(operator.heard) == 2)
+        assert [row.kind for row in operator.heard] == [Kind.WELCOME, Kind.VERSION]
+        assert operator.closed == []
+    assert operator.closed == [True]
 
 
 async def test_rollouts_flow_through_all_stages(net: Net, tmp_path: Path) -> None:
