@@ -7,14 +7,14 @@ is an entry point of an installed package, never chosen by `auto`:
     [project.entry-points."prorl.sandbox_kinds"]
     microvm = "mypkg.microvm:KIND"
 
-A module is imported only where its kind is used or probed.
+A module is imported only where its kind is used or probed, and `prorl.plugins` where it is needed:
+every sandbox is a fork of what the zygote has imported, which imports this package.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from prorl import plugins
 from prorl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ _PLACES = {name: row.place for name, row in CATALOGUE.items()}
 
 def known() -> tuple[str, ...]:
     """Names of all kinds, strongest first, then users' own. Imports none."""
+    from prorl import plugins
+
     return tuple(dict.fromkeys((*CATALOGUE, *plugins.registered(ENTRY_POINTS))))
 
 
@@ -73,18 +75,24 @@ def lightest() -> str:
 def check(name: str) -> str:
     """The name, if it is that of a kind or `auto`; imports none. Raises ConfigError."""
     if name not in (AUTO, *known()):
+        from prorl import plugins
+
         raise plugins.unknown(ENTRY_POINTS, name, (AUTO, *known()), ConfigError)
     return name
 
 
 def load(name: str) -> Kind:
     """A kind by name. Raises ConfigError, also when a user's module cannot be imported."""
+    from prorl import plugins
+
     kind: Kind = plugins.load(ENTRY_POINTS, name, ConfigError, _PLACES)
     return kind
 
 
 def place(name: str) -> str:
     """Where a known kind's record is, as `module:attribute`."""
+    from prorl import plugins
+
     return _PLACES.get(name) or plugins.registered(ENTRY_POINTS)[name].value
 
 
