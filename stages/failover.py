@@ -135,7 +135,7 @@ class Routed:
             )
         else:
             self._backends.note(self.name, None)
-            completion = self._by_word(completion, known, weights)
+            completion = self._by_word(completion, known)
         if len(completion.token_ids_C):
             self._num_lost = 0
         self._backends.count_prompt(self.name, len(request.prompt_ids_L), completion.cached_tokens)
@@ -223,12 +223,11 @@ class Routed:
                 Trouble.BEHIND,
             )
 
-    def _by_word(
-        self, completion: Completion, known: PolicyVersion, weights: RunWeights | None
-    ) -> Completion:
+    def _by_word(self, completion: Completion, known: PolicyVersion) -> Completion:
         """Where the trainer brings weights itself, its word holds for calls it did not cross."""
+        newest, weights = self._known()
         by_word = is_server(self.name) and not (weights is not None and weights.published)
-        if by_word and self._known()[0] != known:
+        if by_word and newest != known:
             count = len(completion.token_ids_C)
             ends, versions = ((count,), (UNKNOWN_VERSION,)) if count else ((), ())
             return replace(completion, version_ends=ends, versions=versions)

@@ -26,14 +26,14 @@ class ModelServer:
         self.said: list[str] = []
         self.version = "default" if vllm else "0"
         self.path = ""
-        self.refuses = self.paused = False
+        self.refuses = self.paused = self.silent = False
         self.others: list[ModelServer] = []
         self.most_paused = 0
         self.key = ""
         self._vllm = vllm
         self._app = web.Application()
         self._app.router.add_route("*", "/{tail:.*}", self._answer)
-        self._runner = web.AppRunner(self._app)
+        self._runner = web.AppRunner(self._app, handler_cancellation=True, shutdown_timeout=0.1)
         self.url = ""
 
     @property
@@ -52,6 +52,8 @@ class ModelServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
+        if self.silent:
+            await asyncio.Event().wait()
         body: Json = await request.json() if request.can_read_body else {}
         match request.path:
             case "/health" | "/metrics":
@@ -243,6 +245,50 @@ async def test_an_id_that_was_given_before_a_crash_is_not_given_again(tmp_path: 
         async with world(tmp_path, backends=(server.url,)) as w:
             assert (await w.view())["version"] == 0
             assert (await say(w, "/w/1b"))[1]["version"] == 2
+
+
+async def test_a_frozen_server_stalls_no_publication_and_gets_the_weights_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
+        await w.run()
+        frozen, well = found
+        frozen.silent = True
+        async with asyncio.timeout(15):
+            status, answer = await say(w, "/w/1")
+        assert (status, list(answer["failed"])) == (201, [frozen.url])
+        assert (await w.view())["version"] == 1
+        assert well.number == "1"
+        assert frozen.url in w.core.state.balancer.fenced, "nothing before it has them"
+
+
+async def test_a_publication_that_takes_long_is_answered_and_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        await w.run()
+        publisher, run = w.served.gateway.publisher, w.core.run("r")
+        first = await publisher.publish(run, 1, "/w/1", wait_s=0.0)
+        assert (first.version, first.pending) == (1, True)
+        assert (await say(w, "/w/1", version=1))[0] == 201
+        assert server.said.count("/update_weights") == 1, "one load for both"
+
+
+async def test_who_joins_late_gets_nothing_before_it_has_the_newest_weights(
+    tmp_path: Path,
+) -> None:
+    async with servers(2) as (first, late), world(tmp_path, backends=(first.url,)) as w:
+        await w.run()
+        assert (await say(w, "/w/1"))[0] == 201
+        late.refuses = True
+        w.served.gateway.publisher.joined(late.url)
+        w.core.set_backend(late.url, "ready")
+        assert w.core.state.balancer.state(late.url) == "fenced"
+        late.refuses = False
+        async with asyncio.timeout(30):
+            while w.core.state.balancer.state(late.url) != "ready":
+                await asyncio.sleep(0.05)
+        assert (late.path, late.number) == ("/w/1", "1")
 
 
 async def test_scripts_need_only_an_id(tmp_path: Path) -> None:

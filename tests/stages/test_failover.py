@@ -47,6 +47,7 @@ class Scene:
         self.deadline = Deadline(30.0)
         self.labels: tuple[str, ...] = ("tag:3:x",) * len(servers)
         self.answer: Ask = self._next
+        self.known = (PolicyVersion(3), WEIGHTS)
 
     async def _open(self, url: str, renderer: Renderer, keyed: bool) -> Backend:
         return VllmBackend(url, RENDERER.vocab_size, model="m")
@@ -69,7 +70,7 @@ class Scene:
             deadline=self.deadline,
             renderer=RENDERER,
             ask=self.ask,
-            known=lambda: (PolicyVersion(3), WEIGHTS),
+            known=lambda: self.known,
         )
         try:
             return await NativeAgent().run(
@@ -223,6 +224,23 @@ async def test_a_label_that_changed_during_a_call_proves_nothing() -> None:
         trajectory = await running
         (sequence,) = trajectory.sequences
         assert sequence.span_kind_S.tolist() == [SpanKind.CONTEXT, SpanKind.SAMPLED]
+
+
+@pytest.mark.parametrize(("published", "versions"), [(True, [-1, 0]), (False, [-1, -1])])
+async def test_a_first_publication_during_a_call_spoils_it_only_where_nobody_states_labels(
+    published: bool, versions: list[int]
+) -> None:
+    """Published through the service: labels tell. Brought by the trainer: its word is too late."""
+    async with scene(Mode.WELL) as s:
+        s.labels = ("default",)
+        s.known = (PolicyVersion(0), RunWeights("tag"))
+        s.servers[0].delay_s = 0.2
+        running = asyncio.ensure_future(s.run())
+        while not s.servers[0].calls:
+            await asyncio.sleep(0.01)
+        s.known = (PolicyVersion(1), RunWeights("tag", published=published))
+        (sequence,) = (await running).sequences
+        assert sequence.span_version_S.tolist() == versions
 
 
 async def test_one_server_that_does_not_open_delays_nobody() -> None:
