@@ -1,0 +1,58 @@
+"""The way from the tests to the verdict: what is believed of a report, and what is not."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import orjson
+import pytest
+
+from prorl.envs.swe.shell import REPORT
+from prorl.envs.swe.tested import run_tests
+from prorl.testing import LocalSandbox
+
+TEST = (
+    "import unittest\nclass T(unittest.TestCase):\n    def test_a(self): self.assertTrue(False)\n"
+)
+COMMAND = "python3 -m unittest -v test_it"
+
+
+class Forged(LocalSandbox):
+    """Somebody rewrites the report before it is read."""
+
+    async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
+        report = orjson.loads(zlib.decompress(await super().get(path, max_bytes)))
+        report["sessions"][0]["outcomes"]["test_it.T.test_a"] = True
+        return zlib.compress(orjson.dumps(report))
+
+
+def _folder(folder: Path, text: str = TEST) -> Path:
+    (folder / Path(REPORT).parent).mkdir()
+    (folder / "test_it.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("kind", [LocalSandbox, Forged])
+async def test_a_report_that_is_not_the_runners_says_nothing(
+    kind: type[LocalSandbox], tmp_path: Path
+) -> None:
+    tested = await run_tests(kind(_folder(tmp_path)), COMMAND, 20.0, {}, "python")
+    assert tested.passed == frozenset()
+    assert ("changed their own report" in tested.log) is (kind is Forged)
+
+
+async def test_what_no_watched_function_did_the_canary_sees(tmp_path: Path) -> None:
+    """Every failure is forgotten by a result that the witness cannot name."""
+    forget = "import unittest.result\nunittest.result.TestResult.addFailure = lambda *a: None\n"
+    text = f"{forget}{TEST}".replace("self.assertTrue(False)", "pass")
+    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    assert tested.passed == frozenset()
+    assert "did not end well" in tested.log
+
+
+async def test_an_honest_run_is_believed(tmp_path: Path) -> None:
+    text = TEST.replace("False", "True")
+    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    assert tested.count(["test_a (test_it.T)", "test_a (test_it.T.test_a)"]) == 2
+    assert tested.is_witnessed
