@@ -23,10 +23,14 @@ from prorl.types import FailureCode, GroupState, RolloutState
 
 _GROUPS = f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups WHERE run_id = ?"
 _ROLLOUTS = f"SELECT {', '.join(sql.ROLLOUT_COLUMNS)} FROM rollouts WHERE run_id = ?"
-_STARTED = f"{_GROUPS} AND state = 'open' AND opened = 1 ORDER BY group_id"
+# Without statistics SQLite would rather walk all groups of the run than a partial index.
+_STARTED = (
+    f"SELECT {', '.join(sql.GROUP_COLUMNS)} FROM groups INDEXED BY groups_started"
+    " WHERE run_id = ? AND state = 'open' AND opened = 1 ORDER BY group_id"
+)
 _POOLED = (
-    "SELECT group_id FROM groups WHERE run_id = ? AND state = 'open' AND opened = 0"
-    " ORDER BY group_id"
+    "SELECT group_id FROM groups INDEXED BY groups_pooled"
+    " WHERE run_id = ? AND state = 'open' AND opened = 0 ORDER BY group_id"
 )
 _IN_GROUP = " AND rollout_id >= ? AND rollout_id < ? ORDER BY rollout_id"
 
@@ -152,7 +156,10 @@ def count(log: ControlLog, run: RunRecord) -> None:
 
 def _lists(log: ControlLog, run: RunRecord) -> None:
     cursors = "SELECT consumer, seq FROM cursors WHERE run_id = ?"
-    parts = "SELECT part, commit_seq FROM parts WHERE run_id = ? AND published = 0"
+    parts = (
+        "SELECT part, commit_seq FROM parts INDEXED BY parts_unpublished"
+        " WHERE run_id = ? AND published = 0"
+    )
     run.cursors = dict(log.read(cursors, (run.run_id,)))
     run.parts = dict(log.read(parts, (run.run_id,)))
 

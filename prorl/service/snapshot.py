@@ -19,18 +19,21 @@ from prorl.service.recover import load_group
 from prorl.service.state import ADOPTED, GroupRecord, RolloutRecord, RunRecord
 
 _TERMINALS = """
-    SELECT DISTINCT group_id FROM rollouts
+    SELECT DISTINCT group_id FROM rollouts INDEXED BY rollouts_ended
     WHERE run_id = ? AND part = '' AND state IN ('failed', 'cancelled') ORDER BY group_id
 """
 _COMPLETE = """
-    SELECT group_id FROM groups g
+    SELECT group_id FROM groups g INDEXED BY groups_started
     WHERE run_id = ? AND state = 'open' AND opened = 1 AND NOT EXISTS (
         SELECT 1 FROM rollouts r WHERE r.run_id = g.run_id AND r.rollout_id >= g.first_rollout
         AND r.rollout_id < g.first_rollout + g.n
         AND r.state NOT IN ('completed', 'failed', 'cancelled'))
     ORDER BY group_id
 """
-_KEPT = "SELECT group_id FROM groups WHERE run_id = ? AND state = 'kept' ORDER BY group_id"
+_KEPT = (
+    "SELECT group_id FROM groups INDEXED BY groups_kept WHERE run_id = ? AND state = 'kept'"
+    " ORDER BY group_id"
+)
 _DELIVERED = (
     "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0"
     " ORDER BY delivery_seq"
@@ -40,8 +43,8 @@ _EVENTS = (
     " ORDER BY event_seq"
 )
 _UNPUBLISHED = (
-    "SELECT commit_seq, part, files FROM parts WHERE run_id = ? AND published = 0 ORDER BY"
-    " commit_seq"
+    "SELECT commit_seq, part, files FROM parts INDEXED BY parts_unpublished"
+    " WHERE run_id = ? AND published = 0 ORDER BY commit_seq"
 )
 
 
