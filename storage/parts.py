@@ -26,6 +26,8 @@ from prorl.storage.layout import PartFile, RunDir
 MIN_GROUP_ROWS = 8
 MAX_GROUP_ROWS = 64
 ROW_GROUP_BYTES = 4 << 20
+LARGE_ROWS = 1024
+SMALL_ROW_GROUP_BYTES = 256 << 10
 
 _SPLIT = {
     "token_ids.list.element": "BYTE_STREAM_SPLIT",
@@ -117,8 +119,14 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
     """Where to cut `sequences` rows that are sorted by group: at borders of groups, 8-64 rows each
     where that is possible.
 
-    A group of more than 64 rows is cut inside; the last row group may be short.
+    A group of more than 64 rows is cut inside; the last row group may be short. In a large file
+    short rows stand more together, up to `SMALL_ROW_GROUP_BYTES`: whoever opens it decodes a footer
+    that grows with its row groups.
     """
+    least = MIN_GROUP_ROWS
+    if rows.num_rows > LARGE_ROWS:
+        width = max(1, rows.nbytes // rows.num_rows)
+        least = min(MAX_GROUP_ROWS, max(least, SMALL_ROW_GROUP_BYTES // width))
     ids = rows.column("group_id").to_numpy()
     borders = [*(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
     cuts, start = [], 0
@@ -126,11 +134,7 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
         while border - start > MAX_GROUP_ROWS:
             cuts.append((start, start + MAX_GROUP_ROWS))
             start += MAX_GROUP_ROWS
-        if (
-            following is None
-            or border - start >= MIN_GROUP_ROWS
-            or following - start > MAX_GROUP_ROWS
-        ):
+        if following is None or border - start >= least or following - start > MAX_GROUP_ROWS:
             cuts.append((start, border))
             start = border
     return cuts
