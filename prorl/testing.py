@@ -30,7 +30,6 @@ from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
 from prorl.backends import open_backend
 from prorl.errors import BackendError, RolloutError
-from prorl.failures import FailureClass
 from prorl.limits import Deadline
 from prorl.protocols import Backend, CachedWorkspace, Env, Sandbox, Verifies
 from prorl.renderer import ChatMLRenderer
@@ -132,7 +131,7 @@ async def play(
                 sampling=SamplingParams(max_tokens=limits.max_tokens),
             )
         )
-    if trajectory.failure.failure_class not in (FailureClass.NONE, FailureClass.POLICY):
+    if not trajectory.failure.failure_class.trains:
         raise RolloutError(trajectory.failure.code, trajectory.failure.message)
     async with _box(env, task, Stage.EVAL, boxes) as sandbox:
         score = await env.score(task, trajectory.artefact, sandbox, Deadline(limits.eval_s))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
 
-import structlog
-
 from prorl.errors import ConflictError, ProrlError
 
-log = structlog.get_logger("prorl.storage")
+log = logging.getLogger("prorl.storage")
 
 NICE = 10
 
@@ -47,7 +46,8 @@ class Helper:
                     await child.wait()
         if child.returncode:
             last = said.decode(errors="replace").strip().splitlines()[-1:]
-            log.warning("compaction failed", run=where, status=child.returncode, said=last)
+            about = {"run": where, "status": child.returncode, "said": last}
+            log.warning("compaction failed", extra=about)
         return child.returncode == 0
 
 
