@@ -101,7 +101,7 @@ class WeightTarget:
 
     async def resume(self) -> None:
         """Go on. Raises BackendError."""
-        await self._call("POST", "/resume")
+        await self._call("POST", "/resume", limit_s=ASK_S)
 
     async def update(self, path: str, version: int, label: str) -> None:
         """Load the weights of a directory that the server can read, while it is paused.

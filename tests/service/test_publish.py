@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from prorl.control import Kind, Paused, VersionPublished
-from prorl.service import publish
+from prorl.service import probes, publish
 from prorl.service.balancer import Balancer
 from prorl.types import Json
 from tests.service.world import World, group, world
@@ -27,6 +27,7 @@ class ModelServer:
         self.version = "default" if vllm else "0"
         self.path = ""
         self.refuses = self.paused = self.silent = False
+        self.freezes_at = ""
         self.others: list[ModelServer] = []
         self.most_paused = 0
         self.key = ""
@@ -52,6 +53,7 @@ class ModelServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
+        self.silent = self.silent or request.path == self.freezes_at
         if self.silent:
             await asyncio.Event().wait()
         body: Json = await request.json() if request.can_read_body else {}
@@ -247,7 +249,20 @@ async def test_an_id_that_was_given_before_a_crash_is_not_given_again(tmp_path: 
             assert (await say(w, "/w/1b"))[1]["version"] == 2
 
 
-async def test_a_frozen_server_stalls_no_publication_and_gets_the_weights_when_it_is_back(
+async def test_a_server_that_freezes_in_the_middle_of_a_load_stalls_no_publication(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "LOADING_S", 0.2)
+    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
+        await w.run()
+        found[0].freezes_at = "/update_weights"
+        async with asyncio.timeout(20):
+            status, answer = await say(w, "/w/1")
+        assert (status, list(answer["failed"])) == (201, [found[0].url])
+        assert found[1].number == "1"
+
+
+async def test_a_frozen_server_stalls_no_publication_and_gets_nothing_until_it_is_back(
     tmp_path: Path,
 ) -> None:
     async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
