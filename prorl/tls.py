@@ -10,8 +10,8 @@ answers to the name of its role, so that nodes whose addresses nobody knows in a
 no certificate of their own. The role says what its holder may do (`prorl.access`); the bearer token
 in the same file can be changed without new certificates.
 
-Not promised: that a certificate can be taken back before its end. `prorl certs renew` makes a new
-authority, and then nobody with an older join file is let in.
+Not promised: that a certificate can be taken back before its end. Removing ROOT/tls is the way to
+shut everybody out: the next start makes a new authority and new join files.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Join:
             raise ConfigError(
                 f"the certificate in {path} ended {-left:.0f} days ago",
                 "one that is valid",
-                "run `prorl certs renew` on the service's host and copy its join file again",
+                "start the service again, which renews its join files, and copy it once more",
             )
         return join
 

@@ -45,7 +45,7 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, s
 def test_an_ended_certificate_says_when_and_how_to_mend_it(tmp_path: Path) -> None:
     authority = Authority.of(tmp_path)
     authority.join("trainer", url="https://h:1", token="t", days=-3).write(tmp_path / "old.json")
-    with pytest.raises(ConfigError, match=r"ended 3 days ago.*certs renew"):
+    with pytest.raises(ConfigError, match=r"ended 3 days ago.*start the service again"):
         Join.read(tmp_path / "old.json")
 
 

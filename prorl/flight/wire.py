@@ -55,7 +55,10 @@ REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
 """What can go wrong while a stream opens."""
 
 _TLS_CAUSES = (
-    ("certificate has expired", "its certificate has expired: `prorl certs renew` there"),
+    (
+        "certificate has expired",
+        "its certificate has expired: a new start of the service renews it",
+    ),
     ("unable to get local issuer", "it is not the service of this join file: another authority"),
     ("self-signed certificate", "it is not the service of this join file: another authority"),
     ("is not in peer certificate", "its certificate is not one of a prorl service"),
