@@ -29,7 +29,7 @@ import prorl.sandbox
 from prorl.agents.context import AttemptContext
 from prorl.agents.native import NativeAgent
 from prorl.backends import open_backend
-from prorl.errors import BackendError, RolloutError
+from prorl.errors import BackendError, RolloutError, UserError
 from prorl.limits import Deadline
 from prorl.protocols import Backend, CachedWorkspace, Env, Sandbox, Verifies
 from prorl.renderer import ChatMLRenderer
@@ -94,9 +94,11 @@ class Played(NamedTuple):
         return [message.content for message in self.trajectory.messages if message.role == "tool"]
 
 
-def run(env: Env, task: Task, *replies: Reply) -> Played:
-    """`play`, for tests without an event loop."""
-    return asyncio.run(play(env, task, Replies(*replies)))
+def run(env: Env, task: Task, *replies: Reply, boxes: Boxes | None = None) -> Played:
+    """`play`, for tests without an event loop. `boxes=isolated()` for tools other than bash, python
+    and files.
+    """
+    return asyncio.run(play(env, task, Replies(*replies), boxes=boxes))
 
 
 async def play(
@@ -239,6 +241,9 @@ def _ids(reply: str | ToolCall | Message) -> Int32:
 # ---- a sandbox that is a folder
 
 
+_PROGRAMS = {"bash": ["bash", "-c"], "python": ["python3", "-c"]}
+
+
 class LocalSandbox:
     """Implements `prorl.protocols.Sandbox` by plain processes in a folder; no persistent shells.
 
@@ -258,7 +263,11 @@ class LocalSandbox:
             done = self._files.run(dict(arguments), time.monotonic() + timeout_s)
             text = done["output"].value().decode("utf-8", "replace")
             return ToolResult(output=text, exit_code=done["exit_code"])
-        argv = {"bash": ["bash", "-c"], "python": ["python3", "-c"]}[tool]
+        if tool not in _PROGRAMS:
+            raise UserError(
+                f"tool {tool!r} in a LocalSandbox", "bash, python or files", "boxes=isolated()"
+            )
+        argv = _PROGRAMS[tool]
         return await self.exec(
             [*argv, arguments["command" if tool == "bash" else "code"]], timeout_s
         )

@@ -56,7 +56,9 @@ class BaseEnv:
     needs: tuple[str, ...] = ()
     """Fields of `task.data` that are texts and must be there."""
     offers: tuple[ToolSpec, ...] = ()
-    """Tools inside the RUN sandbox: BASH, PYTHON ... of `prorl.envs.tools`."""
+    """Tools inside the RUN sandbox: BASH, PYTHON ... of `prorl.envs.tools`, `served("ipython")`, or
+    your own by `user_spec("name")`.
+    """
     rubric: Rubric = Rubric()
     """What the artefact is worth."""
     scores_in_sandbox: bool = False

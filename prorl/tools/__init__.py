@@ -19,9 +19,9 @@ Every sandbox can serve the tools of `catalogue.py`: `bash`, `python`, `files`, 
     [project.entry-points."prorl.tools"]
     weather = "mypkg.tools:Weather"
 
-A task of the envs `math`, `code` and `swe` gets it, or one of ours that the env does not offer,
-with `"tools": ["weather", "ipython"]` in its data; an env of your own names it in
-`SandboxSpec.tools` and gives its spec (`prorl.envs.user_tools.user_spec`) to the policy.
+A task of any env that derives from `BaseEnv` gets it, or one of ours that the env does not offer,
+with `"tools": ["weather", "ipython"]` in its data; an env of your own offers it to all its tasks
+with `offers = (user_spec("weather"),)` (`prorl.envs.user_tools`).
 
 Where it runs. On the host the module is imported and `description` and `parameters` are read,
 nothing is called. What the policy calls runs inside the sandbox, with the agent's rights and
@@ -31,7 +31,8 @@ nothing of the host. A tool that needs these belongs into `Env.call` of an env o
 
 How it gets there. sandboxd packs the top-level package of each registered tool, Python and data
 files, into one zip (`user_bundle.py`) that a sandbox reads through a descriptor; the agent cannot
-change it. Other packages that it imports are found where the sandbox shows our interpreter's
+change it. The package's `__init__` runs inside too, so it imports no env. At most 16 MiB, no
+compiled files. Other packages that it imports are found where the sandbox shows our interpreter's
 site-packages. The object is made once per sandbox, in a process of its own, before the agent
 begins; it keeps its state between calls and is made again if the agent kills it or a call overruns
 its limit.

@@ -2,7 +2,13 @@
 
 A row says where the tool's class is and how the policy sees the tool. Envs offer it by its row
 (`prorl.envs.tools`), the tool server makes it of the same row, the zygote imports it before it
-forks. The class is made with a `Place` and has `run(arguments, until)`.
+forks. The class is made with a `Place` and has `run(arguments, until)`, which
+
+- gives {"output": Capped, "exit_code": int, "timed_out": bool} (`server/files.py` is an example);
+- ends by `until` (`time.monotonic`) by itself, since the server has one thread: what computes, or
+  evaluates what the agent wrote, runs in a child (`server/python.py`);
+- answers a mistake of the agent with exit code 1 or 2: OSError, ValueError, KeyError and TypeError
+  become 2, any other exception ends the tool server.
 
 Part of the tool server's zipapp, so: Python 3.8, and nothing imported.
 """
