@@ -17,6 +17,7 @@ cursor, or that two processes may share one consumer name.
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,33 +50,38 @@ A stream waits again.
 """
 
 RETRY_S = 60.0
-"""How long a stream looks for a service that went away."""
+"""How long a request or a stream looks for a service that went away."""
+
+# Its library names neither the service nor the reason; the error at the end does.
+logging.getLogger("stamina").addHandler(logging.NullHandler())
 
 
-def connect(url: str | Path, token: str | None = None) -> Client:
+def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY_S) -> Client:
     """A client of a service (the local root directory it works on, `http://host:port` on the same
     host, or a join file `FILE.json` from another one) or of a replay (`grpc://host:port`).
 
     The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet.
+    `retry_s`: how long a request looks for a gateway that does not answer.
     Raises ConfigError.
     """
     url = str(url)
     token = os.environ.get("PRORL_TOKEN", "") if token is None else token
     if url.startswith(("http://", "https://")):
-        return Client(http=Http(url, token), token=token)
+        return Client(http=Http(url, token, retry_s=retry_s), token=token)
     if url.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
         return Client(flight=url, token=token)
     if url.endswith(".json"):
         join = Join.read(Path(url))
         credentials, token = join.credentials, token or join.token
         return Client(
-            http=Http(join.url, token, credentials=credentials),
+            http=Http(join.url, token, retry_s=retry_s, credentials=credentials),
             token=token,
             credentials=credentials,
         )
     service = _service_file(Path(url))
     token = token or str(service.get("token", ""))
-    return Client(http=Http(f"http://{service['host']}:{service['http_port']}", token), token=token)
+    address = f"http://{service['host']}:{service['http_port']}"
+    return Client(http=Http(address, token, retry_s=retry_s), token=token)
 
 
 class Client:

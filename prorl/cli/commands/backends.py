@@ -13,6 +13,9 @@ from prorl.errors import UserError
 
 Action = Literal["ls", "add", "rm", "drain", "set"]
 
+LOOK_S = 2.0
+"""A person waits for the answer."""
+
 
 def backends(
     action: Action = "ls",
@@ -48,7 +51,7 @@ def backends(
             f"prorl backends {action} with {len(urls)} addresses",
             "no address for ls, at least one for the others",
         )
-    with connect(url or root) as client:
+    with connect(url or root, retry_s=LOOK_S) as client:
         if action == "set":
             client.replace_backends(urls)
         for one in urls:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -32,6 +34,8 @@ def new(kind: Literal["env"], name: str, /, *, into: Path = Path()) -> int:
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"name {name!r}", "lower-case letters, digits and `_`, a letter first")
+    if keyword.iskeyword(name) or name in sys.stdlib_module_names:
+        raise UserError(f"name {name!r}", "a name that Python has not taken", f"my_{name}")
     folder = into / name
     try:
         folder.mkdir(parents=True)

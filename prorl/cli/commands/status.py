@@ -10,6 +10,9 @@ from cyclopts import Parameter
 from prorl.cli.output import clean, say, say_json, table
 from prorl.client.client import connect
 
+LOOK_S = 2.0
+"""A person waits for the answer."""
+
 
 def status(
     *,
@@ -28,7 +31,7 @@ def status(
     json
         Print JSON.
     """
-    with connect(url or root) as client:
+    with connect(url or root, retry_s=LOOK_S) as client:
         found = client.status()
     if json:
         say_json(found)
