@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,9 +25,7 @@ def test_a_kind_that_is_required_fails_instead_of_being_skipped(
 
 
 def test_ci_requires_every_kind_that_isolates() -> None:
-    script = (
-        (ROOT / ".ci" / "run").read_text().replace("make --no-print-directory check test", "env")
-    )
+    script = re.sub(r"^make .*$", "env", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
     found = subprocess.run(
         ["bash", "-c", script, str(ROOT / ".ci" / "run")],
         env={"PATH": os.environ["PATH"]},
