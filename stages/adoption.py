@@ -61,16 +61,20 @@ class Adoption:
         """What the gateway must decide."""
         return [Claim(*recovered.key, recovered.epoch) for recovered in self._found.values()]
 
-    def decided(self, adopted: Iterable[Claim]) -> list[Taken]:
-        """Rows that are in hand again; the rest is forgotten."""
+    def decided(self, adopted: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> list[Taken]:
+        """Rows that are in hand again; the rest is forgotten, and its sandboxes are stopped unless
+        the attempt is in another worker's hands.
+        """
         epochs: Mapping[AttemptKey, int] = {claim.key: claim.epoch for claim in adopted}
+        others = set(elsewhere)
         found, self._found = self._found, {}
         for key, recovered in found.items():
             if key in epochs:
                 self._journals.adopt(recovered, epochs[key])
             else:
                 self._journals.refuse(recovered)
-                self._stop(recovered)
+                if key not in others:
+                    self._stop(recovered)
         if found:
             log.info("of %d attempts of the last life %d go on", len(found), len(epochs))
         return [

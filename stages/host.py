@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prorl.columns import RanColumns
 from prorl.control import Failed, Released, Started, Stats
@@ -38,10 +38,13 @@ from prorl.protocols import Operator
 from prorl.rows import Added, Row
 from prorl.stages.growth import Growth
 from prorl.stages.operator import Emit
-from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Stage
+from prorl.types import FAILURE_CLASS, AttemptKey, Failure, FailureCode, Json, Stage
 
 UPSTREAM = {Stage.INIT: "lease", Stage.RUN: "ready", Stage.EVAL: "ran"}
 DOWNSTREAM = {Stage.INIT: "ready", Stage.RUN: "ran", Stage.EVAL: "scored"}
+
+NEXT_LIFE_S = 20.0
+"""For a RUN worker to come back to rows that it may have begun; the gateway waits less."""
 
 log = logging.getLogger("prorl.stages")
 
@@ -278,25 +281,37 @@ class StageHost:
             del self._finished[key]
         self._leave(keys)
 
-    def _lost(self, keys: list[AttemptKey]) -> None:
+    def _lost(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
         """RUN went away before it said that it took these: nobody else gets them, since it may have
         begun. A RUN that keeps journals has written down that they came before it began, and its
-        next life knows them: they are offered again.
+        next life knows them: they are offered again, to nobody else.
         """
         assert self._tasks is not None
         kept = [key for key in keys if self._is_kept(key)]
         for key in kept:
-            self._tasks.create_task(self._offer_again(key, self._finished[key]))
+            worker = str(hello.get("worker", ""))
+            self._tasks.create_task(self._offer_again(key, self._finished[key], worker))
         self._give_up([key for key in keys if key not in kept])
 
     def _is_kept(self, key: AttemptKey) -> bool:
         row = self._finished.get(key)
         return row is not None and bool(row.value("on_unknown"))
 
-    async def _offer_again(self, key: AttemptKey, row: Row) -> None:
-        await self.outlet.put(row, key, wire_bytes(row.as_batch))
+    async def _offer_again(self, key: AttemptKey, row: Row, worker: str) -> None:
+        await self.outlet.put(row, key, wire_bytes(row.as_batch), only=worker)
         if key not in self._finished:
             self.outlet.drop(key)
+        asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
+
+    def _wait_no_longer(self, key: AttemptKey) -> None:
+        """A worker does not come back: what it may have begun starts anew, charged to nobody, where
+        others can take it.
+        """
+        if self.outlet.awaits(key):
+            self.outlet.drop(key)
+            self._give_up([key], returned=True)
+        elif key in self._finished and key in self.outlet:
+            asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
 
     def _give_up(self, keys: list[AttemptKey], *, returned: bool = False) -> None:
         """Nobody downstream gets these."""

@@ -94,8 +94,8 @@ class StageOperator:
         """Attempts of the worker's last life, with which it can go on."""
         return ()
 
-    def adopted(self, claims: Iterable[Claim]) -> Iterable[Taken]:
-        """The gateway has decided which of them it has now: their rows."""
+    def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
+        """The gateway has decided which of them it has now, and which others have: its rows."""
         return ()
 
     def left(self, keys: Iterable[AttemptKey]) -> None:

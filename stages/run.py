@@ -171,9 +171,9 @@ class RunOperator(StageOperator):
         """Attempts whose journal and sandbox are here."""
         return self._adoption.claims() if self._adoption is not None else ()
 
-    def adopted(self, claims: Iterable[Claim]) -> Iterable[Taken]:
+    def adopted(self, claims: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> Iterable[Taken]:
         """Rows to go on with; the journals of the others go."""
-        return self._adoption.decided(claims) if self._adoption is not None else ()
+        return self._adoption.decided(claims, elsewhere) if self._adoption is not None else ()
 
     def left(self, keys: Iterable[AttemptKey]) -> None:
         """Their journals go with them."""

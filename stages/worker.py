@@ -211,7 +211,7 @@ class Worker:
         welcome = row.read(Welcome)
         for key in welcome.refused:
             self.stage.cancel(key)
-        for taken in self._operator.adopted(welcome.adopted):
+        for taken in self._operator.adopted(welcome.adopted, welcome.elsewhere):
             self._inlet.adopt(taken)
 
     def _endpoints(self, row: ControlRow) -> None:

@@ -133,6 +133,8 @@ class Welcome(Payload, frozen=True, kw_only=True):
     """Attempts that it said it holds, and must stop."""
     adopted: tuple[Claim, ...] = ()
     """Attempts that it claimed and has now, in the life that begins; the others are not its."""
+    elsewhere: tuple[AttemptKey, ...] = ()
+    """Attempts that it claimed and another worker has: their sandboxes are that worker's."""
 
 
 class Silent(Payload, frozen=True, kw_only=True):

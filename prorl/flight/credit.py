@@ -38,6 +38,8 @@ class Assignment(NamedTuple):
 
 @dataclass(slots=True)
 class _Consumer:
+    own: deque[AttemptKey] = field(default_factory=deque)
+    """Rows that wait for it alone, in their order."""
     rows: int = 0
     window_bytes: int = 0
     sizes: deque[int] = field(default_factory=deque)
@@ -88,11 +90,13 @@ class Ledger:
         """Rows that have no consumer, in their order."""
         return [key for key, row in self._rows.items() if row.consumer is None]
 
-    def put(self, key: AttemptKey, num_bytes: int) -> None:
-        """A row waits to be sent; a key that is in the book already changes nothing."""
+    def put(self, key: AttemptKey, num_bytes: int, only: int | None = None) -> None:
+        """A row waits to be sent, to `only` if a consumer is given; a key that is in the book
+        already changes nothing.
+        """
         if key not in self._rows:
             self._rows[key] = _Row(num_bytes)
-            self._waiting.append(key)
+            (self._waiting if only is None else self._consumers[only].own).append(key)
             self.num_waiting += 1
 
     def join(self, consumer: int) -> None:
@@ -114,7 +118,11 @@ class Ledger:
 
     def assign(self) -> list[Assignment]:
         """Give waiting rows out while there is credit."""
-        given: list[Assignment] = []
+        given = [
+            Assignment(consumer, key)
+            for consumer in self._consumers
+            for key in self._owed(consumer)
+        ]
         while self._waiting:
             key = self._waiting[0]
             row = self._rows.get(key)
@@ -127,6 +135,16 @@ class Ledger:
             self._waiting.popleft()
             self._give(key, row, best)
             given.append(Assignment(best, key))
+        return given
+
+    def _owed(self, consumer: int) -> list[AttemptKey]:
+        """Give a consumer what waits for it alone, while it has credit."""
+        account, given = self._consumers[consumer], list[AttemptKey]()
+        while account.own and account.rows > 0 < account.window_bytes:
+            key = account.own.popleft()
+            if (row := self._rows.get(key)) is not None:
+                self._give(key, row, consumer)
+                given.append(key)
         return given
 
     def _richest(self) -> int | None:
@@ -164,9 +182,12 @@ class Ledger:
         """A consumer is gone.
 
         Its unacked rows wait again in front, or are returned as lost on an edge that redelivers
-        nothing.
+        nothing; so are those that waited for it alone.
         """
-        holds = list(self._consumers.pop(consumer).holds)
+        account = self._consumers.pop(consumer)
+        holds, own = list(account.holds), [key for key in account.own if key in self._rows]
+        self.num_waiting -= len(own)
+        holds += own
         if not self._redelivered:
             for key in holds:
                 del self._rows[key]

@@ -8,11 +8,11 @@ Dials every announced upstream, grants credit, yields rows, sends acks.
     inlet.done(key)                             # its slot is free: credit goes back
     inlet.ack(keys)                             # its fate is durable: the upstream may forget it
 
-On edges without redelivery a row is acked when it arrives, so `ack` is not called there. On
-redelivered edges a row that arrives again (its stream was lost before the ack) is not yielded
-twice: while it is held, the ack goes to the stream it came over last; after its ack it is acked
-again at once (the last `REMEMBERED` keys are remembered; beyond that the commit's uniqueness
-decides).
+On edges without redelivery a row is acked when it arrives, so `ack` is not called there. A row that
+arrives again (its stream was lost before the ack, or another life's was) is not yielded twice.
+Redelivered: while it is held, the ack goes to the stream it came over last. After its end, and on
+the other edges, it is acked again at once (the last `REMEMBERED` keys are remembered; beyond that
+the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
 `keep` is told of each row before its sender is, so that what is acked is not lost. Credit and acks
@@ -167,6 +167,7 @@ class Inlet:
         self._grants.done(held.slot_upstream)
         if not self._redelivered:
             del self._held[key]
+            self._remember(key)
         self._paced.ask()
 
     def ack(self, durable: Iterable[AttemptKey]) -> None:
@@ -255,13 +256,13 @@ class Inlet:
     def _again(self, name: int, key: AttemptKey) -> bool:
         """Whether the row is or was here; its ack then goes to the stream it came over last."""
         held = self._held.get(key)
+        if held is None and key not in self._acked:
+            return False
         if held is not None:
             held.upstream = name
-            return True
-        if key in self._acked:
+        if held is None or not self._redelivered:
             self._say(name, Back(ACK, key=key))
-            return True
-        return False
+        return True
 
     def _remember(self, key: AttemptKey) -> None:
         self._acked[key] = None

@@ -12,8 +12,9 @@ of them in one batch. `on_sent(keys, hello)` says who got which.
 
 Invariants: a row has one consumer at a time; on redelivered edges (`ran`, `scored`) it is kept
 until its ack and sent again when the consumer is lost; on the others the Inlet acks what it
-received, and `on_lost` names what a lost consumer never acked (nobody sends it again). `on_acked`
-and `on_lost` come once per key, and not at all for a key that was dropped. Held bytes are bounded
+received, and `on_lost` names what a lost consumer never acked, and whose it was: nobody sends it
+again unless it is `put` again, `only` for the next life of that worker. `on_acked` and `on_lost`
+come once per key that was put, and not at all for a key that was dropped. Held bytes are bounded
 by `limit_bytes` plus one row per waiting `put`; `send` is bounded by the credit that its caller was
 told of.
 """
@@ -40,6 +41,8 @@ from prorl.schema import EDGE_BACK, EDGES, REDELIVERED_EDGES
 from prorl.types import AttemptKey, Json
 
 Keys = Callable[[list[AttemptKey]], None]
+KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
+"""Also whose they are: its first word."""
 
 
 class Sized(NamedTuple):
@@ -69,9 +72,9 @@ class Outlet:
         *,
         limit_bytes: int = 64 << 20,
         on_acked: Keys = _nothing,
-        on_lost: Keys = _nothing,
+        on_lost: KeysOf = _nobody,
         on_credit: Callable[[int], None] = _nothing,
-        on_sent: Callable[[list[AttemptKey], Mapping[str, Json]], None] = _nobody,
+        on_sent: KeysOf = _nobody,
     ) -> None:
         self.edge = edge
         self._redelivered = edge in REDELIVERED_EDGES
@@ -84,6 +87,8 @@ class Outlet:
             on_sent,
         )
         self._rows: dict[AttemptKey, Sized] = {}
+        self._awaiting: dict[AttemptKey, str] = {}
+        """Rows for one worker's next life, which is not there yet."""
         self._held_bytes = 0
         self._putting: deque[asyncio.Future[None]] = deque()
         self._channels: dict[int, Channel] = {}
@@ -114,13 +119,17 @@ class Outlet:
     @property
     def num_waiting(self) -> int:
         """Number of rows that have no consumer with credit yet."""
-        return self._ledger.num_waiting
+        return self._ledger.num_waiting + len(self._awaiting)
 
     def __contains__(self, key: AttemptKey) -> bool:
-        return key in self._ledger
+        return key in self._ledger or key in self._awaiting
 
-    async def put(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
-        """Offer one row; waits while `limit_bytes` are held.
+    def awaits(self, key: AttemptKey) -> bool:
+        """Whether a row is for a worker that is not there, while others are."""
+        return key in self._awaiting and bool(self._channels)
+
+    async def put(self, row: Row, key: AttemptKey, num_bytes: int, *, only: str = "") -> None:
+        """Offer one row, `only` to the worker of that name; waits while `limit_bytes` are held.
 
         A key that is here already changes nothing.
         """
@@ -128,7 +137,7 @@ class Outlet:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._putting.append(waiting)
             await waiting
-        self._add(row, key, num_bytes)
+        self._add(row, key, num_bytes, only)
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Offer rows without waiting."""
@@ -142,7 +151,7 @@ class Outlet:
 
     def withdraw(self) -> list[AttemptKey]:
         """Forget the rows that no consumer has been sent; which they are."""
-        return self._forget(self._ledger.waiting())
+        return self._forget([*self._awaiting, *self._ledger.waiting()])
 
     def cut(self, worker: str, incarnation: str) -> list[AttemptKey]:
         """End the streams of a consumer that is silent, if others are there: redelivered rows go to
@@ -160,7 +169,7 @@ class Outlet:
                 closing = asyncio.ensure_future(self._channels.pop(name).close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-                lost += self._ledger.leave(name)
+                lost += self._leave(name)
             self._paced.ask()
         return lost
 
@@ -169,12 +178,16 @@ class Outlet:
         name = next(self._names)
         self._channels[name] = channel
         self._ledger.join(name)
+        mine = [key for key, worker in self._awaiting.items() if worker == _worker_of(channel)]
+        for key in mine:
+            del self._awaiting[key]
+            self._ledger.put(key, self._rows[key].num_bytes, name)
         try:
             while (batch := await channel.receive()) is not None:
                 self._hear(name, batch)
         finally:
             if self._channels.pop(name, None) is not None:
-                self._lose(name)
+                self._lose(name, channel.peer)
 
     def _hear(self, name: int, batch: pa.RecordBatch) -> None:
         if name not in self._channels:
@@ -194,20 +207,34 @@ class Outlet:
             self._paced.ask()
             self._on_credit(self.free_rows)
 
-    def _lose(self, name: int) -> None:
-        lost = self._ledger.leave(name)
+    def _lose(self, name: int, hello: Mapping[str, Json]) -> None:
+        lost = self._leave(name)
         if lost:
-            self._on_lost(lost)
+            self._on_lost(lost, hello)
         self._paced.ask()
 
-    def _add(self, row: Row, key: AttemptKey, num_bytes: int) -> None:
-        if key in self._ledger:
+    def _leave(self, name: int) -> list[AttemptKey]:
+        lost = self._ledger.leave(name)
+        for key in lost:
+            self._release(key)
+        return lost
+
+    def _add(self, row: Row, key: AttemptKey, num_bytes: int, only: str = "") -> None:
+        if key in self:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
         self._rows[key] = Sized(row, num_bytes)
         self._held_bytes += num_bytes
-        self._ledger.put(key, num_bytes)
+        names = (name for name in reversed(self._channels) if self._is(name, only))
+        name = next(names, None) if only else None
+        if only and name is None:
+            self._awaiting[key] = only
+        else:
+            self._ledger.put(key, num_bytes, name)
         self._paced.ask()
+
+    def _is(self, name: int, worker: str) -> bool:
+        return _worker_of(self._channels[name]) == worker
 
     def _pump(self) -> None:
         """Send what credit allows; what goes to one consumer goes together."""
@@ -224,7 +251,9 @@ class Outlet:
             self._on_sent(given, self._channels[name].peer)
 
     def _forget(self, gone: Iterable[AttemptKey]) -> list[AttemptKey]:
-        known = self._ledger.forget(gone)
+        gone = list(gone)
+        known = [key for key in gone if self._awaiting.pop(key, None) is not None]
+        known += self._ledger.forget(gone)
         for key in known:
             self._release(key)
         return known
@@ -239,3 +268,7 @@ class Outlet:
             if not waiting.done():
                 waiting.set_result(None)
                 return
+
+
+def _worker_of(channel: Channel) -> str:
+    return str(channel.peer.get("worker", ""))

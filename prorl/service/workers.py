@@ -91,7 +91,7 @@ class Workers:
         earlier = self._state.workers.get(name)
         self._state.workers[name] = worker
         refused = self._claim(worker, said.held)
-        adopted = self._adopt(worker, said.claims)
+        adopted, elsewhere = self._adopt(worker, said.claims)
         if earlier is not None:
             self._replace(earlier, worker)
         self._not_claimed(worker)
@@ -101,6 +101,7 @@ class Workers:
             endpoints=worker.endpoints,
             refused=tuple(refused),
             adopted=tuple(adopted),
+            elsewhere=tuple(elsewhere),
         )
         self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
         for run in self._state.open.values():
@@ -138,18 +139,26 @@ class Workers:
                 self._rollouts.started(worker, record, key.attempt, worker.role)
         return refused
 
-    def _adopt(self, worker: WorkerRecord, claims: Iterable[Claim]) -> list[Claim]:
-        """Attempts of an earlier life that nobody else runs: they go on here, in a new life."""
-        adopted: list[Claim] = []
+    def _adopt(
+        self, worker: WorkerRecord, claims: Iterable[Claim]
+    ) -> tuple[list[Claim], list[AttemptKey]]:
+        """Attempts of an earlier life that nobody else runs: they go on here, in a new life. Also
+        those that somebody else runs.
+        """
+        adopted, elsewhere = list[Claim](), list[AttemptKey]()
         for claim in claims:
             record = self._rollouts.find(claim.run_id, claim.rollout_id)
-            if record is None or any(self._runs(other, worker) for other in record.holders):
+            if record is None:
+                continue
+            if any(self._runs(other, worker) for other in record.holders):
+                if record.key == claim.key:
+                    elsewhere.append(claim.key)
                 continue
             event = Event(kind=EventKind.ADOPT, attempt=claim.attempt, epoch=claim.epoch)
             if self._rollouts.apply(record, event):
                 self._rollouts.started(worker, record, claim.attempt, worker.role)
                 adopted.append(claim._replace(epoch=record.life.epoch))
-        return adopted
+        return adopted, elsewhere
 
     @staticmethod
     def _runs(holder: WorkerRecord, claimant: WorkerRecord) -> bool:

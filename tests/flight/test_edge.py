@@ -10,6 +10,7 @@ import pytest
 from prorl.flight import Inlet, Outlet
 from prorl.flight.inlet import Taken
 from prorl.flight.queues import wire_bytes
+from prorl.rows import Row
 from prorl.types import AttemptKey
 from tests.flight.conftest import Net
 from tests.flight.rows import key, leased, ran, ready
@@ -135,7 +136,7 @@ async def test_a_silent_consumer_is_cut_if_there_are_others(net: Net) -> None:
 async def test_a_lost_consumer_loses_nothing_that_it_received_without_redelivery(net: Net) -> None:
     acked: list[AttemptKey] = []
     lost: list[AttemptKey] = []
-    outlet = Outlet("ready", on_acked=acked.extend, on_lost=lost.extend)
+    outlet = Outlet("ready", on_acked=acked.extend, on_lost=lambda keys, _: lost.extend(keys))
     location = await serve(net, outlet)
     first = inlet_of(net, "ready", location, slots=2)
     for n in range(4):
@@ -254,3 +255,59 @@ async def test_a_bug_while_serving_an_upstream_is_raised_by_take(
     with pytest.raises(ZeroDivisionError):
         await asyncio.wait_for(inlet.take(), 30)
     await inlet.close()
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("adopted", [False, True])
+async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
+    net: Net, adopted: bool, done: bool
+) -> None:
+    """Its sender did not hear that this worker, or the last life of its name, had it."""
+    acked: list[AttemptKey] = []
+    first, second = Outlet("ready"), Outlet("ready", on_acked=acked.extend)
+    one, two = await serve(net, first, "one"), await serve(net, second, "two")
+    inlet = inlet_of(net, "ready", one, two, slots=2)
+    if adopted:
+        inlet.adopt(Taken(key(0), Row(ready(0), 0), 100))
+    else:
+        await put(first, ready(0))
+    await take(inlet, 1)
+    if done:
+        inlet.done(key(0))
+    await put(second, ready(0))
+    await until(lambda: acked == [key(0)])
+    await put(second, ready(1))
+    assert [taken.key for taken in await take(inlet, 1)] == [key(1)]
+    await inlet.close()
+
+
+async def test_what_a_worker_may_have_begun_waits_for_its_next_life(net: Net) -> None:
+    outlet = Outlet("ready")
+    location = await serve(net, outlet)
+    other = inlet_of(net, "ready", location, worker="other")
+    await until(lambda: outlet.free_rows == 4)
+    await outlet.put(Row(ready(0), 0), key(0), 100, only="dead")
+    await put(outlet, ready(1))
+    assert [taken.key for taken in await take(other, 1)] == [key(1)]
+    assert outlet.awaits(key(0))
+    dead = inlet_of(net, "ready", location, worker="dead")
+    assert [taken.key for taken in await take(dead, 1)] == [key(0)]
+    assert not outlet.awaits(key(0))
+    await outlet.put(Row(ready(2), 0), key(2), 100, only="dead")
+    assert [taken.key for taken in await take(dead, 1)] == [key(2)]
+    await dead.close()
+    await other.close()
+
+
+async def test_what_waited_for_a_worker_that_dies_again_is_named_with_it(net: Net) -> None:
+    lost: list[tuple[AttemptKey, object]] = []
+    outlet = Outlet(
+        "ready", on_lost=lambda keys, of: lost.extend((key, of["worker"]) for key in keys)
+    )
+    dead = inlet_of(net, "ready", await serve(net, outlet), slots=1, worker="dead")
+    await put(outlet, ready(0))
+    await take(dead, 1)
+    await outlet.put(Row(ready(1), 0), key(1), 100, only="dead")
+    await dead.close()
+    await until(lambda: lost == [(key(1), "dead")])
+    assert (outlet.held_bytes, outlet.num_waiting) == (0, 0)

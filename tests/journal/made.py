@@ -28,7 +28,7 @@ def row(number: int = 1, on_unknown: str = "tell", tools: bool = True) -> Row:
     leased = leased_batch([dataclasses.replace(lease(number), on_unknown=on_unknown)])
     ready = ready_row(
         leased,
-        sandbox=SandboxRef(node_id="n", sandbox_id="s", socket_path="/s"),
+        sandbox=SandboxRef(node_id="n", sandbox_id=f"s{number}", socket_path="/s"),
         prompt=(Message(role="user", content="Go on."),),
         tools=(ToolSpec("bash", "A shell.", {}),) if tools else (),
         init_s=0.1,

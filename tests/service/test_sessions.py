@@ -163,7 +163,8 @@ async def test_the_next_life_has_the_attempt_again_and_nobody_else(tmp_path: Pat
         first = await claim(w, key, "first")
         assert (await welcome(first)).adopted == (Claim(*key, 1),)
         other = await claim(w, key, "else", worker="run-1")
-        assert (await welcome(other)).adopted == (), "a living worker has it"
+        told = await welcome(other)
+        assert (told.adopted, told.elsewhere) == ((), (key,)), "a living worker has it"
         await first.close()
         async with asyncio.timeout(30):
             while any(worker.name == "run-0" for worker in w.core.state.of_role("run")):

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
-from prorl.columns import RanColumns, ran_columns, ready_columns, scored_columns
+from prorl.columns import RanColumns, leased_batch, ran_columns, ready_columns, scored_columns
 from prorl.control import Payload
 from prorl.errors import BackendError
 from prorl.flight import Inlet, Outlet
+from prorl.flight.edge import CREDIT, Back, encode
 from prorl.rows import Added, Row, stack
-from prorl.schema import EDGES
+from prorl.schema import EDGE_BACK, EDGES
 from prorl.stages.host import DOWNSTREAM, UPSTREAM, StageHost
 from prorl.types import (
     NO_FAILURE,
@@ -31,7 +33,7 @@ from prorl.types import (
     Turn,
 )
 from tests.flight.conftest import Net
-from tests.flight.rows import key, leased, ran, ready, trajectory
+from tests.flight.rows import key, lease, leased, ran, ready, trajectory
 from tests.flight.test_edge import take, until
 from tests.grown import put, ran_row
 
@@ -345,3 +347,46 @@ async def test_stats_count_what_happens(net: Net) -> None:
         operator.gate.set()
         await take(parts.downstream, 1)
         assert parts.stage.stats().done == 1
+
+
+async def _dies_with_a_row(net: Net) -> None:
+    """A RUN worker that takes a row and is gone before its ack."""
+    channel = await net.network.dial(
+        net.name("down"), "edge/ready", {"worker": "run-0"}, EDGE_BACK, EDGES["ready"]
+    )
+    channel.send(encode([Back(CREDIT, 1, 1 << 20)]))
+    assert await asyncio.wait_for(channel.receive(), 30) is not None
+    await channel.close()
+
+
+def _journaled(number: int) -> pa.RecordBatch:
+    return leased_batch([replace(lease(number), on_unknown="tell")])
+
+
+async def test_what_a_dead_run_worker_may_have_begun_goes_to_no_other(net: Net) -> None:
+    async with bench(net, Scripted(Stage.INIT), connect=False) as parts:
+        parts.upstream.send(_journaled(1))
+        await _dies_with_a_row(net)
+        parts.downstream.set_upstreams([net.name("down")])
+        parts.upstream.send(_journaled(2))
+        assert [row.key for row in await take(parts.downstream, 1)] == [key(2)]
+        again = Inlet(net.network, "ready", {"worker": "run-0"}, slots=1)
+        again.set_upstreams([net.name("down")])
+        assert [row.key for row in await take(again, 1)] == [key(1)]
+        await until(lambda: parts.stage.held() == [])
+        await again.close()
+
+
+async def test_what_nobody_comes_back_for_is_given_back_where_others_can_take_it(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prorl.stages.host.NEXT_LIFE_S", 0.1)
+    operator = Scripted(Stage.INIT)
+    async with bench(net, operator, connect=False) as parts:
+        parts.upstream.send(_journaled(1))
+        await _dies_with_a_row(net)
+        await asyncio.sleep(0.3)
+        assert parts.stage.held() == [key(1)], "nobody else is there"
+        parts.downstream.set_upstreams([net.name("down")])
+        await until(lambda: operator.released == [1])
+        assert parts.ended() == [("released", 1, "")]

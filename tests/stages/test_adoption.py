@@ -1,0 +1,31 @@
+"""What a RUN worker's last life left, after the gateway's word."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prorl.control import Claim
+from prorl.journal import Journals
+from prorl.stages.adoption import Adoption
+from tests.flight.rows import key
+from tests.journal.made import row
+from tests.stages.service import RecordingHost, as_host
+
+
+async def test_who_is_adopted_goes_on_and_a_sandbox_in_use_is_left_alone(tmp_path: Path) -> None:
+    last = Journals(tmp_path)
+    last.open()
+    for number in range(3):
+        last.keep(row(number))
+    last.close()
+    host = RecordingHost()
+    adoption = Adoption(Journals(tmp_path), as_host(host))
+    await adoption.open()
+    assert [claim.key for claim in adoption.claims()] == [key(0), key(1), key(2)]
+    taken = adoption.decided([Claim(*key(0), 1)], [key(1)])
+    assert [one.key for one in taken] == [key(0)]
+    async with asyncio.timeout(30):
+        while ("stop", "s2", "") not in host.asked:
+            await asyncio.sleep(0.01)
+    assert ("stop", "s1", "") not in host.asked, "another worker's"
