@@ -45,6 +45,10 @@ def claimed_by_another(root: Path, code: str = "") -> Iterator[subprocess.Popen[
         process.stdout.close()
 
 
+def _has_network_namespaces() -> bool:
+    return subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+
+
 def orphan_of(mine: SocketFolder, root: Path) -> SocketFolder | None:
     """This root's folder if its owner is dead; others are left as they are."""
     found = None
@@ -165,6 +169,26 @@ async def test_uids_are_ended_by_who_claims_them_and_by_nobody_else(folder: Path
         living.kill()
         living.wait()
         first.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root has uids to give")
+@pytest.mark.skipif(not _has_network_namespaces(), reason="no network namespaces here")
+def test_no_two_network_namespaces_share_a_block(folder: Path) -> None:
+    """A node in a namespace of its own would otherwise end the sandboxes of its neighbours."""
+    mine = Uids()
+    uid = mine.take()
+    living = subprocess.Popen(["sleep", "60"], user=uid)
+    said = "from prorl.sandbox.node.uids import Uids\nuids = Uids()\n"
+    said += f"with uids.holding_dead_block({uid}) as dead: print(dead, {uid} in uids.block)"
+    try:
+        argv = ["unshare", "--net", sys.executable, "-c", said]
+        theirs = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+        assert theirs.split() == ["False", "False"]
+        assert living.poll() is None
+    finally:
+        living.kill()
+        living.wait()
+        mine.close()
 
 
 async def test_notes_that_a_crash_of_the_machine_cut_are_dropped(folder: Path) -> None:

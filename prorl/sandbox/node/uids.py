@@ -1,14 +1,17 @@
 """Uids of their own for sandboxes, where we are root: otherwise one agent's `kill -9 -1` would hit
 its neighbours.
 
-Each sandboxd claims a block of uids by binding an abstract socket, which the kernel frees with the
-process. Whoever has a block may end every process in it that is not his own; nobody else may. The
-range is one that no distribution, systemd or subuid allocation uses (systemd's UIDS-GIDS list:
+Each sandboxd claims a block of uids by binding an abstract socket and locking a file, both of which
+the kernel frees with the process. Uids are the machine's: an abstract name belongs to one network
+namespace and a file to those who share /tmp, so that either alone would give two daemons one block.
+Whoever has a block may end every process in it that is not his own; nobody else may. The range is
+one that no distribution, systemd or subuid allocation uses (systemd's UIDS-GIDS list:
 1879048192 to 2147483647 is unused).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -18,17 +21,30 @@ from contextlib import contextmanager
 
 from prorl.errors import UnavailableError
 from prorl.linux import procfs
+from prorl.sandbox.node.paths import base_folder, own_folder
 
 FIRST_UID = 1879048192
 BLOCK = 4096
 BLOCKS = 256
 
 
+class _Lock:
+    """A block that is ours until `close` or the end of this process."""
+
+    def __init__(self, name: socket.socket, file: int) -> None:
+        self._name, self._file = name, file
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self._file)
+        self._name.close()
+
+
 class Uids:
     """A claimed block; on machines where we are not root, every uid is -1 (our own)."""
 
     def __init__(self) -> None:
-        self._lock: socket.socket | None = None
+        self._lock: _Lock | None = None
         self._block = -1
         self._free: deque[int] = deque()
         if os.getuid() == 0:
@@ -91,14 +107,31 @@ class Uids:
             self._lock = None
 
 
-def _try_lock(block: int) -> socket.socket | None:
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _try_lock(block: int) -> _Lock | None:
+    """A block, unless somebody has it who shares our network namespace or our /tmp."""
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        lock.bind(f"\0prorl-uids-{block}")
+        name.bind(f"\0prorl-uids-{block}")
+        file = _lock_file(block)
     except OSError:
-        lock.close()
+        name.close()
         return None
-    return lock
+    return _Lock(name, file)
+
+
+def _lock_file(block: int) -> int:
+    """Raises BlockingIOError when somebody has it. The file stays: nobody can remove it safely."""
+    folder = base_folder().with_name(f"{base_folder().name}-uids")
+    own_folder(folder)
+    file = os.open(
+        folder / str(block), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def kill_uid(uid: int) -> bool:
