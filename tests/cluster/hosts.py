@@ -109,6 +109,17 @@ class Hosts:
             ip("netns", "del", space)
 
 
+class ThisHost(Hosts):
+    """Everything on this one, as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def argv(self, host: int, *words: str) -> list[str]:
+        """The words."""
+        return list(words)
+
+
 @contextmanager
 def hosts(num: int) -> Iterator[Hosts]:
     """Hosts for the length of a block."""

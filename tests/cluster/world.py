@@ -62,15 +62,13 @@ class World:
         name = f"n{host}"
         argv = [*PRORL, "node", str(self.root / "join" / "node.json"), "--name", name]
         scratch = self.path / f"{name}-{time.monotonic_ns()}"
-        argv += ["--root", str(scratch), *words, *_pools(1)]
+        argv += ["--root", str(scratch), *words, *pools(1)]
         self.nodes[name] = _start(self.hosts, host, argv, self.path / f"{name}.log")
         return self.nodes[name]
 
     def submit(self, num: int) -> None:
         """A run of so many rollouts."""
-        self.num = num
-        argv = [sys.executable, "-c", SUBMIT, str(self.root), str(num)]
-        subprocess.run(self.hosts.argv(1, *argv), check=True)
+        submit(self, num)
 
     def log(self, query: str) -> list[tuple[int, ...]]:
         """Rows of the control log."""
@@ -105,6 +103,16 @@ class World:
         """Every rollout completed and stored exactly once; everything ends in order, and nothing is
         left on the hosts.
         """
+        self.complete()
+        for process in (*self.nodes.values(), self.service):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait(60)
+        self.verify()
+        waited(lambda: not self.hosts.pids(), "nothing is left", 30)
+
+    def complete(self) -> None:
+        """Wait until every rollout is completed and stored."""
         try:
             waited(lambda: self.count("state = 'completed'") == self.num, f"{self.num} completed")
         except AssertionError as error:
@@ -114,16 +122,22 @@ class World:
             raise AssertionError(f"{error}: {self.log(grouped)}; logs below {self.path}") from None
         stored = "SELECT COUNT(*) FROM runs WHERE finished_at > 0"
         waited(lambda: self.log(stored)[0][0] == 1, "the run has finished")
-        for process in (*self.nodes.values(), self.service):
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                process.wait(60)
+
+    def verify(self) -> None:
+        """What is stored is whole, and each rollout is there once."""
         verify = [*PRORL, "verify", str(self.root / "far")]
         assert subprocess.run(verify, capture_output=True).returncode == 0
-        waited(lambda: not self.hosts.pids(), "nothing is left", 30)
 
 
-def _pools(workers: int) -> list[str]:
+def submit(w: World, num: int) -> None:
+    """A run of so many rollouts."""
+    w.num = num
+    argv = [sys.executable, "-c", SUBMIT, str(w.root), str(num)]
+    subprocess.run(w.hosts.argv(1, *argv), check=True)
+
+
+def pools(workers: int) -> list[str]:
+    """Words that give a service or node its pools."""
     settings = [
         f"service.{stage}.{key}={value}"
         for stage in ("init", "run", "eval")
@@ -144,7 +158,7 @@ def world(tmp_path: Path, num_nodes: int = 2, turn_s: float = TURN_S) -> Iterato
     with ExitStack() as stack:
         made = stack.enter_context(hosts(1 + num_nodes))
         argv = [*PRORL, "serve", "--root", str(tmp_path / "root")]
-        argv += ["--listen", f"{made.address(1)}:7700", *_pools(0)]
+        argv += ["--listen", f"{made.address(1)}:7700", *pools(0)]
         argv += ["--set", f'service.backends=["scripted:oracle?delay_s={turn_s}"]']
         service = _start(made, 1, argv, tmp_path / "serve.log")
         one = World(hosts=made, path=tmp_path, service=service)

@@ -1,0 +1,156 @@
+"""A real Slurm whose jobs are nodes: pre-empted and back, its daemon killed, at the end of time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import prorl
+from tests.cluster.hosts import ThisHost
+from tests.cluster.slurm import Slurm, slurm, why_not
+from tests.cluster.world import PRORL, SLOTS, World, pools, submit, waited
+from tests.integration.test_outside import three_ports
+
+pytest.importorskip("dask_jobqueue", reason="placing jobs needs the extra `dask`")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+NODE_SCRIPT = Path(__file__).parents[2] / "configs" / "slurm-node.sh"
+BACK_S = 30.0
+OF_DASK = "prorl-node"
+"""Name of the jobs that Dask submits."""
+
+
+@dataclass
+class Site:
+    """A Slurm, a service without workers, and who places its nodes."""
+
+    slurm: Slurm
+    service: World
+    cluster: subprocess.Popen[bytes] | None = None
+
+    def place(self, num: int, *words: str) -> None:
+        """Nodes as jobs of the partition that is pre-empted, through Dask."""
+        root = str(self.service.root)
+        argv = [*PRORL, "cluster", "slurm", "--nodes", str(num), "--root", root]
+        argv += ["--queue", "scavenge", "--cores", "2", "--memory", "2GB", *words]
+        argv += [*pools(1), "--set", "service.term_s=2"]
+        with (self.service.path / "cluster.log").open("wb") as out:
+            self.cluster = subprocess.Popen(
+                argv, stdout=out, stderr=out, env=self.slurm.env, cwd=self.service.path
+            )
+        waited(lambda: len(self.nodes()) == num, f"{num} nodes", 120)
+
+    def nodes(self) -> set[str]:
+        """Names of nodes of which a RUN is registered."""
+        with prorl.connect(self.service.root) as client:
+            found = client.status()["workers"]
+        return {worker["node"] for worker in found if worker["role"] == "run"}
+
+    def work(self, num: int) -> None:
+        """A run, begun on every node."""
+        submit(self.service, num)
+        self.service.running(SLOTS + 1)
+
+    def busy(self) -> int:
+        """RUN slots that are in use."""
+        with prorl.connect(self.service.root) as client:
+            found = client.status()["workers"]
+        return sum(worker["in_flight"] > 0 for worker in found if worker["role"] == "run")
+
+    def close(self) -> None:
+        """End the placer in order."""
+        if self.cluster is not None and self.cluster.poll() is None:
+            self.cluster.send_signal(signal.SIGINT)
+            try:
+                self.cluster.wait(90)
+            except subprocess.TimeoutExpired:
+                self.cluster.kill()
+                self.cluster.wait()
+
+
+@contextmanager
+def site(tmp_path: Path, num_nodes: int) -> Iterator[Site]:
+    """All of it for the length of a block; nothing of any job is left behind."""
+    with ExitStack() as stack:
+        (tmp_path / "slurm").mkdir()
+        tmp_path.chmod(0o755)
+        batch = stack.enter_context(slurm(tmp_path / "slurm", num_nodes))
+        argv = [*PRORL, "serve", "--root", str(tmp_path / "root"), *pools(0)]
+        argv += ["--listen", f"127.0.0.1:{three_ports()}"]
+        argv += ["--set", 'service.backends=["scripted:oracle?delay_s=4"]']
+        with (tmp_path / "serve.log").open("wb") as out:
+            process = subprocess.Popen(argv, stdout=out, stderr=out)
+        made = Site(slurm=batch, service=World(hosts=ThisHost(), path=tmp_path, service=process))
+        stack.callback(_end, process)
+        stack.callback(made.close)
+        join = made.service.root / "join" / "node.json"
+        waited(lambda: (made.service.root / "service.json").exists() and join.exists(), "service")
+        yield made
+        made.close()
+    waited(lambda: not batch.strays(), "nothing of a job is left", 30)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def test_a_preempted_node_is_back_within_half_a_minute_of_room(tmp_path: Path) -> None:
+    with site(tmp_path, 2) as s:
+        s.place(2)
+        s.work(120)
+        urgent = s.slurm.submit("-p", "main", "-c", "2", "--wrap", "sleep 12")
+        waited(lambda: urgent in s.slurm.jobs("wrap"), "the urgent job runs", 60)
+        waited(lambda: len(s.nodes()) == 1, "one node is away", 60)
+        waited(lambda: urgent not in s.slurm.jobs("wrap"), "there is room again", 60)
+        back_s = waited(lambda: len(s.nodes()) == 2 and s.busy() == 2, "back at work", 120)
+        s.service.complete()
+        print(f"back at work {back_s:.1f} s after there was room; charges {s.service.charges()}")
+        assert back_s < BACK_S
+        assert s.service.charges()[1:] == (0, 0)
+
+
+def test_slurmd_is_killed_and_its_job_lives_twice(tmp_path: Path) -> None:
+    """The job goes on without it, and is started again elsewhere: the newest life counts."""
+    with site(tmp_path, 3) as s:
+        s.place(2)
+        s.work(160)
+        before = s.slurm.jobs(OF_DASK)
+        job, node = next(iter(before.items()))
+        s.slurm.kill(node)
+        again = waited(lambda: s.slurm.jobs(OF_DASK).get(job, node) != node, "it runs twice", 120)
+        s.service.complete()
+        print(f"started again elsewhere after {again:.1f} s; charges {s.service.charges()}")
+        assert s.service.count("worker_losses > 1") == 0
+        assert s.service.charges()[2] <= 2 * SLOTS
+        s.slurm.back(node)
+
+
+def test_a_job_ends_at_its_time_and_another_goes_on(tmp_path: Path) -> None:
+    """A minute of walltime; the other node is a job of the script that anybody can submit."""
+    with site(tmp_path, 2) as s:
+        s.place(1, "--walltime", "00:01:00")
+        began = time.monotonic()
+        s.slurm.env["PRORL"] = f"{Path(sys.executable).parent}/prorl"
+        join = str(s.service.root / "join" / "node.json")
+        s.slurm.submit("--export=ALL", str(NODE_SCRIPT), join, *pools(1))
+        waited(lambda: len(s.nodes()) == 2, "a second node", 120)
+        s.work(100)
+        waited(lambda: len(s.nodes()) == 1, "its time is over", 120)
+        s.service.complete()
+        print(f"left {time.monotonic() - began:.0f} s; charges {s.service.charges()}")
+        assert s.service.charges() == (s.service.charges()[0], 0, 0)
