@@ -1,7 +1,7 @@
 """Bearer tokens that may do less than the root's own: one role, one run, until a date.
 
     token = Keys(root_token).issue("trainer", run="exp1", expires_at=...)
-    Keys(root_token, revoked=root / "revoked").check(f"Bearer {token}")   # -> Grant, or refused
+    Keys(root_token, revoked=root / "revoked").check(f"Bearer {token}")  # -> TokenGrant
 
 A token carries what it grants and a signature by the root's own token, so every process of a
 service can check it without asking. What is taken back before its end stands in one file, an id a
@@ -37,7 +37,7 @@ MAX_TOKEN = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class TokenGrant:
     """What a token allows."""
 
     token_id: str
@@ -59,7 +59,7 @@ class Grant:
             )
 
 
-EVERYTHING = Grant(token_id="", role="")
+EVERYTHING = TokenGrant(token_id="", role="")
 """What the root's own token allows."""
 
 
@@ -75,14 +75,14 @@ class Keys:
         self._seen: tuple[int, int] = (0, 0)
         """Change time and size of the file that `_ids` are from."""
 
-    def issue(self, role: str, *, run: str = "", expires_at: float = 0.0) -> tuple[Grant, str]:
+    def issue(self, role: str, *, run: str = "", expires_at: float = 0.0) -> tuple[TokenGrant, str]:
         """A new token and what it grants. Raises UserError for a role that nobody is given."""
         may_be_granted(role)
-        grant = Grant(token_id=os.urandom(6).hex(), role=role, run=run, expires_at=expires_at)
+        grant = TokenGrant(token_id=os.urandom(6).hex(), role=role, run=run, expires_at=expires_at)
         body = _text(json.dumps(asdict(grant), separators=(",", ":")).encode())
         return grant, f"{PREFIX}{body}.{self._sign(body)}"
 
-    def check(self, header: bytes) -> Grant:
+    def check(self, header: bytes) -> TokenGrant:
         """What the `Authorization` header allows. Raises UnauthorizedError."""
         if not self._secret:
             return EVERYTHING
@@ -98,9 +98,9 @@ class Keys:
             signature.encode("latin-1"), self._sign(body).encode()
         ):
             raise UnauthorizedError("a wrong bearer token")
-        return self._valid(Grant(**json.loads(_bytes(body))))
+        return self._valid(TokenGrant(**json.loads(_bytes(body))))
 
-    def _valid(self, grant: Grant) -> Grant:
+    def _valid(self, grant: TokenGrant) -> TokenGrant:
         if grant.expires_at and self._wall() > grant.expires_at:
             raise UnauthorizedError(f"token {grant.token_id} ended", "one that is valid")
         if grant.token_id in self._taken_back():

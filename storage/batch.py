@@ -51,7 +51,7 @@ class WaitingRow:
 
 
 @dataclass(slots=True)
-class Batch:
+class PendingPart:
     """Everything that the next part will hold."""
 
     rows: dict[AttemptKey, WaitingRow] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Stored:
     events_upto: int = 0
     tasks_upto: int = 0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: PendingPart) -> None:
         """Remember that a batch is committed."""
         self.terminals |= batch.terminals.keys()
         self.events_upto = max(self.events_upto, _upto(batch.events))
@@ -98,7 +98,7 @@ def _upto(rows: Mapping[int, object]) -> int:
     return max(rows) + 1 if rows else 0
 
 
-def part_tables(batch: Batch) -> dict[str, pa.Table]:
+def part_tables(batch: PendingPart) -> dict[str, pa.Table]:
     """Every table's rows of a batch, in the order of `TABLES`; tables without rows are left out.
 
     One copy of the tokens.
@@ -123,7 +123,7 @@ _COMMITTED = ("rollout_id", "attempt", "reward", "failure_code", *_SUMMARY)
 
 
 def commit_request(
-    part: str, files: Iterable[PartFile], batch: Batch, rows: Mapping[str, pa.Table]
+    part: str, files: Iterable[PartFile], batch: PendingPart, rows: Mapping[str, pa.Table]
 ) -> CommitPart:
     """The `commit` request for a batch whose tables are `rows`."""
     rollouts = rows["rollouts"].select(_COMMITTED).to_pylist() if batch.rows else []

@@ -38,7 +38,7 @@ def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
     ]
 
 
-class Verdict(NamedTuple):
+class RowVerdict(NamedTuple):
     """What becomes of a SCORED row: committed, or kept in `partial/` and, with a problem, reported
     as invalid.
     """
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
     problem: str
 
 
-def judge(batch: pa.RecordBatch) -> list[Verdict]:
+def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
     """One verdict per SCORED row. Never raises for what is in a row."""
     try:
         with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
@@ -57,12 +57,12 @@ def judge(batch: pa.RecordBatch) -> list[Verdict]:
                 for want, problem in zip(wanted, problems(batch), strict=True)
             ]
             return [
-                Verdict(want and not problem, problem)
+                RowVerdict(want and not problem, problem)
                 for want, problem in zip(wanted, found, strict=True)
             ]
     except RolloutError as error:
         if batch.num_rows == 1:
-            return [Verdict(False, error.message)]
+            return [RowVerdict(False, error.message)]
     return [verdict for i in range(batch.num_rows) for verdict in judge(batch.slice(i, 1))]
 
 

@@ -29,7 +29,7 @@ import pyarrow.flight as fl
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
 from prorl.flight.queues import wire_bytes
-from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id, inode
+from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
 from prorl.schema import STREAM
 from prorl.sequences import dense
 from prorl.storage.delivery import Given, Order, Wanted
@@ -59,7 +59,7 @@ class Planned(NamedTuple):
     end: bool
 
 
-class Groups(Protocol):
+class GroupReader(Protocol):
     """Where the rows of groups come from."""
 
     def read(self, group_id: int) -> pa.RecordBatch:
@@ -74,7 +74,7 @@ class ServedRun:
     """A run that an endpoint serves."""
 
     order: Order
-    index: Groups
+    index: GroupReader
     directory: RunDir | None = None
     """What `record` may append to."""
 
@@ -93,7 +93,7 @@ class Endpoint:
         """Runs that `find` gave, the one asked for longest ago first; at most `MAX_FOUND`."""
         self._finding: dict[str, asyncio.Task[ServedRun | None]] = {}
 
-    def add(self, order: Order, index: Groups, directory: RunDir | None = None) -> None:
+    def add(self, order: Order, index: GroupReader, directory: RunDir | None = None) -> None:
         """Serve a run from now on; `directory`: what trainers may record in."""
         self._runs[order.run_id] = ServedRun(order=order, index=index, directory=directory)
         self._found.pop(order.run_id, None)
@@ -128,7 +128,7 @@ class Endpoint:
         planned = await self.on_thread(lambda: self._locate(run, seq, given))
         first, after = Cursor(ticket.run, seq), Cursor(ticket.run, seq + len(planned.places))
         path = planned.places[0].path if planned.places else ""
-        plan = Plan(
+        plan = ReadPlan(
             cursor=str(after),
             num_groups=len(planned.places),
             end=planned.end,

@@ -38,7 +38,7 @@ class GroupRows(NamedTuple):
     row_groups: tuple[int, ...]
 
 
-class Keys(NamedTuple):
+class GroupKeys(NamedTuple):
     """Which groups lie in each row group of a file."""
 
     file: PartFile
@@ -51,15 +51,15 @@ class Found(NamedTuple):
     """What `GroupIndex.look` saw."""
 
     commits: Sequence[Commit]
-    new: tuple[Keys, ...]
+    new: tuple[GroupKeys, ...]
 
 
-def read_keys(run: RunDir, file: PartFile, commit_seq: int) -> Keys:
+def read_keys(run: RunDir, file: PartFile, commit_seq: int) -> GroupKeys:
     """From the key column of a `sequences` file. Raises StorageError."""
     with PartReader(run, file) as part:
         ids = part.read(columns=["group_id"]).column("group_id").to_numpy()
         sizes = part.row_group_sizes
-    return Keys(file, commit_seq, _by_row_group(ids, sizes))
+    return GroupKeys(file, commit_seq, _by_row_group(ids, sizes))
 
 
 def _by_row_group(ids: Any, sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
@@ -73,7 +73,7 @@ class GroupIndex:
 
     run: RunDir
     cache_bytes: int = CACHE_BYTES
-    _files: list[Keys] = field(default_factory=list)
+    _files: list[GroupKeys] = field(default_factory=list)
     _where: dict[int, list[GroupRows]] = field(default_factory=dict)
     _cache: OrderedDict[tuple[int, str], pa.Table] = field(default_factory=OrderedDict)
     cached_bytes: int = 0
@@ -90,11 +90,11 @@ class GroupIndex:
         """
         ids = rows.column("group_id").to_numpy()
         sizes = [stop - start for start, stop in row_groups(rows)]
-        self._add(Keys(file, commit_seq, _by_row_group(ids, sizes)))
+        self._add(GroupKeys(file, commit_seq, _by_row_group(ids, sizes)))
         for group_id in np.unique(ids).tolist():
             self._remember((group_id, file.path), _of_group(rows, group_id))
 
-    def _add(self, keys: Keys) -> None:
+    def _add(self, keys: GroupKeys) -> None:
         number = len(self._files)
         self._files.append(keys)
         found: dict[int, list[int]] = {}

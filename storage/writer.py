@@ -46,8 +46,8 @@ from prorl.linux.failpoints import failpoint
 from prorl.rows import Row, stack
 from prorl.storage.batch import (
     Ack,
-    Batch,
     GroupCounts,
+    PendingPart,
     Stored,
     WaitingRow,
     commit_request,
@@ -119,7 +119,7 @@ class RunWriter:
         self._control, self._write_file, self._on_commit = control, write, on_commit
         self._flush_s, self._flush_bytes, self._eager = flush_s, flush_bytes, eager
         self._counts = GroupCounts(group_size)
-        self._waiting, self._flying = Batch(), Batch()
+        self._waiting, self._flying = PendingPart(), PendingPart()
         self._urgent, self._arrived = asyncio.Event(), asyncio.Event()
         self._draining = False
         self._last_flush = -math.inf
@@ -231,9 +231,9 @@ class RunWriter:
                 # and sets them again. A draining writer never waits, so they stay set.
                 self._urgent.clear()
                 self._arrived.clear()
-            self._flying, self._waiting = self._waiting, Batch()
+            self._flying, self._waiting = self._waiting, PendingPart()
             await self._write()
-            self._flying = Batch()
+            self._flying = PendingPart()
 
     async def _wait_until_due(self) -> None:
         """At most one part per `flush_s`, unless somebody waits or memory does: the first row after
@@ -270,7 +270,7 @@ class RunWriter:
                 failpoint("commit.shown")
                 self._settle(self._flying.rows.values())
                 failpoint("rows.acked")
-                self._flying = Batch()
+                self._flying = PendingPart()
             self._flying_part = ""
 
     async def _sort_out(self) -> None:

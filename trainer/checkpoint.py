@@ -42,7 +42,7 @@ _TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TrainingState:
     """Where a training stands; everything but tensors."""
 
     step: int = 0
@@ -55,7 +55,7 @@ class Progress:
 
 def save(
     root: Path,
-    progress: Progress,
+    progress: TrainingState,
     model: Any,
     optimizer: torch.optim.Optimizer,
     *,
@@ -103,10 +103,10 @@ def newest(root: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def read_progress(path: Path) -> Progress:
+def read_progress(path: Path) -> TrainingState:
     """Where the training stood at a checkpoint. Raises ConfigError."""
     try:
-        return Progress(**orjson.loads((path / "trainer.json").read_bytes()))
+        return TrainingState(**orjson.loads((path / "trainer.json").read_bytes()))
     except (OSError, TypeError, orjson.JSONDecodeError) as error:
         raise ConfigError(
             f"checkpoint {path}: {error}", "a directory that the trainer wrote"

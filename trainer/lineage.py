@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from prorl.client import PackedBatch
-    from prorl.trainer.checkpoint import Progress
+    from prorl.trainer.checkpoint import TrainingState
 
 ROWS = "trained.parquet"
 """In a checkpoint."""
@@ -63,7 +63,7 @@ class Account:
 def trained_rows(
     batch: PackedBatch,
     account: Account,
-    progress: Progress,
+    progress: TrainingState,
     *,
     consumer: str,
     checkpoint: str,

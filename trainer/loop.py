@@ -23,7 +23,7 @@ import torch
 from prorl.client import Client, PackedBatch
 from prorl.flight.ticket import Cursor
 from prorl.tasks import load_tasks
-from prorl.trainer.checkpoint import Progress, newest, read_figures, read_progress, save
+from prorl.trainer.checkpoint import TrainingState, newest, read_figures, read_progress, save
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.feed import Feed
 from prorl.trainer.learner import Learner
@@ -45,7 +45,7 @@ def train(
     *,
     hooks: tuple[Hook, ...] = (),
     stopped: Callable[[], bool] = lambda: False,
-) -> Progress:
+) -> TrainingState:
     """Train until `config.steps` steps are done, the run ends, or `stopped()`; returns where it
     stands.
     """
@@ -53,7 +53,7 @@ def train(
     checkpoints, timer = config.output / "checkpoints", StepTimer()
 
     found = newest(checkpoints)
-    progress = read_progress(found) if found else Progress(cursor=str(Cursor(config.run, 0)))
+    progress = read_progress(found) if found else TrainingState(cursor=str(Cursor(config.run, 0)))
     learner = Learner(config, found or config.model, resume=found is not None)
     parent = weights_digest(found or config.model) if config.lineage != "off" else ""
     if found:
@@ -114,7 +114,9 @@ def groups(
     )
 
 
-def announce(client: Client, config: TrainerConfig, progress: Progress, checkpoint: Path) -> None:
+def announce(
+    client: Client, config: TrainerConfig, progress: TrainingState, checkpoint: Path
+) -> None:
     """Tell the service what a durable checkpoint holds: record its lineage, commit its cursor,
     publish its weights.
 
@@ -131,7 +133,7 @@ def write_lineage(
     config: TrainerConfig,
     batch: PackedBatch,
     account: Account | None,
-    progress: Progress,
+    progress: TrainingState,
     parent: str,
     checkpoint: Path,
 ) -> None:

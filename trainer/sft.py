@@ -49,7 +49,7 @@ class Cycle(NamedTuple):
     learning_rate: float
 
 
-class Recipe(NamedTuple):
+class SftRecipe(NamedTuple):
     """How much training: cycles, numbers of demonstrations per step and set, AdamW."""
 
     cycles: tuple[Cycle, ...] = (Cycle(800, 3e-3), Cycle(500, 2e-3))
@@ -104,7 +104,7 @@ def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
 
 
 def train(
-    model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: Recipe, number: int
+    model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: SftRecipe, number: int
 ) -> Iterator[float]:
     """A cycle: one AdamW step per demonstration batch; yields each step's loss (nats per token that
     the script said).
@@ -173,7 +173,7 @@ def _loss_sum(model: Qwen3ForCausalLM, batch: list[Example]) -> torch.Tensor:
 
 
 def make_checkpoint(
-    seed: int, directory: Path, recipe: Recipe, after_first: Path | None = None
+    seed: int, directory: Path, recipe: SftRecipe, after_first: Path | None = None
 ) -> None:
     """Tokenizer, model, training, files; progress on stderr.
 
@@ -220,7 +220,7 @@ def main() -> None:
         help="skip the first cycle: go on from what it left for this seed",
     )
     options = parser.parse_args()
-    make_checkpoint(options.seed, options.out, Recipe(), options.after_first)
+    make_checkpoint(options.seed, options.out, SftRecipe(), options.after_first)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ ASK_S = 5.0
 CONNECT_S = 5.0
 
 
-class Call(NamedTuple):
+class WeightCall(NamedTuple):
     """One POST."""
 
     path: str
@@ -41,41 +41,43 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class WeightDialect:
     """What a kind of server wants to hear."""
 
     name: str
-    update: Callable[[str, int, str], tuple[Call, ...]]
+    update: Callable[[str, int, str], tuple[WeightCall, ...]]
     """(path, version, label) -> the calls between pause and resume."""
     states_labels: bool = False
     """Each reply says which weights sampled it; else RUN asks after the call."""
 
 
 # A load that fails in the middle must not leave new weights under the old label.
-_NEITHER = Call("/update_weight_version", {"new_version": "loading"})
+_NEITHER = WeightCall("/update_weight_version", {"new_version": "loading"})
 
-PRORL = Dialect(
+PRORL = WeightDialect(
     name="prorl",
     update=lambda path, version, label: (
-        Call("/update_weights", {"path": path, "version": version, "label": label}),
+        WeightCall("/update_weights", {"path": path, "version": version, "label": label}),
     ),
     states_labels=True,
 )
-VLLM_TRANSFER = Dialect(
+VLLM_TRANSFER = WeightDialect(
     name="vllm-transfer",
     update=lambda path, version, label: (
         _NEITHER,
-        Call("/start_weight_update"),
-        Call("/update_weights", {"update_info": {"path": path}}),
-        Call("/finish_weight_update", {"weight_version": label}),
+        WeightCall("/start_weight_update"),
+        WeightCall("/update_weights", {"update_info": {"path": path}}),
+        WeightCall("/finish_weight_update", {"weight_version": label}),
     ),
 )
-VLLM_RELOAD = Dialect(
+VLLM_RELOAD = WeightDialect(
     name="vllm-reload",
     update=lambda path, version, label: (
         _NEITHER,
-        Call("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}),
-        Call("/update_weight_version", {"new_version": label}),
+        WeightCall(
+            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        ),
+        WeightCall("/update_weight_version", {"new_version": label}),
     ),
 )
 
@@ -91,7 +93,7 @@ class WeightTarget:
         self._headers = {"Connection": "close"} | (
             {"Authorization": f"Bearer {key}"} if key else {}
         )
-        self._dialect: Dialect | None = None
+        self._dialect: WeightDialect | None = None
 
     async def pause(self, mode: str = "abort") -> None:
         """Stop sampling; what comes waits. What runs is answered with its tokens so far (`abort`),
@@ -118,7 +120,7 @@ class WeightTarget:
         with boundary(BackendError, FailureCode.BACKEND_PROTOCOL, f"{self.url}/weight_info"):
             return str(orjson.loads(reply)["weight_version"])
 
-    async def dialect(self) -> Dialect:
+    async def dialect(self) -> WeightDialect:
         """Ask the server which dialect it speaks. Raises BackendError."""
         if self._dialect is None:
             reply = await self._call("GET", "/version", limit_s=ASK_S)
@@ -127,7 +129,7 @@ class WeightTarget:
             self._dialect = PRORL if ours else await self._vllm()
         return self._dialect
 
-    async def _vllm(self) -> Dialect:
+    async def _vllm(self) -> WeightDialect:
         try:
             await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
         except BackendError as error:

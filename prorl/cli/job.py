@@ -48,7 +48,7 @@ MANY_COMMITS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class JobPlan:
     """A checked job: nothing in it can be refused later but by the machine."""
 
     job: Job
@@ -126,7 +126,7 @@ class Plan:
         return plan
 
 
-def _check_existing(plan: Plan) -> None:
+def _check_existing(plan: JobPlan) -> None:
     from prorl.storage.catalog import is_run
     from prorl.storage.layout import RunDir
 
@@ -252,7 +252,11 @@ def filter_text(value: str) -> str:
 
 
 async def run_plan(
-    plan: Plan, *, show: Show = Show.AUTO, json: bool = False, present: Callable[..., int] = present
+    plan: JobPlan,
+    *,
+    show: Show = Show.AUTO,
+    json: bool = False,
+    present: Callable[..., int] = present,
 ) -> int:
     """Carry it out; the exit code, which is what `present` says of the run directory."""
     async with signals() as stop:
@@ -273,7 +277,7 @@ async def run_plan(
     return present(plan.where, json=json, elapsed_s=finished)
 
 
-async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float:
+async def _follow(plan: JobPlan, running: Running, stop: Stop, show: Show) -> float:
     """Submit and wait for the end; seconds that it took."""
     start = time.monotonic()
     client = client_of(running)
@@ -294,7 +298,7 @@ async def _follow(plan: Plan, running: Running, stop: Stop, show: Show) -> float
     return time.monotonic() - start
 
 
-def _create(client: Client, plan: Plan) -> None:
+def _create(client: Client, plan: JobPlan) -> None:
     client.create_run(**plan.run.model_dump(mode="json", exclude_unset=True))
     plan.directory.mkdir(exist_ok=True)
     (plan.directory / JOB_FILE).write_bytes(
@@ -314,7 +318,7 @@ def _absolute(job: Job) -> dict[str, Json]:
     return {**values, "name": job.name, "tasks": tasks, "policy": policy}
 
 
-def _submit(client: Client, plan: Plan) -> None:
+def _submit(client: Client, plan: JobPlan) -> None:
     run = plan.run.run_id
     if plan.job.greedy:
         cold = replace(plan.run.sampling.params(), temperature=0.0)

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from prorl.flight import tune
-from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id, inode
+from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
 from prorl.flight.wire import (
     STREAM_ERRORS,
     call_options,
@@ -132,16 +132,18 @@ class FlightSource:
         """Idempotent; batches that were fetched stay valid."""
         self._client.close()
 
-    def _plan(self, ticket: Ticket) -> tuple[Plan, fl.Ticket]:
+    def _plan(self, ticket: Ticket) -> tuple[ReadPlan, fl.Ticket]:
         descriptor = fl.FlightDescriptor.for_command(ticket.dumps())
         with self._errors():
             info = self._client.get_flight_info(
                 descriptor, call_options(self._token, ticket.wait_s + CALL_TIMEOUT_S)
             )
         check_peer_schema(info.schema, STREAM, self.location)
-        return Plan.parse(info.app_metadata), info.endpoints[0].ticket if info.endpoints else None
+        return ReadPlan.parse(info.app_metadata), info.endpoints[
+            0
+        ].ticket if info.endpoints else None
 
-    def _map(self, plan: Plan) -> Iterator[pa.RecordBatch] | None:
+    def _map(self, plan: ReadPlan) -> Iterator[pa.RecordBatch] | None:
         if not plan.path or not self._boot_id or plan.boot_id != self._boot_id:
             return None
         if inode(plan.path) != plan.inode:
@@ -191,7 +193,7 @@ class FlightSource:
             raise from_flight(error, self.location) from None
 
 
-def _read_mapped(source: pa.MemoryMappedFile, plan: Plan) -> Iterator[pa.RecordBatch]:
+def _read_mapped(source: pa.MemoryMappedFile, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
     with source:
         file = source.read_buffer(source.size())
     for offset, length in plan.batches:

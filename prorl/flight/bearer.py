@@ -9,7 +9,7 @@ import pyarrow.flight as fl
 
 from prorl.access import check_flight
 from prorl.errors import UnauthorizedError
-from prorl.tokens import Grant, Keys
+from prorl.tokens import Keys, TokenGrant
 
 BEARER = "bearer"
 """Name of the middleware that knows a call's token."""
@@ -28,7 +28,7 @@ def named_run(body: bytes) -> str:
 class Caller(fl.ServerMiddleware):  # type: ignore[misc]
     """What the token of one call allows."""
 
-    def __init__(self, grant: Grant) -> None:
+    def __init__(self, grant: TokenGrant) -> None:
         super().__init__()
         self.grant = grant
 

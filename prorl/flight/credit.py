@@ -7,9 +7,9 @@ credit; a row has one consumer at a time. On redelivered edges a row stays in th
 and goes back to the front of the queue when its consumer is lost; on the others it is never given
 out twice: a consumer that is lost before its ack loses the row, and `leave` says so.
 
-`Grants` is the consumer's book over all its upstreams. With one upstream, credit out plus rows in
-hand never exceeds `slots`. With several, together they have at most twice `slots` (and one row each
-at least), so that a busy upstream among idle ones still fills half of the slots or more; an
+`CreditBook` is the consumer's book over all its upstreams. With one upstream, credit out plus rows
+in hand never exceeds `slots`. With several, together they have at most twice `slots` (and one row
+each at least), so that a busy upstream among idle ones still fills half of the slots or more; an
 upstream's idle credit above its share is taken back when another joins.
 
 Row credit = granted - received, counted alike at both ends. Byte credit is a window: a grant with
@@ -218,10 +218,10 @@ class _Upstream:
     """Rows done whose credit has not been granted again."""
 
 
-class Grants:
+class CreditBook:
     """The consumer's book.
 
-    >>> grants = Grants(slots=2, window_bytes=100)
+    >>> grants = CreditBook(slots=2, window_bytes=100)
     >>> grants.join(0); grants.top_up()
     [Grant(upstream=0, rows=2, num_bytes=100)]
     >>> grants.received(0, 1); grants.top_up()

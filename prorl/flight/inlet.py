@@ -36,7 +36,7 @@ import pyarrow as pa
 from prorl.columns import keys
 from prorl.errors import ProrlError
 from prorl.flight import trace
-from prorl.flight.credit import Grant, Grants
+from prorl.flight.credit import CreditBook, Grant
 from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.flight.queues import wire_bytes
@@ -95,7 +95,7 @@ class Inlet:
         self._keep_row = keep
         self._network, self._hello = network, dict(hello)
         self._redelivered = edge in REDELIVERED_EDGES
-        self._grants = Grants(slots=slots, window_bytes=window_bytes)
+        self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
         self._channels: dict[int, Channel] = {}
         self._alone = asyncio.Event()
         self._alone.set()

@@ -3,7 +3,7 @@
 The endpoint serves a run: a store or a replay.
 
     get_flight_info(FlightDescriptor.for_command(Ticket))
-        -> FlightInfo: one endpoint, app_metadata = Plan
+        -> FlightInfo: one endpoint, app_metadata = ReadPlan
         waits up to `wait_s` for the first group; hands groups out (they get their delivery_seq)
         before it answers
     do_get(endpoint.ticket)
@@ -18,7 +18,7 @@ The endpoint serves a run: a store or a replay.
     do_action("status", {"run", "consumer"})
         -> {"run", "cursor", "delivered", "end"}: see `storage/service.py`
 
-`Plan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one
+`ReadPlan.batches` locates the plan's groups in a file on the server's host: [offset, length] of one
 encapsulated IPC message (metadata and body, as `pyarrow.ipc.read_message` takes it) per group, in
 the STREAM schema, in delivery order. A client whose kernel has the same `boot_id` and that can read
 `path` maps the file, if it is the one that `inode` names (containers of one kernel may have another
@@ -138,7 +138,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ReadPlan:
     """What a ticket is answered with: which groups, and where they lie on the server's host."""
 
     cursor: str
@@ -159,7 +159,7 @@ class Plan:
         return orjson.dumps(self)
 
     @classmethod
-    def parse(cls, data: bytes) -> Plan:
+    def parse(cls, data: bytes) -> ReadPlan:
         """Read FlightInfo.app_metadata; keys of a later version are ignored.
 
         Raises UserError when it is no plan.

@@ -7,7 +7,7 @@ Promised: what was recorded survives the death of the worker, however violent. N
 survives the loss of the node, whose sandboxes are lost with it.
 """
 
-from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, Forked, Marks
+from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, ForkOrigin, Marks
 from prorl.journal.folder import Journals, Recovered
 from prorl.journal.records import Answer, Ended, Said
 
@@ -17,7 +17,7 @@ __all__ = [
     "AttemptJournal",
     "CallId",
     "Ended",
-    "Forked",
+    "ForkOrigin",
     "Journals",
     "Marks",
     "Recovered",

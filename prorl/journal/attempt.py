@@ -25,7 +25,7 @@ from prorl.errors import RolloutError
 from prorl.journal.records import (
     Answer,
     Ended,
-    Kind,
+    FrameKind,
     Said,
     answer_body,
     ended_body,
@@ -36,7 +36,7 @@ from prorl.types import FailureCode, FinishReason
 if TYPE_CHECKING:
     from prorl.types import Int32
 
-Sink = Callable[[Kind, bytes], None]
+Sink = Callable[[FrameKind, bytes], None]
 """Writes one record; never raises."""
 
 UNKNOWN = (
@@ -63,7 +63,7 @@ class Marks(Protocol):
         """What it is asked next belongs to this tool call; None: to none."""
 
 
-class Forked(NamedTuple):
+class ForkOrigin(NamedTuple):
     """The past of a fork."""
 
     source: str
@@ -82,7 +82,7 @@ class AttemptJournal:
         *,
         on_unknown: str = "tell",
         epoch: int = 0,
-        forked: Forked | None = None,
+        forked: ForkOrigin | None = None,
     ) -> None:
         self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
         self._forked = forked
@@ -136,7 +136,7 @@ class AttemptJournal:
     def say(self, said: Said) -> None:
         """Write a model call down."""
         self._lived = True
-        self._write(Kind.SAID, said_body, said)
+        self._write(FrameKind.SAID, said_body, said)
 
     # ---- tool calls
 
@@ -158,7 +158,7 @@ class AttemptJournal:
         if expected is not None:
             answer = replace(answer, text=expected, diverged=answer.text != expected)
         self._answers[answer.turn, answer.index] = answer
-        self._write(Kind.ANSWER, answer_body, answer)
+        self._write(FrameKind.ANSWER, answer_body, answer)
         return answer.text
 
     # ---- the end
@@ -166,9 +166,11 @@ class AttemptJournal:
     def end(self, ended: Ended) -> None:
         """Write the end down."""
         self.ended = ended
-        self._write(Kind.END, ended_body, ended)
+        self._write(FrameKind.END, ended_body, ended)
 
-    def _write(self, kind: Kind, body: Callable[..., bytes], record: Said | Answer | Ended) -> None:
+    def _write(
+        self, kind: FrameKind, body: Callable[..., bytes], record: Said | Answer | Ended
+    ) -> None:
         if self._sink is not None:
             self._sink(kind, body(record))
 

@@ -24,12 +24,12 @@ import pyarrow as pa
 from prorl.columns import read_key
 from prorl.errors import SchemaError
 from prorl.journal import frames
-from prorl.journal.attempt import AttemptJournal, Forked
+from prorl.journal.attempt import AttemptJournal, ForkOrigin
 from prorl.journal.records import (
     SCHEMAS,
     Answer,
     Ended,
-    Kind,
+    FrameKind,
     Said,
     body,
     read_answer,
@@ -45,10 +45,10 @@ SUFFIX = ".journal"
 
 log = logging.getLogger("prorl.journal")
 
-_READ: dict[Kind, Callable[..., Said | Answer | Ended]] = {
-    Kind.SAID: read_said,
-    Kind.ANSWER: read_answer,
-    Kind.END: read_ended,
+_READ: dict[FrameKind, Callable[..., Said | Answer | Ended]] = {
+    FrameKind.SAID: read_said,
+    FrameKind.ANSWER: read_answer,
+    FrameKind.END: read_ended,
 }
 
 
@@ -128,10 +128,10 @@ class Journals:
             return
         self._open[key] = _Open(path, fd)
         batch = row.as_batch
-        self._write(key, Kind.ROW, batch.replace_schema_metadata(None).serialize())
+        self._write(key, FrameKind.ROW, batch.replace_schema_metadata(None).serialize())
 
     def attempt(
-        self, key: AttemptKey, *, on_unknown: str, forked: Forked | None = None
+        self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None
     ) -> AttemptJournal:
         """The journal of an attempt that begins, or goes on."""
         recovered, epoch = self._pasts.pop(key, (None, 0))
@@ -149,7 +149,7 @@ class Journals:
             recovered.path, fd, recovered.num_bytes, recovered.num_frames
         )
         self._pasts[recovered.key] = recovered, epoch
-        self._write(recovered.key, Kind.LIFE, body(Kind.LIFE, epoch))
+        self._write(recovered.key, FrameKind.LIFE, body(FrameKind.LIFE, epoch))
 
     def refuse(self, recovered: Recovered) -> None:
         """Forget what the last life left: another has the attempt, or nobody any more."""
@@ -167,7 +167,7 @@ class Journals:
 
     # ---- writing
 
-    def _write(self, key: AttemptKey, kind: Kind, record: bytes) -> None:
+    def _write(self, key: AttemptKey, kind: FrameKind, record: bytes) -> None:
         journal = self._open.get(key)
         if journal is None:
             return
@@ -207,7 +207,7 @@ class Journals:
         return recovered
 
 
-def _read(kind: Kind, batch: pa.RecordBatch) -> Said | Answer | Ended:
+def _read(kind: FrameKind, batch: pa.RecordBatch) -> Said | Answer | Ended:
     try:
         return _READ[kind](batch)
     except (ValueError, TypeError) as error:
@@ -229,13 +229,13 @@ def _parse(path: Path, prefix: frames.Prefix) -> Recovered:
     epoch = 0
     records: list[Said | Answer | Ended] = []
     for place, frame in enumerate(prefix.frames):
-        if frame.kind not in SCHEMAS or (frame.kind == Kind.ROW) != (place == 0):
+        if frame.kind not in SCHEMAS or (frame.kind == FrameKind.ROW) != (place == 0):
             raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")
-        kind = Kind(frame.kind)
+        kind = FrameKind(frame.kind)
         batch = row_of(kind, frame.body)
-        if kind is Kind.ROW:
+        if kind is FrameKind.ROW:
             row = Row(batch.replace_schema_metadata(SCHEMAS[kind].metadata), 0)
-        elif kind is Kind.LIFE:
+        elif kind is FrameKind.LIFE:
             epoch = batch.column("epoch")[0].as_py()
         else:
             records.append(_read(kind, batch))

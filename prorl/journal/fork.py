@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from prorl.errors import SchemaError, TaskError
-from prorl.journal.attempt import Forked
-from prorl.journal.records import Kind, Said, read_said, row_of, said_body
+from prorl.journal.attempt import ForkOrigin
+from prorl.journal.records import FrameKind, Said, read_said, row_of, said_body
 from prorl.types import Json, Task
 
 FIELD = "fork"
@@ -51,7 +51,7 @@ def plain_task(task: Task) -> Task:
     return replace(task, data={name: value for name, value in task.data.items() if name != FIELD})
 
 
-def read_fork(task: Task) -> Forked | None:
+def read_fork(task: Task) -> ForkOrigin | None:
     """The past that a task brings, if it does. Raises TaskError for one that cannot be read."""
     past = task.data.get(FIELD)
     if past is None:
@@ -65,10 +65,10 @@ def read_fork(task: Task) -> Forked | None:
         ) from None
 
 
-def _read(past: Mapping[str, Json]) -> Forked:
+def _read(past: Mapping[str, Json]) -> ForkOrigin:
     bodies = [base64.b64decode(text, validate=True) for text in past["said"]]
-    said = [read_said(row_of(Kind.SAID, memoryview(body))) for body in bodies]
+    said = [read_said(row_of(FrameKind.SAID, memoryview(body))) for body in bodies]
     if [one.turn for one in said] != list(range(len(said))):
         raise ValueError(f"turns {[one.turn for one in said]}")
     texts = {(int(turn), int(number)): str(text) for turn, number, text in past["texts"]}
-    return Forked(str(past["from"]), {one.turn: one for one in said}, texts)
+    return ForkOrigin(str(past["from"]), {one.turn: one for one in said}, texts)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from prorl.types import Float32, Int32
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """Of a frame."""
 
     ROW = 1
@@ -86,11 +86,11 @@ END = pa.schema(
 )
 
 SCHEMAS = {
-    Kind.ROW: READY,
-    Kind.LIFE: LIFE,
-    Kind.SAID: SAID,
-    Kind.ANSWER: ANSWER,
-    Kind.END: END,
+    FrameKind.ROW: READY,
+    FrameKind.LIFE: LIFE,
+    FrameKind.SAID: SAID,
+    FrameKind.ANSWER: ANSWER,
+    FrameKind.END: END,
 }
 _STRUCTS = {kind: pa.struct(list(schema)) for kind, schema in SCHEMAS.items()}
 
@@ -136,7 +136,7 @@ class Ended:
     spent_s: float = 0.0
 
 
-def body(kind: Kind, *values: Json) -> bytes:
+def body(kind: FrameKind, *values: Json) -> bytes:
     """One row of a kind, in the order of its columns, as the body of a frame."""
     columns = pa.array([values], _STRUCTS[kind]).flatten()
     message = pa.RecordBatch.from_arrays(columns, schema=SCHEMAS[kind]).serialize()
@@ -147,7 +147,7 @@ def said_body(said: Said) -> bytes:
     """The body of a SAID frame."""
     completion = said.completion
     return body(
-        Kind.SAID,
+        FrameKind.SAID,
         said.turn,
         said.segment,
         said.context_ids,
@@ -168,17 +168,17 @@ def answer_body(answer: Answer) -> bytes:
     """The body of an ANSWER frame; text may hold half a surrogate pair."""
     text = answer.text.encode("utf-8", "surrogatepass")
     values = (answer.turn, answer.index, text, answer.tool_s, answer.diverged, answer.spent_s)
-    return body(Kind.ANSWER, *values)
+    return body(FrameKind.ANSWER, *values)
 
 
 def ended_body(ended: Ended) -> bytes:
     """The body of an END frame."""
     message = ended.message.encode("utf-8", "surrogatepass")
     values = (ended.stop.value, ended.code.value, message, ended.artefact, ended.spent_s)
-    return body(Kind.END, *values)
+    return body(FrameKind.END, *values)
 
 
-def row_of(kind: Kind, data: memoryview) -> pa.RecordBatch:
+def row_of(kind: FrameKind, data: memoryview) -> pa.RecordBatch:
     """The batch of one row in a frame's body. Raises SchemaError."""
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), SCHEMAS[kind])

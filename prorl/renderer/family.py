@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from prorl.errors import ConfigError
 from prorl.renderer import grammar
 from prorl.renderer.grammar import Grammar
-from prorl.renderer.template import Dialect
+from prorl.renderer.template import TemplateDialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Family:
     """The model stops with the first token of the next message (GLM, Gemma 4 after a call)."""
     fewest_calls: int = 1
     """A dummy turn needs that many calls for the template to close them (DeepSeek V3 and R1)."""
-    dialect: Dialect = field(default_factory=Dialect)
+    dialect: TemplateDialect = field(default_factory=TemplateDialect)
     closers: tuple[str, ...] = ()
     """Tokens that end a turn in history, besides `stops` (gpt-oss writes `<|end|>` for
     `<|return|>`).
@@ -61,7 +61,7 @@ _DEEPSEEK = (
     "<｜tool▁sep｜>",
 )
 _DEEPSEEK_STOPS = ("<｜end▁of▁sentence｜>",)
-_AS_TEXT = Dialect(arguments_as_text=True, silent_calls=True)
+_AS_TEXT = TemplateDialect(arguments_as_text=True, silent_calls=True)
 
 FAMILIES: tuple[Family, ...] = (
     Family(
@@ -81,7 +81,7 @@ FAMILIES: tuple[Family, ...] = (
         closers=("<|end|>",),
         any_end_closes=True,
         thoughts=None,
-        dialect=Dialect(reasoning_key="thinking"),
+        dialect=TemplateDialect(reasoning_key="thinking"),
     ),
     Family(
         name="gemma-4",

@@ -26,7 +26,7 @@ from prorl.renderer.guard import MARK, OPEN, Guard
 from prorl.renderer.sandbox import TemplateFault
 from prorl.renderer.speech import Speech, split_thoughts
 from prorl.renderer.template import ChatTemplate, made_up_id, tool_values
-from prorl.renderer.verdict import Kind, Proof, Verdict
+from prorl.renderer.verdict import Proof, TurnKind, Verdict
 from prorl.types import Json, Message, ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class TemplateRenderer:
         """
         if self.proof is None or all(message.role == "tool" for message in messages):
             return False
-        verdict = self.proof.worst(Kind.USER, Kind.USER_AFTER_CALL)
+        verdict = self.proof.worst(TurnKind.USER, TurnKind.USER_AFTER_CALL)
         if verdict is Verdict.DROPS_THOUGHTS:
             return self._on_rewrite == SEGMENT
         return verdict is not Verdict.EXACT

@@ -22,7 +22,7 @@ from prorl.renderer.grammar import plain
 from prorl.renderer.guard import bare
 from prorl.renderer.model import TemplateRenderer
 from prorl.renderer.template import made_up_id, tool_values
-from prorl.renderer.verdict import Finding, Kind, Proof, Verdict
+from prorl.renderer.verdict import Finding, Proof, TurnKind, Verdict
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Message, ToolCall, ToolSpec
 
@@ -41,7 +41,7 @@ _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<｜[^｜<>\s]{1,60}｜>|\[/?[A-Z]+(
 class Case(NamedTuple):
     """One thing to prove: `new` follows the last message of `past`."""
 
-    kind: Kind
+    kind: TurnKind
     past: tuple[Message, ...]
     new: tuple[Message, ...]
 
@@ -70,12 +70,12 @@ def cases(*, thinks: bool, system: bool = True) -> tuple[Case, ...]:
 
     called = (*start, call(0), result(0))
     return (
-        Case(Kind.USER, (*start, answer), _MORE),
-        Case(Kind.RESULT, (*start, call(0)), (result(0),)),
-        Case(Kind.RESULTS, (*start, call(0, 2)), (result(0), result(1))),
-        Case(Kind.TEXT_AND_CALL, (*start, call(0, text="zsays")), (result(0),)),
-        Case(Kind.SECOND_CALL, (*called, call(1)), (result(1),)),
-        Case(Kind.USER_AFTER_CALL, (*called, answer), _MORE),
+        Case(TurnKind.USER, (*start, answer), _MORE),
+        Case(TurnKind.RESULT, (*start, call(0)), (result(0),)),
+        Case(TurnKind.RESULTS, (*start, call(0, 2)), (result(0), result(1))),
+        Case(TurnKind.TEXT_AND_CALL, (*start, call(0, text="zsays")), (result(0),)),
+        Case(TurnKind.SECOND_CALL, (*called, call(1)), (result(1),)),
+        Case(TurnKind.USER_AFTER_CALL, (*called, answer), _MORE),
     )
 
 
@@ -186,7 +186,7 @@ def check(renderer: TemplateRenderer, where: str) -> Proof:
     """Prove a renderer and its tokenizer. Raises ConfigError with what is missing."""
     check_tokenizer(renderer, where)
     proof = prove(renderer)
-    user = proof.findings[Kind.USER]
+    user = proof.findings[TurnKind.USER]
     if proof.tools and user.verdict in (Verdict.REFUSES, Verdict.DIFFERS):
         raise ConfigError(
             f"{where}: nothing shows what follows an answer ({user.why or user.verdict}) or a call"

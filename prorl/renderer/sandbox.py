@@ -46,7 +46,7 @@ class _Generation(Extension):
         return body
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
+class TemplateSandbox(ImmutableSandboxedEnvironment):
     """An environment whose loops, calls and text are counted; one render at a time."""
 
     intercepted_binops = frozenset({"*", "**", "%"})

@@ -26,7 +26,7 @@ import orjson
 from jinja2 import meta, nodes
 
 from prorl.errors import ConfigError
-from prorl.renderer.sandbox import Sandbox, TemplateFault
+from prorl.renderer.sandbox import TemplateFault, TemplateSandbox
 from prorl.types import Json, Message, ToolCall, ToolSpec
 
 _OURS = ("messages", "tools", "add_generation_prompt", "documents", "builtin_tools")
@@ -40,7 +40,7 @@ class ChatTemplate:
         self, source: str, today: date, variables: Mapping[str, Json], where: str = "chat template"
     ) -> None:
         self.source, self.where = source, where
-        self._sandbox = Sandbox(today)
+        self._sandbox = TemplateSandbox(today)
         try:
             self._template = self._sandbox.from_string(source)
             self.reads = _read_by(self._sandbox.parse(source))
@@ -195,7 +195,7 @@ def _token(value: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class TemplateDialect:
     """How a template wants messages where templates differ."""
 
     arguments_as_text: bool = False

@@ -21,7 +21,7 @@ class Verdict(StrEnum):
     """It raises, or leaves the new messages out."""
 
 
-class Kind(StrEnum):
+class TurnKind(StrEnum):
     """What follows what."""
 
     USER = "user"
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
 class Proof(NamedTuple):
     """What is known of a renderer."""
 
-    findings: dict[Kind, Finding]
+    findings: dict[TurnKind, Finding]
     thinks: bool
     """Its turns hold thoughts, in this run's mode."""
     calls: str
@@ -59,14 +59,14 @@ class Proof(NamedTuple):
     @property
     def tools(self) -> str:
         """Empty where tools can be offered, else why not."""
-        result = self.findings[Kind.RESULT]
+        result = self.findings[TurnKind.RESULT]
         if result.verdict is Verdict.REFUSES:
             return result.why or "the template does not show results of tools"
         if result.verdict is Verdict.DIFFERS:
             return "nothing shows how a result follows a call"
         return self.calls
 
-    def worst(self, *kinds: Kind) -> Verdict:
+    def worst(self, *kinds: TurnKind) -> Verdict:
         """The worst verdict among kinds."""
         return max((self.findings[kind].verdict for kind in kinds), key=list(Verdict).index)
 
@@ -76,7 +76,7 @@ class Proof(NamedTuple):
         """
         if self.tools:
             return "no tools", self.tools
-        verdict = self.worst(Kind.USER, Kind.USER_AFTER_CALL)
+        verdict = self.worst(TurnKind.USER, TurnKind.USER_AFTER_CALL)
         others = ", ".join(
             f"{kind}: {found.verdict}"
             for kind, found in self.findings.items()

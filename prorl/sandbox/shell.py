@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from prorl.sandbox.client import ConnectedSandbox, connected
-from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxSpec, ToolResult
@@ -67,7 +67,7 @@ async def opened(kind: str, spec: SandboxSpec | None) -> AsyncIterator[Connected
     chosen = await choose(kind)
     with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)  # the sandbox's own uid must pass through to its workspace
-        pool = Pool(chosen, Path(folder), "local", Settings(warm=0))
+        pool = SandboxPool(chosen, Path(folder), "local", Settings(warm=0))
         await pool.open()
         try:
             ref = await pool.start("shell", "run", spec or SandboxSpec())

@@ -38,7 +38,7 @@ from prorl.service.node_routes import node_routes
 from prorl.service.servers import valid_url
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.storage import check_filter
-from prorl.tokens import Grant, keys_of
+from prorl.tokens import TokenGrant, keys_of
 from prorl.types import Json, Task
 from prorl.validation import expected, explain, given
 
@@ -167,7 +167,7 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
         The same body again answers 200 with its present state; another body for the same name 409.
         """
-        grant: Grant = request.scope["state"]["grant"]
+        grant: TokenGrant = request.scope["state"]["grant"]
         grant.check_run(config.run_id)
         return await _create(gateway, config)
 

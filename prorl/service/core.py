@@ -36,18 +36,18 @@ from prorl.limits import Clock
 from prorl.service import log_schema as sql
 from prorl.service import messages
 from prorl.service.accept import Acceptance
+from prorl.service.backend_watch import BackendWatch
 from prorl.service.balancer import Balancer
 from prorl.service.commits import Commits
-from prorl.service.failover import Failovers
-from prorl.service.grants import Grants
+from prorl.service.grants import LeaseGrants
 from prorl.service.groups import Groups
-from prorl.service.journal import Batch, Journal
+from prorl.service.journal import Journal, LogBatch
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.log import ControlLog
+from prorl.service.reassignment import Reassignments
 from prorl.service.recover import load, load_rollout
 from prorl.service.rollouts import Rollouts
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
-from prorl.service.watched import Watched
 from prorl.service.workers import CLAIM_GRACE_S, Workers
 from prorl.types import FailureCode, GroupState
 
@@ -73,12 +73,12 @@ class Core:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
-        self.grants = Grants(self.state, log, self.journal, self.rollouts, clock, wall, quotas)
+        self.grants = LeaseGrants(self.state, log, self.journal, self.rollouts, clock, wall, quotas)
         self.groups = Groups(log, self.journal, self.rollouts, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
-        self.watched = Watched(self.state, clock)
-        self.failovers = Failovers(
+        self.watched = BackendWatch(self.state, clock)
+        self.failovers = Reassignments(
             self.state, self.watched, self.journal, self.rollouts, self._reply
         )
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued, quotas)
@@ -299,7 +299,7 @@ class Core:
 
     # ---- after a transaction
 
-    def durable(self, batch: Batch) -> None:
+    def durable(self, batch: LogBatch) -> None:
         """Forget groups that need not stay in memory."""
         for group in batch.settled:
             if not group.at_rest or group.run.is_next(group):

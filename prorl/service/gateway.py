@@ -36,7 +36,7 @@ from prorl.linux.disk import disk_full
 from prorl.protocols import Channel, Network
 from prorl.schema import CONTROL
 from prorl.service.core import Core
-from prorl.service.journal import Batch
+from prorl.service.journal import LogBatch
 from prorl.service.leases import Leases
 from prorl.service.log import ControlLog
 from prorl.service.probes import Probes
@@ -44,7 +44,7 @@ from prorl.service.publish import Publisher
 from prorl.service.servers import Servers
 from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import UPSTREAM, RunRecord, WorkerRecord
-from prorl.service.watchdog import Watchdog
+from prorl.service.watchdog import ProgressWatchdog
 
 LAZY_S = 0.1
 """How long changes that nobody waits for may wait for company in a transaction."""
@@ -91,7 +91,7 @@ class Gateway:
             max_queued=config.max_queued_rollouts,
             quotas=config.tenants,
         )
-        self._watchdog = Watchdog(self.core.state, clock)
+        self._watchdog = ProgressWatchdog(self.core.state, clock)
         self._log, self._network, self.wall = control_log, network, wall
         self.leases = Leases(
             self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
@@ -178,7 +178,7 @@ class Gateway:
                 waiter.set_result(None)
         await self._dispatch(batch)
 
-    async def _dispatch(self, batch: Batch) -> None:
+    async def _dispatch(self, batch: LogBatch) -> None:
         """Everything that waited for this transaction."""
         self.core.durable(batch)
         self._acks |= batch.acks

@@ -19,7 +19,7 @@ from prorl.service.recover import load_groups
 from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import may_open
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
-from prorl.service.tenants import Load
+from prorl.service.tenants import TenantLoad
 from prorl.types import RolloutState
 
 PIECE = 500
@@ -31,7 +31,7 @@ UNDECIDED = 4000
 _NOBODY = "no worker took it within {:g} s"
 
 
-class Grants:
+class LeaseGrants:
     """Grants of all runs."""
 
     def __init__(
@@ -72,9 +72,9 @@ class Grants:
             else:
                 heapq.heappop(runs)
 
-    def load(self) -> Load:
+    def load(self) -> TenantLoad:
         """What the tenants have at this moment."""
-        return Load(self._quotas, self._state.open.values())
+        return TenantLoad(self._quotas, self._state.open.values())
 
     def prune(self) -> bool:
         """End up to `PIECE` rollouts that will never start; whether there are more."""
@@ -105,7 +105,7 @@ class Grants:
         self._journal.settle(group)
         return group
 
-    def _grant_next(self, run: RunRecord, load: Load) -> bool:
+    def _grant_next(self, run: RunRecord, load: TenantLoad) -> bool:
         record = self._next(run, load)
         if record is None:
             return False
@@ -122,7 +122,7 @@ class Grants:
         self._journal.urgent = True
         return True
 
-    def _next(self, run: RunRecord, load: Load) -> RolloutRecord | None:
+    def _next(self, run: RunRecord, load: TenantLoad) -> RolloutRecord | None:
         while True:
             while run.ready:
                 record = run.ready.popleft()
@@ -144,7 +144,7 @@ class Grants:
         group.run.ready.extend(group.rollouts)
         self._journal.mark_group(group)
 
-    def expire(self, run: RunRecord, now: float, load: Load) -> None:
+    def expire(self, run: RunRecord, now: float, load: TenantLoad) -> None:
         """Waiting counts while the run wants leases and nobody works: not behind its own
         backpressure, nor behind other runs, nor in a queue that moves.
         """

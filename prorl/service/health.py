@@ -38,7 +38,7 @@ STEADY_S = 60.0
 """A server that was well for this long starts afresh."""
 
 
-class Verdict(StrEnum):
+class HealthVerdict(StrEnum):
     """What follows from a piece of evidence."""
 
     NONE = ""
@@ -69,28 +69,28 @@ class Health:
         """Whether it is given nothing."""
         return self.out_since >= 0.0
 
-    def probe(self, trouble: Trouble | None) -> Verdict:
+    def probe(self, trouble: Trouble | None) -> HealthVerdict:
         """A health probe was answered (None), or what became of it."""
         if trouble is None:
             self.misses = 0
-            return Verdict.NONE
+            return HealthVerdict.NONE
         self.misses += 1
         if trouble is not Trouble.SILENT or self.misses >= DEAD_MISSES:
-            return Verdict.DEAD
-        return Verdict.SLOW if self.misses >= SLOW_MISSES else Verdict.NONE
+            return HealthVerdict.DEAD
+        return HealthVerdict.SLOW if self.misses >= SLOW_MISSES else HealthVerdict.NONE
 
     @staticmethod
-    def call(trouble: Trouble, faults: int, calls: int) -> Verdict:
+    def call(trouble: Trouble, faults: int, calls: int) -> HealthVerdict:
         """A model call went wrong; of the last `calls` of that worker `faults` went wrong alike."""
         match trouble:
             case Trouble.REFUSED:
-                return Verdict.DEAD
+                return HealthVerdict.DEAD
             case Trouble.ERROR | Trouble.MALFORMED | Trouble.SILENT:
                 share = LIE_SHARE if trouble is Trouble.MALFORMED else ERROR_SHARE
                 tripped = faults >= MIN_FAULTS and faults >= share * calls
-                return Verdict.DEAD if tripped else Verdict.NONE
+                return HealthVerdict.DEAD if tripped else HealthVerdict.NONE
             case _:
-                return Verdict.NONE
+                return HealthVerdict.NONE
 
     def out(self, now: float, reason: str) -> None:
         """It is given nothing from here on; the next try is later each time."""

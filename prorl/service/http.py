@@ -29,7 +29,7 @@ from prorl.errors import (
     UnavailableError,
     UserError,
 )
-from prorl.tokens import Grant, Keys
+from prorl.tokens import Keys, TokenGrant
 
 MAX_BODY_BYTES = 8 << 20
 MAX_GROUPS_BYTES = 64 << 20
@@ -112,7 +112,7 @@ class GuardMiddleware:
         check_http(state.get("role"), method, path)
         if path == OPEN:
             return
-        grant: Grant = self._keys.check(header)
+        grant: TokenGrant = self._keys.check(header)
         check_http(grant.role or None, method, path)
         # Who may make a run names it in the body: the route checks that one.
         if (method, path) != ("POST", "/v1/runs"):

@@ -21,7 +21,7 @@ from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, WorkerRec
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
+class LogBatch:
     """One transaction and its effects."""
 
     writes: list[Write] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Journal:
         self._rollouts: dict[RolloutRecord, None] = {}
         self._groups: dict[GroupRecord, None] = {}
         self._runs: dict[RunRecord, None] = {}
-        self._batch = Batch()
+        self._batch = LogBatch()
         self.urgent = False
         """Whether somebody waits for durability."""
 
@@ -115,9 +115,9 @@ class Journal:
             rollout in self._rollouts for rollout in record.rollouts
         )
 
-    def take(self) -> Batch:
+    def take(self) -> LogBatch:
         """Everything so far, as one batch; the journal starts afresh."""
-        batch, self._batch = self._batch, Batch()
+        batch, self._batch = self._batch, LogBatch()
         # New rows first: a row may have been made and changed since the last transaction.
         batch.writes.extend(
             sorted(self._inserts.items(), key=lambda item: not item[0].startswith("INSERT INTO"))

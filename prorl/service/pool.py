@@ -23,10 +23,10 @@ class _Range:
     """When its last id came."""
 
 
-class Pool:
+class GroupPool:
     """First in, first out.
 
-    >>> pool = Pool()
+    >>> pool = GroupPool()
     >>> for group_id in (3, 4, 5, 9):
     ...     pool.append(group_id, now=1.0)
     >>> len(pool), list(pool), pool.popleft(), 4 in pool, 3 in pool

@@ -17,7 +17,7 @@ import aiohttp
 
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
-from prorl.service.watched import Watched
+from prorl.service.backend_watch import BackendWatch
 from prorl.types import FailureCode, Trouble
 
 PROBE_S = 0.5
@@ -39,7 +39,7 @@ class Probes:
 
     def __init__(
         self,
-        watched: Watched,
+        watched: BackendWatch,
         try_call: Try,
         *,
         is_loading: Callable[[str], bool] = lambda name: False,

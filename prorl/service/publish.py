@@ -50,7 +50,7 @@ TellPaused = Callable[[str, bool], None]
 """(backend, paused): said to RUN at once."""
 
 
-class Weights(NamedTuple):
+class ServedWeights(NamedTuple):
     """What a backend should serve."""
 
     run_id: str
@@ -93,8 +93,8 @@ class Publisher:
         self._key_of = key_of
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
-        self._wanted: dict[str, Weights] = {}
-        self._newest: Weights | None = None
+        self._wanted: dict[str, ServedWeights] = {}
+        self._newest: ServedWeights | None = None
         """Of the pool: what who joins it must have."""
         self._locks: dict[str, asyncio.Lock] = {}  # each protects one server from two loads
         self._turn = asyncio.Lock()  # protects the order of publications
@@ -131,7 +131,7 @@ class Publisher:
         await self._durable()
         key = (run.run_id, version)
         if key not in self._running:
-            weights = Weights(run.run_id, run.tag, version, path, pause)
+            weights = ServedWeights(run.run_id, run.tag, version, path, pause)
             work = asyncio.ensure_future(self._publish(run, weights))
             self._running[key] = work
             work.add_done_callback(lambda _: self._running.pop(key, None))
@@ -139,7 +139,7 @@ class Publisher:
         await asyncio.wait({work}, timeout=wait_s)
         return work.result() if work.done() else Published(version, pending=True)
 
-    async def _publish(self, run: RunRecord, weights: Weights) -> Published:
+    async def _publish(self, run: RunRecord, weights: ServedWeights) -> Published:
         version, path = weights.version, weights.path
         async with self._turn:
             failed: dict[str, str] = {}
@@ -160,7 +160,7 @@ class Publisher:
         return [name for name in names if is_server(name)]
 
     async def _spread(
-        self, names: Iterable[str], weights: Weights, *, pooled: bool
+        self, names: Iterable[str], weights: ServedWeights, *, pooled: bool
     ) -> dict[str, str]:
         """Give weights to backends, half of them at a time at most; the reasons of those that did
         not take them.
@@ -183,7 +183,7 @@ class Publisher:
         out = {name: f"{name} is out: {health(name).reason}" for name in names if name not in told}
         return out | {name: reason for name, reason in told.items() if reason}
 
-    def _want(self, names: Iterable[str], weights: Weights) -> None:
+    def _want(self, names: Iterable[str], weights: ServedWeights) -> None:
         for name in names:
             self._wanted[name] = weights
             if self._core.watched.health(name).is_out:
@@ -228,7 +228,7 @@ class Publisher:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _load(self, name: str, weights: Weights) -> None:
+    async def _load(self, name: str, weights: ServedWeights) -> None:
         target = self._target(name)
         if weights.is_named(await target.label()):
             return
@@ -329,7 +329,7 @@ class Publisher:
             statement = "SELECT note FROM versions WHERE run_id = ? AND version = ?"
             ((path,),) = self._core.log.read(statement, (run.run_id, run.version))
             if path:
-                weights = Weights(run.run_id, run.tag, run.version, path)
+                weights = ServedWeights(run.run_id, run.tag, run.version, path)
                 self._wanted |= dict.fromkeys(self._servers(run), weights)
                 if not run.config.backends:
                     self._newest = weights

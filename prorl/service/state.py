@@ -20,7 +20,7 @@ from prorl.control import Stats, TrajectorySummary
 from prorl.filters import find_filter
 from prorl.service.balancer import Balancer, Suits
 from prorl.service.lifecycle import Event, EventKind, RolloutLife
-from prorl.service.pool import Pool
+from prorl.service.pool import GroupPool
 from prorl.service.sampler import Demand, reached
 from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
@@ -145,7 +145,7 @@ class RunRecord:
     rollouts: dict[int, RolloutRecord] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
     """Commits that are not published yet, by part."""
-    pool: Pool = field(default_factory=Pool)
+    pool: GroupPool = field(default_factory=GroupPool)
     """Accepted, not started; their records are in the log only."""
     ready: deque[RolloutRecord] = field(default_factory=deque)
     """Members of started groups that wait for a lease."""

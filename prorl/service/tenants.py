@@ -21,7 +21,7 @@ Share = tuple[float, float]
 UNBOUNDED = Quota()
 
 
-class Load:
+class TenantLoad:
     """What the tenants of some runs have at this moment; told of every grant that follows."""
 
     def __init__(self, quotas: Mapping[str, Quota], runs: Iterable[RunRecord]) -> None:

@@ -78,7 +78,7 @@ def reason(run: RunRecord, around: Surroundings) -> str:
     return ""
 
 
-class Watchdog:
+class ProgressWatchdog:
     """Watches the open runs of a service."""
 
     def __init__(self, state: State, clock: Clock) -> None:

@@ -12,8 +12,8 @@ from prorl.agents.native import NativeAgent
 from prorl.agents.shorten import native_drop, native_summary
 from prorl.errors import SandboxError
 from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
-from prorl.journal.attempt import Forked
-from prorl.journal.records import SCHEMAS, Kind, read_answer, read_ended, read_said, row_of
+from prorl.journal.attempt import ForkOrigin
+from prorl.journal.records import SCHEMAS, FrameKind, read_answer, read_ended, read_said, row_of
 from prorl.limits import Deadline
 from prorl.testing import Replies
 from prorl.types import (
@@ -34,10 +34,10 @@ REPLIES = [
     Message(role="assistant", content="bad", tool_calls=(ToolCall("python", {}, error="no"),)),
     Message(role="assistant", content="#### 24"),
 ]
-READ: dict[Kind, Callable[..., Said | Answer | Ended]] = {
-    Kind.SAID: read_said,
-    Kind.ANSWER: read_answer,
-    Kind.END: read_ended,
+READ: dict[FrameKind, Callable[..., Said | Answer | Ended]] = {
+    FrameKind.SAID: read_said,
+    FrameKind.ANSWER: read_answer,
+    FrameKind.END: read_ended,
 }
 
 
@@ -65,7 +65,7 @@ class Log:
     def __init__(self) -> None:
         self.records: list[Said | Answer | Ended] = []
 
-    def __call__(self, kind: Kind, body: bytes) -> None:
+    def __call__(self, kind: FrameKind, body: bytes) -> None:
         assert kind in SCHEMAS
         self.records.append(READ[kind](row_of(kind, memoryview(body))))
 
@@ -215,7 +215,7 @@ def test_a_fork_keeps_the_ids_of_its_past_and_runs_its_calls_again() -> None:
     whole = drive(AttemptJournal(log), Replies(*REPLIES), Repeatable())
     said = {record.turn: record for record in log.records if isinstance(record, Said)}
     texts = {(r.turn, r.index): r.text for r in log.records if isinstance(r, Answer)}
-    past = Forked("r/1/2", {turn: said[turn] for turn in (0, 1)}, texts)
+    past = ForkOrigin("r/1/2", {turn: said[turn] for turn in (0, 1)}, texts)
     env = Repeatable(lambda call: "other")
     journal = AttemptJournal(Log(), forked=past)
     fork = drive(journal, Replies(Message(role="assistant", content="#### 7")), env)

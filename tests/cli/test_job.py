@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import JOB_FILE, Plan, filter_text, free_name
+from prorl.cli.job import JOB_FILE, JobPlan, filter_text, free_name
 from prorl.cli.settings import Job
 from prorl.errors import ConfigError, ConflictError, TaskError
 from prorl.schema_fields import SCHEMA_VERSION
@@ -41,15 +41,15 @@ def test_a_run_is_named_after_tasks_and_policy_and_never_twice(tmp_path: Path) -
 
 
 def test_planning_makes_nothing(tmp_path: Path) -> None:
-    plan = Plan.make(
+    plan = JobPlan.make(
         None, {"tasks": _tasks(tmp_path, "noop", "noop"), "n": 3}, [], root=tmp_path / "root"
     )
     assert (len(plan.tasks), plan.num_rollouts) == (2, 6)
     assert not (tmp_path / "root").exists()
     with pytest.raises(TaskError, match="unknown env 'nop'"):
-        Plan.make(None, {"tasks": _tasks(tmp_path, "noop", "nop")}, [], root=tmp_path / "root")
+        JobPlan.make(None, {"tasks": _tasks(tmp_path, "noop", "nop")}, [], root=tmp_path / "root")
     with pytest.raises(ConfigError, match="unknown agent 'nativ'"):
-        Plan.make(
+        JobPlan.make(
             None,
             {"tasks": _tasks(tmp_path, "noop"), "run": {"agent": "nativ"}},
             [],
@@ -67,7 +67,7 @@ def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: 
         run={"seed": 7, "filter": "dapo"},
         service={"init": {"slots": 3}},
     )
-    plan = Plan.make(None, {"name": "r"}, ["service.run.slots=5"], root=tmp_path, resume=True)
+    plan = JobPlan.make(None, {"name": "r"}, ["service.run.slots=5"], root=tmp_path, resume=True)
     assert (plan.run.run_id, plan.run.seed, plan.run.filter, plan.num_rollouts) == (
         "r",
         7,
@@ -79,16 +79,16 @@ def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: 
         5,
         ("scripted:noop",),
     )
-    latest = Plan.make(None, {}, [], root=tmp_path, resume=True)
+    latest = JobPlan.make(None, {}, [], root=tmp_path, resume=True)
     assert latest.run.run_id == "r"
 
 
 def test_a_run_that_exists_is_not_started_again_by_accident(tmp_path: Path) -> None:
     _started(tmp_path, "r", tasks=_tasks(tmp_path, "noop"))
     with pytest.raises(ConflictError, match="`prorl run --resume r` goes on with it"):
-        Plan.make(None, {"tasks": _tasks(tmp_path, "noop"), "name": "r"}, [], root=tmp_path)
+        JobPlan.make(None, {"tasks": _tasks(tmp_path, "noop"), "name": "r"}, [], root=tmp_path)
     with pytest.raises(ConfigError, match=r"no run 'q' to resume in .*; expected one of: r"):
-        Plan.make(None, {"name": "q"}, [], root=tmp_path, resume=True)
+        JobPlan.make(None, {"name": "q"}, [], root=tmp_path, resume=True)
 
 
 def test_a_filter_is_a_name_sql_or_a_file_of_it(tmp_path: Path) -> None:

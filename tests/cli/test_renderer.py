@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from prorl.cli.commands.renderer import lines, spec_of
-from prorl.cli.job import Plan
+from prorl.cli.job import JobPlan
 from prorl.errors import ConfigError
 from prorl.renderer import describe, make_renderer
 from tests.renderer.small import write_model
@@ -32,8 +32,8 @@ def test_a_model_server_needs_its_models_directory(tmp_path: Path) -> None:
             "policy": f"http://127.0.0.1:{server.getsockname()[1]}",
         }
         with pytest.raises(ConfigError, match=r"add --set run\.renderer\.model=DIR"):
-            Plan.make(None, flags, (), root=tmp_path / "root", resume=False)
-        named = Plan.make(
+            JobPlan.make(None, flags, (), root=tmp_path / "root", resume=False)
+        named = JobPlan.make(
             None, flags, ("run.renderer.model=somewhere",), root=tmp_path / "root", resume=False
         )
     assert named.run.renderer.model == "somewhere"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import dispatch
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.storage.layout import RunDir
 from prorl.storage.scores import provenance
@@ -44,7 +44,7 @@ def root(tmp_path: Path, sandbox_kind: str) -> Path:
         "name": "r",
         "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
     }
-    plan = Plan.make(None, flags, [], root=tmp_path / "root")
+    plan = JobPlan.make(None, flags, [], root=tmp_path / "root")
     assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
     return tmp_path / "root"
 

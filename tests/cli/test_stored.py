@@ -12,7 +12,7 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.cli.commands.show import lines
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.types import Json
 
@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, sandbox_kind: str) -> Path:
         "name": "r",
         "service": {"topology": "inline", "sandbox": {"kind": sandbox_kind}},
     }
-    plan = Plan.make(None, flags, [], root=folder / "root")
+    plan = JobPlan.make(None, flags, [], root=folder / "root")
     assert asyncio.run(run_plan(plan, show=Show.NOTHING, json=True)) == 0
     return folder / "root"
 

@@ -9,7 +9,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.flight.credit import Grant, Grants, Ledger
+from prorl.flight.credit import CreditBook, Grant, Ledger
 from prorl.types import AttemptKey
 
 WINDOW = 1000
@@ -24,7 +24,7 @@ class Wire:
 
     def __init__(self, redelivered: bool, num_producers: int, slots: int) -> None:
         self.ledgers = [Ledger(redelivered=redelivered) for _ in range(num_producers)]
-        self.grants = Grants(slots=slots, window_bytes=WINDOW)
+        self.grants = CreditBook(slots=slots, window_bytes=WINDOW)
         self.links: dict[int, int] = {}
         self.down: dict[int, deque[Grant]] = {}
         self.up: dict[int, deque[AttemptKey]] = {}
@@ -222,7 +222,7 @@ def test_rows_go_to_the_consumer_with_most_credit() -> None:
 
 
 def test_a_late_upstream_gets_credit_that_idle_ones_hold() -> None:
-    grants = Grants(slots=3, window_bytes=300)
+    grants = CreditBook(slots=3, window_bytes=300)
     for upstream in range(5):
         grants.join(upstream)
         grants.top_up()
@@ -231,7 +231,7 @@ def test_a_late_upstream_gets_credit_that_idle_ones_hold() -> None:
 
 
 def test_closing_takes_idle_credit_back() -> None:
-    grants = Grants(slots=4, window_bytes=400)
+    grants = CreditBook(slots=4, window_bytes=400)
     grants.join(0)
     grants.top_up()
     grants.received(0, 1)

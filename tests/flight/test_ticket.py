@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.errors import ConflictError, UserError
-from prorl.flight.ticket import Cursor, Plan, Ticket, boot_id
+from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 seqs = st.integers(0, 2**40)
@@ -25,7 +25,7 @@ tickets = names.flatmap(
     )
 )
 plans = st.builds(
-    Plan,
+    ReadPlan,
     cursor=names,
     num_groups=st.integers(0, 9),
     end=st.booleans(),
@@ -41,8 +41,8 @@ def test_a_ticket_survives_the_wire(ticket: Ticket) -> None:
 
 
 @given(plans)
-def test_a_plan_survives_the_wire(plan: Plan) -> None:
-    assert Plan.parse(plan.dumps()) == plan
+def test_a_plan_survives_the_wire(plan: ReadPlan) -> None:
+    assert ReadPlan.parse(plan.dumps()) == plan
 
 
 @given(names, seqs)
@@ -77,7 +77,7 @@ def test_a_cursor_of_another_run_is_a_conflict() -> None:
 
 def test_an_answer_that_is_no_plan_is_refused() -> None:
     with pytest.raises(UserError, match="is this a prorl store"):
-        Plan.parse(b'{"cursor": "a@1"}')
+        ReadPlan.parse(b'{"cursor": "a@1"}')
 
 
 def test_processes_of_one_host_share_a_boot_id() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import Plan
+from prorl.cli.job import JobPlan
 from prorl.types import Json
 
 DEMO = Path(__file__).parents[2] / "prorl" / "cli" / "demo" / "tasks.jsonl"
@@ -27,14 +27,14 @@ def demo_rows() -> list[dict[str, Json]]:
 
 
 @pytest.fixture
-def make_plan(tmp_path: Path, sandbox_kind: str) -> Callable[..., Plan]:
+def make_plan(tmp_path: Path, sandbox_kind: str) -> Callable[..., JobPlan]:
     """A checked job over the given task rows, on a root of its own."""
 
-    def make(rows: Iterable[dict[str, Json]], *sets: str, **flags: Json) -> Plan:
+    def make(rows: Iterable[dict[str, Json]], *sets: str, **flags: Json) -> JobPlan:
         tasks = tmp_path / "tasks.jsonl"
         tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
         sets = (f"service.sandbox.kind={sandbox_kind}", *sets)
-        return Plan.make(
+        return JobPlan.make(
             None,
             {"tasks": str(tasks), **flags},
             sets,

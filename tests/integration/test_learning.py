@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.passk import evaluation
 from prorl.cli.progress import Show
 from prorl.linux.procfs import descendants
@@ -32,7 +32,7 @@ async def test_a_checkpoint_is_evaluated_with_the_tasks_of_two_sets_and_greedily
 ) -> None:
     before = set(descendants(os.getpid()))
     flags = {"tasks": "arith:heldout?n=4,shop:heldout?n=3", "policy": "toy", "n": 2, "greedy": True}
-    plan = Plan.make(None, flags, [f"service.topology={topology}"], root=tmp_path / "root")
+    plan = JobPlan.make(None, flags, [f"service.topology={topology}"], root=tmp_path / "root")
     assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
     check_nothing_left(plan.service.root, before)
     stored = check_complete(plan.directory, 3 * 7)

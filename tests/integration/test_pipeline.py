@@ -8,19 +8,19 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.cli.summary import summarise
 from prorl.linux.procfs import descendants
 from prorl.types import Json
 from tests.integration.checks import check_complete, check_nothing_left, rows
 
-Make = Callable[..., Plan]
+Make = Callable[..., JobPlan]
 
 INLINE = "service.topology=inline"
 
 
-async def _run(plan: Plan) -> dict[str, Json]:
+async def _run(plan: JobPlan) -> dict[str, Json]:
     before = set(descendants(os.getpid()))
     assert await run_plan(plan, show=Show.NOTHING, json=True) == 0
     check_nothing_left(plan.service.root, before)
@@ -87,7 +87,7 @@ async def test_a_finished_run_can_be_resumed_and_adds_nothing(
 ) -> None:
     plan = make_plan(demo_rows[-2:], INLINE, policy="oracle", name="again")
     first = await _run(plan)
-    again = Plan.make(None, {"name": "again"}, [], root=plan.service.root, resume=True)
+    again = JobPlan.make(None, {"name": "again"}, [], root=plan.service.root, resume=True)
     second = await _run(again)
     assert (first["rollouts"], first["bytes"]) == (second["rollouts"], second["bytes"])
 

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.cli.summary import summarise
 from prorl.errors import ProrlError
@@ -18,7 +18,7 @@ from prorl.types import Json
 from tests.integration.checks import check_complete, rows
 from tests.renderer.small import TEMPLATE, write_model
 
-Make = Callable[..., Plan]
+Make = Callable[..., JobPlan]
 INLINE = "service.topology=inline"
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.types import Json
 from tests.integration.checks import check_complete, rows
 
-Make = Callable[..., Plan]
+Make = Callable[..., JobPlan]
 TASKS = Path(__file__).parents[1] / "envs" / "swe_tasks.jsonl"
 
 

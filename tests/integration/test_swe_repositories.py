@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.errors import StorageError
 from prorl.sandbox.images.child import make_image
@@ -28,7 +28,7 @@ from tests.envs.real_repositories import FIXES, row
 from tests.integration.checks import check_complete, rows
 from tests.sandbox.conftest import why_not
 
-Make = Callable[..., Plan]
+Make = Callable[..., JobPlan]
 Row = dict[str, Json]
 SIBLINGS = 8
 LIMITS = [

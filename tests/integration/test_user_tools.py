@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 from prorl.errors import TaskError
 from tests.integration.checks import check_complete, rows
@@ -78,7 +78,10 @@ POINTS = {
 
 
 async def test_a_users_env_and_tool_work_through_the_service(
-    make_plan: Callable[..., Plan], topology: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_plan: Callable[..., JobPlan],
+    topology: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with installed(tmp_path / "site", "trips", PACKAGE, POINTS, monkeypatch):
         tasks = [

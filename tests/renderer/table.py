@@ -10,7 +10,7 @@ import numpy as np
 
 from prorl.errors import ConfigError
 from prorl.renderer.family import find_family
-from prorl.renderer.verdict import Kind, Verdict
+from prorl.renderer.verdict import TurnKind, Verdict
 from prorl.types import Message
 from tests.renderer import families
 from tests.renderer.families import MODELS, TEMPLATES, Model
@@ -48,13 +48,13 @@ def row(model: Model) -> str:
     proof = made.proof
     assert proof is not None
     result, user = (
-        proof.worst(Kind.RESULT, Kind.SECOND_CALL),
-        proof.worst(Kind.USER, Kind.USER_AFTER_CALL),
+        proof.worst(TurnKind.RESULT, TurnKind.SECOND_CALL),
+        proof.worst(TurnKind.USER, TurnKind.USER_AFTER_CALL),
     )
     tools = "append, exact" if result is Verdict.EXACT else "append"
     tools += "" if proof.shows_tools else "; tools not shown"
     if proof.tools:
-        tools, user = "refused", proof.findings[Kind.USER].verdict
+        tools, user = "refused", proof.findings[TurnKind.USER].verdict
     others = ", ".join(
         f"{kind}: {finding.verdict}"
         for kind, finding in proof.findings.items()

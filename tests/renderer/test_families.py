@@ -13,7 +13,7 @@ import pytest
 
 from prorl.errors import ConfigError
 from prorl.renderer.family import find_family
-from prorl.renderer.verdict import Kind, Verdict
+from prorl.renderer.verdict import TurnKind, Verdict
 from prorl.tokenizer import HFTokenizer
 from prorl.types import Message
 from tests.renderer import families
@@ -75,7 +75,7 @@ def _check(model: Model, tally: Tally) -> None:
         assert tally.results_exact == tally.results
     if model.name not in ("deepseek-v3", "deepseek-r1", "mistral-nemo-2407"):
         assert tally.tails_right == tally.results + tally.users
-    if proof.findings[Kind.USER].verdict is Verdict.EXACT:
+    if proof.findings[TurnKind.USER].verdict is Verdict.EXACT:
         assert tally.users_exact == tally.users
 
 

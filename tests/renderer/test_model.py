@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prorl.errors import ConfigError, TaskError
 from prorl.renderer import describe, make_renderer
 from prorl.renderer.model import TemplateRenderer
-from prorl.renderer.verdict import Kind, Verdict
+from prorl.renderer.verdict import TurnKind, Verdict
 from prorl.renderer_spec import RendererSpec
 from prorl.tokenizer import SPECIALS
 from prorl.types import Json, Message, ToolCall
@@ -141,14 +141,14 @@ def test_the_proof_says_what_the_template_does_to_its_past(directory: Path) -> N
     assert not proof.tools
     verdicts = {kind: finding.verdict for kind, finding in proof.findings.items()}
     assert {k for k, v in verdicts.items() if v is not Verdict.EXACT} == {
-        Kind.USER,
-        Kind.USER_AFTER_CALL,
+        TurnKind.USER,
+        TurnKind.USER_AFTER_CALL,
     }
-    assert verdicts[Kind.USER] is Verdict.DROPS_THOUGHTS
+    assert verdicts[TurnKind.USER] is Verdict.DROPS_THOUGHTS
     silent = _make(directory, enable_thinking=False).proof
     assert silent is not None
     assert not silent.thinks
-    assert silent.worst(*Kind) is Verdict.DROPS_THOUGHTS
+    assert silent.worst(*TurnKind) is Verdict.DROPS_THOUGHTS
 
 
 def test_the_run_chooses_what_a_new_user_message_does(directory: Path) -> None:

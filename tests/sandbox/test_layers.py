@@ -10,7 +10,7 @@ import pytest
 
 from prorl.errors import SandboxError
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.images.layers import Recipe
+from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
@@ -99,10 +99,10 @@ async def test_what_cannot_be_installed_is_the_tasks_fault(
 
 def test_a_layer_is_named_by_all_that_it_is_made_from(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels")
-    recipe = Recipe(("hello",), str(tmp_path / "wheels"))
-    digests = {recipe.digest(), Recipe(("hello",), "https://index.example/simple").digest()}
-    assert recipe.digest() == Recipe(("hello",), str(tmp_path / "wheels")).digest()
+    recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))
+    digests = {recipe.digest(), LayerRecipe(("hello",), "https://index.example/simple").digest()}
+    assert recipe.digest() == LayerRecipe(("hello",), str(tmp_path / "wheels")).digest()
     wheel(tmp_path / "wheels", text="WHO = 22")
-    digests |= {recipe.digest(), Recipe(("hello", "pytest"), recipe.wheels).digest()}
-    digests.add(Recipe(("pytest",), "host").digest())
+    digests |= {recipe.digest(), LayerRecipe(("hello", "pytest"), recipe.wheels).digest()}
+    digests.add(LayerRecipe(("pytest",), "host").digest())
     assert len(digests) == 5

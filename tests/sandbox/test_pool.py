@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.sandbox.client import connected
-from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.settings import Settings
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import why_not
@@ -22,17 +22,17 @@ OTHER = SandboxSpec(tools=("bash",), processes=64)
 
 
 @pytest_asyncio.fixture
-async def pool(folder: Path) -> AsyncIterator[Pool]:
+async def pool(folder: Path) -> AsyncIterator[SandboxPool]:
     if why_not("pyns"):
         pytest.skip(why_not("pyns"))
-    pool = Pool("pyns", folder / "root", "n", Settings(warm=1))
+    pool = SandboxPool("pyns", folder / "root", "n", Settings(warm=1))
     await pool.open()
     yield pool
     await pool.close()
     assert not (folder / "root" / "live").exists()
 
 
-async def warm_one(pool: Pool) -> tuple[str, int]:
+async def warm_one(pool: SandboxPool) -> tuple[str, int]:
     """Wait for the one that is kept ready: its id and its launcher's pid."""
     for _ in range(1000):
         if pool.status()["warm"] == 1:
@@ -42,20 +42,20 @@ async def warm_one(pool: Pool) -> tuple[str, int]:
     raise AssertionError("none was made")
 
 
-async def test_a_start_takes_the_warm_one_and_has_it_replaced(pool: Pool) -> None:
+async def test_a_start_takes_the_warm_one_and_has_it_replaced(pool: SandboxPool) -> None:
     await pool.start("run/1/1", "run", SPEC)
     ready, _ = await warm_one(pool)
     assert (await pool.start("run/2/1", "run", SPEC)).sandbox_id == ready
     assert (await warm_one(pool))[0] != ready
 
 
-async def test_another_spec_does_not_get_it(pool: Pool) -> None:
+async def test_another_spec_does_not_get_it(pool: SandboxPool) -> None:
     await pool.start("run/1/1", "run", SPEC)
     ready, _ = await warm_one(pool)
     assert (await pool.start("run/2/1", "run", OTHER)).sandbox_id != ready
 
 
-async def test_a_warm_one_that_died_is_not_lent(pool: Pool) -> None:
+async def test_a_warm_one_that_died_is_not_lent(pool: SandboxPool) -> None:
     await pool.start("run/1/1", "run", SPEC)
     ready, pid = await warm_one(pool)
     os.kill(pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ async def test_a_warm_one_that_died_is_not_lent(pool: Pool) -> None:
     os.getuid() != 0,
     reason="only root's sandboxes have a uid and control groups, whose end has to be waited for",
 )
-async def test_who_is_to_blame_is_known_before_all_is_cleared_up(pool: Pool) -> None:
+async def test_who_is_to_blame_is_known_before_all_is_cleared_up(pool: SandboxPool) -> None:
     ref = await pool.start("run/1/1", "run", SPEC)
     (pid,) = (entry["pid"] for entry in pool.status()["sandboxes"] if entry["id"] == ref.sandbox_id)
     there: list[bool] = []

@@ -16,7 +16,7 @@ from prorl.errors import SandboxError
 from prorl.linux import procfs
 from prorl.sandbox.client import ConnectedSandbox, connected
 from prorl.sandbox.node import watchdog
-from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.watchdog import disk_bytes
 from prorl.types import FailureCode, SandboxSpec
@@ -39,9 +39,9 @@ MANY = (
 
 
 @asynccontextmanager
-async def pool(name: str, folder: Path) -> AsyncIterator[Pool]:
+async def pool(name: str, folder: Path) -> AsyncIterator[SandboxPool]:
     """A pool without control groups, so that the watchdog has to do it."""
-    made = Pool(name, folder, "node", Settings(warm=0, cgroups=False))
+    made = SandboxPool(name, folder, "node", Settings(warm=0, cgroups=False))
     await made.open()
     try:
         yield made
@@ -135,7 +135,7 @@ async def test_a_workspace_on_disk(folder: Path, hog: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["pyns", "local"])
 async def test_it_looks_only_at_what_the_kernel_does_not_bound(folder: Path, name: str) -> None:
-    made = Pool(name, folder, "node", Settings(warm=0))
+    made = SandboxPool(name, folder, "node", Settings(warm=0))
     await made.open()
     status = made.status()
     await made.close()

@@ -22,7 +22,7 @@ from prorl.service import counters
 from prorl.service import log_schema as sql
 from prorl.service.core import Core
 from prorl.service.grants import PIECE
-from prorl.service.journal import Batch
+from prorl.service.journal import LogBatch
 from prorl.service.log import ControlLog
 from prorl.service.state import AHEAD, RunRecord
 from prorl.types import RolloutState
@@ -42,7 +42,7 @@ def core(tmp_path: Path) -> Iterator[Core]:
     log.close()
 
 
-def write(core: Core, batch: Batch) -> None:
+def write(core: Core, batch: LogBatch) -> None:
     """What the gateway does with a batch."""
     core.log.write_now(batch.writes)
     core.durable(batch)

@@ -10,11 +10,11 @@ import pytest
 from aiohttp import web
 
 from prorl.errors import BackendError
+from prorl.service.backend_watch import BackendWatch
 from prorl.service.balancer import BackendState, Balancer
-from prorl.service.health import DEAD_MISSES, SLOW_MISSES, Health, Verdict
+from prorl.service.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
 from prorl.service.probes import Probes
 from prorl.service.state import State
-from prorl.service.watched import Watched
 from prorl.types import FailureCode, Trouble
 
 
@@ -48,7 +48,7 @@ async def listening(server: Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def watching(pool: Watched, server: Server) -> AsyncIterator[None]:
+async def watching(pool: BackendWatch, server: Server) -> AsyncIterator[None]:
     work = asyncio.ensure_future(Probes(pool, server.try_call, probe_s=0.01).watch())
     async with asyncio.timeout(30):
         yield
@@ -56,11 +56,11 @@ async def watching(pool: Watched, server: Server) -> AsyncIterator[None]:
     await asyncio.gather(work, return_exceptions=True)
 
 
-def pool_of(*names: str) -> Watched:
-    return Watched(State(Balancer(names)), asyncio.get_running_loop().time)
+def pool_of(*names: str) -> BackendWatch:
+    return BackendWatch(State(Balancer(names)), asyncio.get_running_loop().time)
 
 
-async def until(pool: Watched, name: str, state: BackendState) -> None:
+async def until(pool: BackendWatch, name: str, state: BackendState) -> None:
     while pool._balancer.state(name) is not state:
         await asyncio.sleep(0.01)
 
@@ -131,15 +131,15 @@ async def test_reports_of_run_open_the_breaker() -> None:
 @pytest.mark.parametrize(
     ("troubles", "verdict"),
     [
-        ([Trouble.SILENT] * (SLOW_MISSES - 1), Verdict.NONE),
-        ([Trouble.SILENT] * (SLOW_MISSES - 1) + [None, Trouble.SILENT], Verdict.NONE),
-        ([Trouble.SILENT] * SLOW_MISSES, Verdict.SLOW),
-        ([Trouble.SILENT] * DEAD_MISSES, Verdict.DEAD),
-        ([Trouble.REFUSED], Verdict.DEAD),
-        ([Trouble.ERROR], Verdict.DEAD),
+        ([Trouble.SILENT] * (SLOW_MISSES - 1), HealthVerdict.NONE),
+        ([Trouble.SILENT] * (SLOW_MISSES - 1) + [None, Trouble.SILENT], HealthVerdict.NONE),
+        ([Trouble.SILENT] * SLOW_MISSES, HealthVerdict.SLOW),
+        ([Trouble.SILENT] * DEAD_MISSES, HealthVerdict.DEAD),
+        ([Trouble.REFUSED], HealthVerdict.DEAD),
+        ([Trouble.ERROR], HealthVerdict.DEAD),
     ],
 )
-def test_probes_are_judged(troubles: list[Trouble | None], verdict: Verdict) -> None:
+def test_probes_are_judged(troubles: list[Trouble | None], verdict: HealthVerdict) -> None:
     health = Health()
     assert [health.probe(trouble) for trouble in troubles][-1] is verdict
 

@@ -15,7 +15,7 @@ from prorl.linux.procfs import stat
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.service.core import Core
 from prorl.service.log import CHECKPOINT_PAGES, ControlLog
-from prorl.service.watchdog import Watchdog
+from prorl.service.watchdog import ProgressWatchdog
 from prorl.types import AttemptKey
 from tests.service.world import group, no_check, run_config
 
@@ -30,7 +30,7 @@ class Day:
         self.now = 0.0
         self.log = log
         self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
-        self.watchdog = Watchdog(self.core.state, lambda: self.now)
+        self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
         for role in ("init", "run", "eval", "store"):
             hello = Hello(worker=role, role=role, schema_version=SCHEMA_VERSION)
             self.core.workers.hello(1, ControlRow.of(hello))

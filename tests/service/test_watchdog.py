@@ -11,7 +11,7 @@ from prorl.control import ControlRow, Hello, Progress, Started
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
-from prorl.service.watchdog import Watchdog
+from prorl.service.watchdog import ProgressWatchdog
 from tests.service.world import group, no_check, run_config
 
 
@@ -21,7 +21,7 @@ class Clockwork:
     def __init__(self, log: ControlLog) -> None:
         self.now = 0.0
         self.core = Core(log, ["scripted:oracle"], lambda: self.now, lambda: self.now)
-        self.watchdog = Watchdog(self.core.state, lambda: self.now)
+        self.watchdog = ProgressWatchdog(self.core.state, lambda: self.now)
         self.core.create_run(run_config(delivery="stream", max_unacked_groups=1))
         self.run = self.core.run("r")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prorl.errors import ConfigError, StorageError
-from prorl.trainer.checkpoint import Progress, newest, read_progress, restore, save
+from prorl.trainer.checkpoint import TrainingState, newest, read_progress, restore, save
 from prorl.trainer.pack import load_model, pack, token_logprobs
 from tests.trainer.tiny import batch_of, save_model
 
@@ -25,7 +25,7 @@ def test_restored_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     model = load_model(source)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     stepped(model, optimizer)
-    progress = Progress(step=1, version=1, cursor="demo@4")
+    progress = TrainingState(step=1, version=1, cursor="demo@4")
     path = save(tmp_path / "out", progress, model, optimizer, source=source, figures={})
     drawn = torch.rand(1)
     stepped(model, optimizer)
@@ -48,7 +48,7 @@ def test_transformers_loads_it_without_us(tmp_path: Path) -> None:
     model = load_model(source)
     path = save(
         tmp_path / "out",
-        Progress(step=3),
+        TrainingState(step=3),
         model,
         torch.optim.AdamW(model.parameters()),
         source=source,
@@ -71,7 +71,7 @@ def test_what_a_crash_left_is_no_checkpoint(tmp_path: Path) -> None:
     for step in (1, 2, 3, 3):
         save(
             tmp_path / "out",
-            Progress(step=step),
+            TrainingState(step=step),
             model,
             optimizer,
             source=source,
@@ -88,10 +88,12 @@ def test_a_save_that_fails_midway_leaves_the_one_before(tmp_path: Path) -> None:
     source = save_model(tmp_path / "model")
     model = load_model(source)
     optimizer = torch.optim.AdamW(model.parameters())
-    first = save(tmp_path / "out", Progress(step=1), model, optimizer, source=source, figures={})
+    first = save(
+        tmp_path / "out", TrainingState(step=1), model, optimizer, source=source, figures={}
+    )
     (source / "vocab.json").mkdir()
     with pytest.raises(StorageError):
-        save(tmp_path / "out", Progress(step=2), model, optimizer, source=source, figures={})
+        save(tmp_path / "out", TrainingState(step=2), model, optimizer, source=source, figures={})
     assert newest(tmp_path / "out") == first
 
 
@@ -103,7 +105,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="checkpoint"):
         save(
             tmp_path / "file",
-            Progress(),
+            TrainingState(),
             model,
             torch.optim.AdamW(model.parameters()),
             source=tmp_path,

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from prorl.client import connect
-from prorl.trainer.checkpoint import Progress, newest, read_progress
+from prorl.trainer.checkpoint import TrainingState, newest, read_progress
 from prorl.trainer.config import TrainerConfig
 from prorl.trainer.loop import train
 from tests.trainer.tiny import save_model
@@ -61,7 +61,7 @@ def test_live_training_consumes_each_kept_group_once(
     ]
     tasks.write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
 
-    def go(steps: int) -> Progress:
+    def go(steps: int) -> TrainingState:
         config = TrainerConfig(
             service=str(root),
             run="live",
@@ -80,7 +80,7 @@ def test_live_training_consumes_each_kept_group_once(
 
     go(2)
     progress = go(4)
-    assert progress == Progress(step=4, version=4, cursor="live@8")
+    assert progress == TrainingState(step=4, version=4, cursor="live@8")
     path = newest(tmp_path / "out" / "checkpoints")
     assert path is not None
     assert read_progress(path) == progress

@@ -147,10 +147,10 @@ def test_demonstrations_err_at_about_the_stated_rates() -> None:
 def test_making_it_is_repeatable(tmp_path: Path) -> None:
     """One thread and one seed: the same bytes; another seed: another model."""
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
-    from prorl.trainer.sft import Cycle, Recipe, make_checkpoint
+    from prorl.trainer.sft import Cycle, SftRecipe, make_checkpoint
 
     cycles = (Cycle(2, 3e-3), Cycle(1, 1e-3))
-    recipe = Recipe(cycles=cycles, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
+    recipe = SftRecipe(cycles=cycles, batch=(("arith", 4), ("shop", 4)), tokenizer_tasks=300)
 
     def make(seed: int, name: str) -> dict[str, bytes]:
         make_checkpoint(seed, tmp_path / name, recipe)

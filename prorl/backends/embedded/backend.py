@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from prorl.backends.embedded.engine import Engine, Row
+from prorl.backends.embedded.engine import ActiveRequest, Engine
 from prorl.backends.server_reply import rest_of
 from prorl.errors import BackendError, boundary
 from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion
@@ -66,8 +66,8 @@ class EmbeddedBackend:
             length=chosen.length,
             prefix_bytes=chosen.prefix_bytes,
         )
-        self._waiters: dict[Row, asyncio.Future[None]] = {}
-        self._streams: dict[Row, int] = {}
+        self._waiters: dict[ActiveRequest, asyncio.Future[None]] = {}
+        self._streams: dict[ActiveRequest, int] = {}
         """Tokens of each streamed row that were told."""
         self._labels: dict[PolicyVersion, str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -192,18 +192,18 @@ class EmbeddedBackend:
                 waiter.set_exception(error)
         self.engine.reset()
 
-    def _finish(self, row: Row) -> None:
+    def _finish(self, row: ActiveRequest) -> None:
         waiter = self._waiters.get(row)
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
 
-def _completion(row: Row, name: str, seconds: float) -> Completion:
+def _completion(row: ActiveRequest, name: str, seconds: float) -> Completion:
     assert row.finish is not None
     return replace(_snapshot(row, name), finish_reason=row.finish, llm_s=seconds)
 
 
-def _snapshot(row: Row, name: str) -> Completion:
+def _snapshot(row: ActiveRequest, name: str) -> Completion:
     """The tokens so far."""
     return Completion(
         token_ids_C=row.completion.astype(np.int32),

@@ -34,7 +34,7 @@ _WORTH_WAITING = 16
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class ActiveRequest:
     """One request on its way.
 
     `ids[:length]` are prompt and sampled so far; `computed` of them are in the cache.
@@ -93,8 +93,8 @@ class Engine:
         self._cache = KVCache(self.shape, rows, self.length)
         self._prefixes = PrefixStore(prefix_bytes, self.length)
         self._ids: Int32 = np.full((rows, self.length), -1, dtype=np.int32)
-        self._running: list[Row] = []
-        self._waiting: deque[Row] = deque()
+        self._running: list[ActiveRequest] = []
+        self._waiting: deque[ActiveRequest] = deque()
         self._max_waiting = max_waiting
         self.prompt_tokens = self.cached_tokens = self.sampled_tokens = 0
 
@@ -113,7 +113,7 @@ class Engine:
         """Requests that wait for a row."""
         return len(self._waiting)
 
-    def add(self, request: GenerateRequest) -> Row:
+    def add(self, request: GenerateRequest) -> ActiveRequest:
         """Queue a request. Raises BackendError for one that cannot be served."""
         prompt, limit = request.prompt_ids_L, self.length - len(request.prompt_ids_L)
         if len(self._waiting) >= self._max_waiting:
@@ -136,13 +136,13 @@ class Engine:
             )
         count = min(limit, request.sampling.max_tokens)
         ids = np.concatenate([prompt, np.full(count, -1, dtype=np.int32)])
-        row = Row(
+        row = ActiveRequest(
             request, ids, len(prompt), uniforms(request.seed, len(prompt), count), len(prompt)
         )
         self._waiting.append(row)
         return row
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[ActiveRequest]:
         """Advance every request by one chunk or one token; returns those that finished."""
         self._admit()
         chunks = self._chunks()
@@ -162,7 +162,7 @@ class Engine:
             self._leave(row)
         return finished
 
-    def abort(self, row: Row) -> None:
+    def abort(self, row: ActiveRequest) -> None:
         """Take a request out, keeping its tokens so far; nothing happens if it has finished."""
         if row.finish is None:
             row.finish = FinishReason.ABORT
@@ -180,7 +180,7 @@ class Engine:
         self._prefixes.clear()
         self._ids[:] = -1
 
-    def running_and_waiting(self) -> list[Row]:
+    def running_and_waiting(self) -> list[ActiveRequest]:
         """All requests that have not finished."""
         return [*self._running, *self._waiting]
 
@@ -221,7 +221,7 @@ class Engine:
             row.computed = row.cached = reused
             pending.append(prompt)
 
-    def _reuse(self, row: Row) -> int:
+    def _reuse(self, row: ActiveRequest) -> int:
         """Fill the next free row of the cache from a running row or from the store; at least one
         token is left to compute.
         """
@@ -256,7 +256,7 @@ class Engine:
             chunks.append(Chunk(index, row.computed, row.ids[row.computed : row.computed + size]))
         return chunks
 
-    def _sample(self, logits: Float32, rows: list[Row]) -> None:
+    def _sample(self, logits: Float32, rows: list[ActiveRequest]) -> None:
         if not rows:
             return
         uniform = np.array([row.uniforms[row.length - row.prompt_length] for row in rows])
@@ -267,7 +267,7 @@ class Engine:
             row.take(token, logprob, self.version)
         self.sampled_tokens += len(rows)
 
-    def _leave(self, row: Row) -> None:
+    def _leave(self, row: ActiveRequest) -> None:
         """Keep the row's prefix and close the gap with the last row."""
         place, last = self._running.index(row), len(self._running) - 1
         self._prefixes.add(row.ids[: row.computed].copy(), self._cache.read(place, row.computed))

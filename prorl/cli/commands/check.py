@@ -24,7 +24,7 @@ from prorl.types import RolloutLimits, SandboxSpec, Task
 LIMITS = RolloutLimits(init_s=900, run_s=1200, eval_s=600, max_turns=64, max_tokens=1 << 20)
 
 
-class Finding(NamedTuple):
+class TaskCheck(NamedTuple):
     """What one task is worth to an oracle, twice, and to a policy that says nothing useful."""
 
     task_id: str
@@ -80,14 +80,14 @@ def check(
     return 1 if bad else 0
 
 
-async def _check_all(tasks: Sequence[Task], kind: str) -> list[Finding]:
+async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:
     envs = {name: get_env(name) for name in {task.env for task in tasks}}
     async with AsyncExitStack() as stack:
         kind = await choose(kind)
         host, _ = await stack.enter_async_context(spawned(kind))
         boxes, room = _boxes(host), asyncio.Semaphore(os.cpu_count() or 1)
 
-        async def one(task: Task) -> Finding:
+        async def one(task: Task) -> TaskCheck:
             async with room:
                 return await _check_one(envs[task.env], task, boxes)
 
@@ -109,7 +109,7 @@ def _boxes(host: SandboxHost) -> Boxes:
     return box
 
 
-async def _check_one(env: Env, task: Task, boxes: Boxes) -> Finding:
+async def _check_one(env: Env, task: Task, boxes: Boxes) -> TaskCheck:
     """Never raises for what is wrong with the task."""
     try:
         await verify(env, task, boxes=boxes, limit_s=2 * LIMITS.eval_s)
@@ -118,7 +118,7 @@ async def _check_one(env: Env, task: Task, boxes: Boxes) -> Finding:
             for policy in ("oracle", "oracle", "noop")
         ]
     except (UserError, RolloutError) as error:
-        return Finding(task.task_id, problem=" ".join(str(error).split()))
+        return TaskCheck(task.task_id, problem=" ".join(str(error).split()))
     rewards = (first.reward, again.reward)
     problem = ""
     if first.reward != again.reward:
@@ -127,4 +127,4 @@ async def _check_one(env: Env, task: Task, boxes: Boxes) -> Finding:
         problem = f"the reference solution scores {first.reward:g}: {first.log[-500:]}"
     elif useless.reward != 0.0:
         problem = f"a useless answer scores {useless.reward:g}: {useless.log[-500:]}"
-    return Finding(task.task_id, rewards, useless.reward, " ".join(problem.split()))
+    return TaskCheck(task.task_id, rewards, useless.reward, " ".join(problem.split()))

@@ -28,7 +28,7 @@ from prorl.sandbox import kinds
 from prorl.supervisor.root import make_socket_dir
 
 
-class Finding(NamedTuple):
+class ProbeOutcome(NamedTuple):
     """One probe's outcome."""
 
     level: str
@@ -65,7 +65,7 @@ def doctor(
     return 1 if any(finding.level == "fail" for finding in findings) else 0
 
 
-def probes(root: Path) -> Iterator[Finding]:
+def probes(root: Path) -> Iterator[ProbeOutcome]:
     """Every probe, cheapest first."""
     yield _python()
     for package in ("pyarrow", "duckdb"):
@@ -79,34 +79,34 @@ def probes(root: Path) -> Iterator[Finding]:
     yield from _sandboxes()
 
 
-def _python() -> Finding:
+def _python() -> ProbeOutcome:
     found = sys.version.split()[0]
     ok = sys.version_info >= (3, 11)
-    return Finding(
+    return ProbeOutcome(
         "ok" if ok else "fail", "python", found, "" if ok else "use Python 3.11 or newer"
     )
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> ProbeOutcome:
     try:
         import_module("pyarrow.flight" if name == "pyarrow" else name)
-        return Finding("ok", name, version(name))
+        return ProbeOutcome("ok", name, version(name))
     except ImportError as error:
-        return Finding("fail", name, str(error), f"pip install {name}")
+        return ProbeOutcome("fail", name, str(error), f"pip install {name}")
 
 
-def _optional(name: str, extra: str, use: str) -> Finding:
+def _optional(name: str, extra: str, use: str) -> ProbeOutcome:
     try:
-        return Finding("ok", name, version(name))
+        return ProbeOutcome("ok", name, version(name))
     except PackageNotFoundError:
-        return Finding("warn", name, "not installed", f"pip install '{extra}' for {use}")
+        return ProbeOutcome("warn", name, "not installed", f"pip install '{extra}' for {use}")
 
 
-def _cores() -> Finding:
+def _cores() -> ProbeOutcome:
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     small = cores < 2 or memory < 3
-    return Finding(
+    return ProbeOutcome(
         "warn" if small else "ok",
         "machine",
         f"{cores} cores, {memory:.0f} GiB",
@@ -114,22 +114,22 @@ def _cores() -> Finding:
     )
 
 
-def _disk(root: Path) -> Iterator[Finding]:
+def _disk(root: Path) -> Iterator[ProbeOutcome]:
     place = next(path for path in [root.absolute(), *root.absolute().parents] if path.exists())
     try:
         sync_ms = _fsync_ms(place)
     except OSError as error:
-        yield Finding("fail", "disk", f"{place}: {error.strerror}", "choose a writable --root")
+        yield ProbeOutcome("fail", "disk", f"{place}: {error.strerror}", "choose a writable --root")
         return
     slow = sync_ms > 20
-    yield Finding(
+    yield ProbeOutcome(
         "warn" if slow else "ok",
         "fsync",
         f"{sync_ms:.2f} ms at {place}",
         "a local SSD makes accepts and commits faster" if slow else "",
     )
     free = shutil.disk_usage(place).free / 2**30
-    yield Finding(
+    yield ProbeOutcome(
         "warn" if free < 5 else "ok",
         "disk",
         f"{free:.0f} GiB free at {place}",
@@ -149,17 +149,19 @@ def _fsync_ms(place: Path) -> float:
     return statistics.median(times)
 
 
-def _sockets() -> Finding:
+def _sockets() -> ProbeOutcome:
     try:
         path = make_socket_dir(Path("doctor"))
     except ConfigError as error:
-        return Finding("fail", "socket path", str(error))
+        return ProbeOutcome("fail", "socket path", str(error))
     try:
         with socket.socket(socket.AF_UNIX) as probe, socket.create_server(("127.0.0.1", 0)):
             probe.bind(str(path / "probe.sock"))
-        return Finding("ok", "sockets", f"Unix sockets under {path.parent}, ports on 127.0.0.1")
+        return ProbeOutcome(
+            "ok", "sockets", f"Unix sockets under {path.parent}, ports on 127.0.0.1"
+        )
     except OSError as error:
-        return Finding(
+        return ProbeOutcome(
             "fail",
             "sockets",
             f"{path}: {error.strerror}",
@@ -169,10 +171,10 @@ def _sockets() -> Finding:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _descriptors() -> Finding:
+def _descriptors() -> ProbeOutcome:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = soft < 1024
-    return Finding(
+    return ProbeOutcome(
         "warn" if low else "ok",
         "open files",
         f"{soft} (hard limit {hard})",
@@ -180,7 +182,7 @@ def _descriptors() -> Finding:
     )
 
 
-def _sandboxes() -> Iterator[Finding]:
+def _sandboxes() -> Iterator[ProbeOutcome]:
     yield _user_namespaces()
     yield _control_groups()
     from prorl.sandbox.node.probe import probe
@@ -195,12 +197,14 @@ def _sandboxes() -> Iterator[Finding]:
                 row.summary if row else "a user's",
                 f"not enforced: {', '.join(item.cannot)}" if item.cannot else "",
             )
-            yield Finding("ok", f"sandbox {item.kind}", "; ".join(filter(None, words)))
+            yield ProbeOutcome("ok", f"sandbox {item.kind}", "; ".join(filter(None, words)))
         else:
-            yield Finding("warn" if best else "fail", f"sandbox {item.kind}", item.reason, item.fix)
+            yield ProbeOutcome(
+                "warn" if best else "fail", f"sandbox {item.kind}", item.reason, item.fix
+            )
 
 
-def _user_namespaces() -> Finding:
+def _user_namespaces() -> ProbeOutcome:
     switch = Path("/proc/sys/user/max_user_namespaces")
     count = int(switch.read_text()) if switch.exists() else 0
     fix = (
@@ -208,15 +212,15 @@ def _user_namespaces() -> Finding:
         if count
         else "sysctl user.max_user_namespaces=10000 (as root) for sandboxes without root"
     )
-    return Finding("ok" if count else "warn", "user namespaces", f"at most {count}", fix)
+    return ProbeOutcome("ok" if count else "warn", "user namespaces", f"at most {count}", fix)
 
 
-def _control_groups() -> Finding:
+def _control_groups() -> ProbeOutcome:
     from prorl.sandbox.node.cgroups import usable
 
     versions = usable()
     if "memory" in versions:
-        return Finding(
+        return ProbeOutcome(
             "ok",
             "control groups",
             ", ".join(f"{name} (version {version})" for name, version in versions.items()),
@@ -228,4 +232,4 @@ def _control_groups() -> Finding:
         if unified
         else "version 1 is for root alone"
     )
-    return Finding("warn", "control groups", found, fix)
+    return ProbeOutcome("warn", "control groups", found, fix)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.output import say, say_json, table
 from prorl.cli.passk import evaluation
 from prorl.cli.progress import Show
@@ -100,7 +100,7 @@ def _run(
     json: bool,
     quiet: bool,
 ) -> int:
-    plan = Plan.make(config, flags, sets, root=root)
+    plan = JobPlan.make(config, flags, sets, root=root)
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
         return show_evaluation(directory, threshold, json=json)

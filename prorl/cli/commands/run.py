@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.job import Plan, run_plan
+from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -93,7 +93,7 @@ def run(
         "run": _given(filter=filter_, seed=seed),
         "service": _given(topology=topology),
     }
-    plan = Plan.make(config, flags, set_ or [], root=root, resume=resume or bool(resume_name))
+    plan = JobPlan.make(config, flags, set_ or [], root=root, resume=resume or bool(resume_name))
     show = Show.NOTHING if quiet or json else Show.AUTO
     return asyncio.run(run_plan(plan, show=show, json=json))
 

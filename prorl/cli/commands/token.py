@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from prorl.cli.output import say, say_json, table
 from prorl.errors import ConfigError, UserError
 from prorl.linux.files import write_private
-from prorl.tokens import ISSUED, REVOKED, Grant, Keys
+from prorl.tokens import ISSUED, REVOKED, Keys, TokenGrant
 
 Action = Literal["new", "ls", "revoke"]
 
@@ -71,7 +71,13 @@ def token(
 
 
 def _new(
-    root: Path, issued: list[Grant], keys: Keys, role: str, run: str, days: float, as_json: bool
+    root: Path,
+    issued: list[TokenGrant],
+    keys: Keys,
+    role: str,
+    run: str,
+    days: float,
+    as_json: bool,
 ) -> int:
     if not 0 <= days <= 36500:
         raise UserError(f"--days {days}", "a number of days, or 0")
@@ -86,13 +92,13 @@ def _new(
     return 0
 
 
-def _revoke(root: Path, token_id: str, issued: list[Grant]) -> None:
+def _revoke(root: Path, token_id: str, issued: list[TokenGrant]) -> None:
     if token_id not in {one.token_id for one in issued}:
         raise UserError(f"token {token_id!r}", "an id that `prorl token ls` shows")
     write_private(root / REVOKED, "\n".join(sorted({*_revoked(root), token_id})) + "\n")
 
 
-def _state(grant: Grant, revoked: set[str]) -> str:
+def _state(grant: TokenGrant, revoked: set[str]) -> str:
     if grant.token_id in revoked:
         return "revoked"
     if not grant.expires_at:
@@ -112,11 +118,11 @@ def _secret(root: Path) -> str:
         ) from None
 
 
-def _issued(root: Path) -> list[Grant]:
+def _issued(root: Path) -> list[TokenGrant]:
     path = root / ISSUED
     lines = path.read_text().splitlines() if path.exists() else []
     try:
-        return [Grant(**json.loads(line)) for line in lines]
+        return [TokenGrant(**json.loads(line)) for line in lines]
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"{path}: {error}",

@@ -209,7 +209,7 @@ class StoryLive:
         self._live.stop()
 
 
-class Silent:
+class SilentDisplay:
     """For `--json`."""
 
     def __call__(self, phase: str, run: Json) -> None: ...
@@ -221,7 +221,7 @@ class Silent:
 def display(recipe: Recipe, show: Show) -> StoryDisplay:
     """What suits `show` and the terminal."""
     if show is Show.NOTHING:
-        return Silent()
+        return SilentDisplay()
     make: Callable[[Story], StoryDisplay] = StoryLive if sys.stderr.isatty() else StoryLines
     return make(Story(recipe))
 

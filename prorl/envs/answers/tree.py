@@ -24,7 +24,7 @@ class Node(NamedTuple):
     name: str = ""
 
 
-class Cursor:
+class TokenReader:
     """A place in a row of tokens; counts how deep the reading is."""
 
     def __init__(self, signs: list[Token], units: bool, attached: bool) -> None:

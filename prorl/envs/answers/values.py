@@ -13,7 +13,7 @@ from prorl.envs.answers.notation import (
     Token,
     UnreadableError,
 )
-from prorl.envs.answers.tree import Cursor, Node
+from prorl.envs.answers.tree import Node, TokenReader
 
 _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10", "log": "log10"}
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
@@ -22,7 +22,7 @@ _CLOSING = {"⌊": "⌋", "⌈": "⌉"}
 _MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"))
 
 
-class Values(Cursor):
+class Values(TokenReader):
     """Reads one value; what is between values is its subclass' matter (`parse.py`)."""
 
     @abstractmethod

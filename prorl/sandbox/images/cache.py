@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from prorl.errors import NotFoundError, ProrlError, SandboxError, StorageError, UserError
 from prorl.sandbox.images.child import make_image
-from prorl.sandbox.images.layers import Recipe
+from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import Image, Registry, is_name, is_sif
 from prorl.sandbox.images.tree import has_shell
 from prorl.types import FailureCode
@@ -79,7 +79,7 @@ class ImageCache:
         except (ProrlError, OSError) as error:
             raise SandboxError(FailureCode.SANDBOX_START, f"image {image!r}: {error}") from error
 
-    async def layer(self, recipe: Recipe) -> str:
+    async def layer(self, recipe: LayerRecipe) -> str:
         """The folder of a layer of packages. Raises SandboxError as `locate`."""
         try:
             job = await asyncio.to_thread(recipe.job)

@@ -44,7 +44,7 @@ class ToolFailed(StorageError):
         self.mistake = mistake
 
 
-class Recipe(NamedTuple):
+class LayerRecipe(NamedTuple):
     """What a layer is made from."""
 
     requirements: tuple[str, ...]

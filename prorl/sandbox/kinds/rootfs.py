@@ -44,7 +44,7 @@ DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
 SAFE = calls.MS_NOSUID | calls.MS_NODEV
 
 
-class Call(NamedTuple):
+class SystemCall(NamedTuple):
     """One system call of building the root file system, ready to be made."""
 
     call: Callable[..., object]
@@ -96,7 +96,7 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
 
 
 @cache
-def steps() -> tuple[Call, ...]:
+def steps() -> tuple[SystemCall, ...]:
     """The calls that are equal in all sandboxes of this zygote, in order."""
     names = (
         "usr",
@@ -116,43 +116,43 @@ def steps() -> tuple[Call, ...]:
         LAYER[1:],
     )
     return (
-        Call(calls.mount, (None, "/", None, calls.MS_REC | calls.MS_PRIVATE)),
-        Call(calls.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
-        *(Call(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
+        SystemCall(calls.mount, (None, "/", None, calls.MS_REC | calls.MS_PRIVATE)),
+        SystemCall(calls.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
+        *(SystemCall(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
         *(
-            Call(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
+            SystemCall(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
             for name in ("python", "python3")
         ),
-        Call(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
+        SystemCall(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
         *_system(),
         *_etc(),
         *_devices(),
-        Call(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
+        SystemCall(calls.mount, ("proc", f"{ROOT}/proc", "proc", SAFE | calls.MS_NOEXEC)),
     )
 
 
-def _read_only(source: str, target: str) -> Call:
+def _read_only(source: str, target: str) -> SystemCall:
     # A flag that the host's mount has locked must be repeated, or the remount is refused.
     noexec = calls.MS_NOEXEC if os.statvfs(source).f_flag & os.ST_NOEXEC else 0
     flags = calls.MS_BIND | calls.MS_REMOUNT | calls.MS_RDONLY | SAFE | noexec
-    return Call(calls.mount, (None, target, None, flags))
+    return SystemCall(calls.mount, (None, target, None, flags))
 
 
-def _bind(source: str, target: str) -> list[Call]:
+def _bind(source: str, target: str) -> list[SystemCall]:
     return [
-        Call(calls.mount, (source, target, None, calls.MS_BIND | calls.MS_REC)),
+        SystemCall(calls.mount, (source, target, None, calls.MS_BIND | calls.MS_REC)),
         _read_only(source, target),
     ]
 
 
-def _system() -> list[Call]:
+def _system() -> list[SystemCall]:
     found = _bind("/usr", f"{ROOT}/usr")
     for name in LINKS:
         path = f"/{name}"
         if os.path.islink(path):
-            found.append(Call(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
+            found.append(SystemCall(os.symlink, (os.readlink(path), f"{ROOT}/{name}")))
         elif os.path.isdir(path):
-            found += [Call(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
+            found += [SystemCall(os.mkdir, (f"{ROOT}/{name}",)), *_bind(path, f"{ROOT}/{name}")]
     return found
 
 
@@ -168,18 +168,18 @@ def _show(source: Source) -> None:
     step.call(*step.arguments)
 
 
-def _etc() -> list[Call]:
+def _etc() -> list[SystemCall]:
     found = []
     for name in ETC_FOLDERS:
         if os.path.isdir(f"/etc/{name}"):
             found += [
-                Call(os.mkdir, (f"{ROOT}/etc/{name}",)),
+                SystemCall(os.mkdir, (f"{ROOT}/etc/{name}",)),
                 *_bind(f"/etc/{name}", f"{ROOT}/etc/{name}"),
             ]
     for name in ETC_FILES:
         if os.path.isfile(f"/etc/{name}"):
             found += [
-                Call(_file, (f"{ROOT}/etc/{name}",)),
+                SystemCall(_file, (f"{ROOT}/etc/{name}",)),
                 *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}"),
             ]
     for name, text in {
@@ -188,7 +188,7 @@ def _etc() -> list[Call]:
         "hosts": HOSTS,
         "nsswitch.conf": NSSWITCH,
     }.items():
-        found.append(Call(_file, (f"{ROOT}/etc/{name}", text.encode())))
+        found.append(SystemCall(_file, (f"{ROOT}/etc/{name}", text.encode())))
     return found
 
 
@@ -199,30 +199,32 @@ def _file(path: str, content: bytes = b"") -> None:
     os.close(fd)
 
 
-def _devices() -> list[Call]:
+def _devices() -> list[SystemCall]:
     dev = f"{ROOT}/dev"
     found = [
-        Call(
+        SystemCall(
             calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
         )
     ]
     for name in DEVICES:
         found += [
-            Call(_file, (f"{dev}/{name}",)),
-            Call(calls.mount, (f"/dev/{name}", f"{dev}/{name}", None, calls.MS_BIND)),
+            SystemCall(_file, (f"{dev}/{name}",)),
+            SystemCall(calls.mount, (f"/dev/{name}", f"{dev}/{name}", None, calls.MS_BIND)),
         ]
-    found += [Call(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()]
-    found += [Call(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
+    found += [
+        SystemCall(os.symlink, (target, f"{dev}/{name}")) for name, target in DEVICE_LINKS.items()
+    ]
+    found += [SystemCall(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
     flags = calls.MS_NOSUID | calls.MS_NOEXEC
-    found.append(Call(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)))
+    found.append(SystemCall(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)))
     found.append(
-        Call(
+        SystemCall(
             calls.mount,
             ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777"),
         )
     )
     found.append(
-        Call(
+        SystemCall(
             calls.mount,
             (None, dev, None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_BIND),
         )

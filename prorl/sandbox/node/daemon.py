@@ -39,7 +39,7 @@ from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
 from prorl.sandbox.node.paths import check_socket_path
-from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.snapshots import Snapshots
 from prorl.sandbox.prepared import Outcome
@@ -51,9 +51,11 @@ DEFAULTS = Settings()
 
 
 class Daemon:
-    """Answers requests of the node's other processes from a `Pool`; closes what they leave open."""
+    """Answers requests of the node's other processes from a `SandboxPool`, and closes what they
+    leave open.
+    """
 
-    def __init__(self, pool: Pool, node_id: str, snapshots: Snapshots) -> None:
+    def __init__(self, pool: SandboxPool, node_id: str, snapshots: Snapshots) -> None:
         self._pool, self._node_id, self._snapshots = pool, node_id, snapshots
         self._server: asyncio.Server | None = None
         self._clients: set[asyncio.Task[None]] = set()
@@ -177,7 +179,7 @@ async def serve(options: argparse.Namespace) -> None:
         "warm": options.warm,
     }
     settings = Settings(**limits, images=options.images, image=options.image)
-    pool = Pool(kind, root, options.node_id, settings)
+    pool = SandboxPool(kind, root, options.node_id, settings)
     await pool.open()
     snapshots = Snapshots(root / SUPPORT / "snapshots", options.snapshot_bytes)
     snapshots.open()

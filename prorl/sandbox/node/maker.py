@@ -23,7 +23,7 @@ from prorl.linux.procfs import is_stopped, start_ticks, to_init
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
 from prorl.sandbox.images.cache import ImageCache
-from prorl.sandbox.images.layers import Recipe
+from prorl.sandbox.images.layers import LayerRecipe
 from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.launch.spec import Launch
 from prorl.sandbox.launch.status import read_status
@@ -36,7 +36,7 @@ from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
 from prorl.sandbox.node.user_tools import UserTools
-from prorl.sandbox.node.watchdog import Watchdog
+from prorl.sandbox.node.watchdog import LimitWatchdog
 from prorl.sandbox.trees import remove_tree
 from prorl.tools import bundle
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
@@ -105,7 +105,7 @@ class Maker:
             bundle.write(self._support / "server.pyz")
             self._kind.install(str(self._support))
         self._cgroups = Cgroups(self._sockets.name) if self._settings.cgroups else Cgroups.none()
-        self._watchdog = Watchdog(
+        self._watchdog = LimitWatchdog(
             self.lives,
             self._end_over_limit,
             memory="memory" not in self._cgroups.enforced,
@@ -197,7 +197,7 @@ class Maker:
                 f"requirements {', '.join(spec.requirements)} beside image {image!r}; expected one"
                 " of them: an image brings its own packages",
             )
-        return await self._images.layer(Recipe(spec.requirements, spec.wheels))
+        return await self._images.layer(LayerRecipe(spec.requirements, spec.wheels))
 
     async def _make(self, spec: SandboxSpec, image: str, layer: str) -> Live:
         sandbox_id = secrets.token_hex(8)

@@ -43,7 +43,7 @@ class Reservation(NamedTuple):
     spec: SandboxSpec
 
 
-class Pool:
+class SandboxPool:
     """Who has which sandbox; `Maker` makes and ends them."""
 
     def __init__(self, kind: str, root: Path, node_id: str, settings: Settings) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from prorl.errors import ConfigError, SandboxError
 from prorl.sandbox import kinds
 from prorl.sandbox.client import connected
-from prorl.sandbox.node.pool import Pool
+from prorl.sandbox.node.pool import SandboxPool
 from prorl.sandbox.node.settings import Settings
 from prorl.types import SandboxSpec
 
@@ -106,7 +106,7 @@ async def _try(kind: str) -> Mapping[str, Any]:
     """Run two programs in a sandbox of this kind; the status of the pool that held it."""
     with tempfile.TemporaryDirectory(prefix="prorl-probe-", dir="/tmp") as folder:
         Path(folder).chmod(0o711)
-        pool = Pool(kind, Path(folder), "probe", Settings(warm=0))
+        pool = SandboxPool(kind, Path(folder), "probe", Settings(warm=0))
         await pool.open()
         try:
             ref = await pool.start("probe", "run", SandboxSpec(tools=("bash",)))

@@ -40,7 +40,7 @@ this time.
 """
 
 
-class Watchdog:
+class LimitWatchdog:
     """Looks after `lives`, which its owner keeps; calls `over(live, what)` once for each that is to
     be ended.
     """

@@ -26,7 +26,7 @@ from prorl.tools.server.children import EXIT_TIMEOUT, descendants, reachable, se
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.marker import Marker
 from prorl.tools.server.output import Capped
-from prorl.tools.server.terminal import Terminal
+from prorl.tools.server.terminal import PseudoTerminal
 
 if TYPE_CHECKING:
     from typing import Any
@@ -80,7 +80,7 @@ class Bash:
         self._memory = os.memfd_create("command", 0)
         os.set_inheritable(self._memory, True)
         try:
-            self._tty = Terminal(lambda path: self._room(lambda: self._spawn(path)))
+            self._tty = PseudoTerminal(lambda path: self._room(lambda: self._spawn(path)))
         except OSError as cause:
             os.close(self._memory)
             raise BashDied(f"cannot start bash: {cause}") from cause

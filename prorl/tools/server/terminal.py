@@ -27,7 +27,7 @@ TERMIOS_BYTES = 64
 """At least the size of struct termios."""
 
 
-class Terminal:
+class PseudoTerminal:
     """One pty with echo off; `spawn(path)` starts the program on the terminal at that path.
 
     Raises what `spawn` raises, OSError.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from prorl.backends.embedded import TOY
-from prorl.backends.embedded.engine import Engine, Row
+from prorl.backends.embedded.engine import ActiveRequest, Engine
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
@@ -64,7 +64,7 @@ def request(
     )
 
 
-def run(served: Engine, requests: Iterable[GenerateRequest]) -> list[Row]:
+def run(served: Engine, requests: Iterable[GenerateRequest]) -> list[ActiveRequest]:
     """Everything to its end; rows in the order of the requests."""
     rows = [served.add(one) for one in requests]
     while served.busy:
@@ -72,11 +72,11 @@ def run(served: Engine, requests: Iterable[GenerateRequest]) -> list[Row]:
     return rows
 
 
-def same_tokens(first: Row, second: Row) -> bool:
+def same_tokens(first: ActiveRequest, second: ActiveRequest) -> bool:
     """Whether two rows sampled the same ids."""
     return np.array_equal(first.completion, second.completion)
 
 
-def logprob_gap(first: Row, second: Row) -> float:
+def logprob_gap(first: ActiveRequest, second: ActiveRequest) -> float:
     """Largest difference of logprobs of two rows with the same ids."""
     return float(np.abs(np.array(first.logprobs) - np.array(second.logprobs)).max(initial=0.0))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prorl.backends.embedded import TOY
-from prorl.backends.embedded.engine import Engine, Row
+from prorl.backends.embedded.engine import ActiveRequest, Engine
 from prorl.backends.embedded.model import Model
 from prorl.backends.embedded.weights import load
 from prorl.types import PolicyVersion
@@ -43,7 +43,8 @@ def _reference(
 
 
 def _gap(
-    row: Row, reference: Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]]
+    row: ActiveRequest,
+    reference: Callable[[Ids, float], np.ndarray[tuple[int, int], np.dtype[np.float64]]],
 ) -> float:
     expected = reference(row.ids[: row.length], row.request.sampling.temperature)
     sampled = expected[np.arange(row.prompt_length - 1, row.length - 1), row.completion]

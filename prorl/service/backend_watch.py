@@ -14,14 +14,14 @@ from collections.abc import Callable
 from prorl.backends.catalogue import is_server
 from prorl.limits import Clock
 from prorl.service.balancer import Balancer
-from prorl.service.health import Health, Verdict
+from prorl.service.health import Health, HealthVerdict
 from prorl.service.state import State
 from prorl.types import Json, Trouble
 
 log = logging.getLogger("prorl.service")
 
 
-class Watched:
+class BackendWatch:
     """Health of every model server that somebody may be sent to.
 
     `on_change` is called when one goes out or comes back, `on_doubt` when one should be asked now,
@@ -83,12 +83,12 @@ class Watched:
         self._balancer.restore(name)
         self.on_change()
 
-    def _judge(self, name: str, verdict: Verdict, reason: str) -> None:
+    def _judge(self, name: str, verdict: HealthVerdict, reason: str) -> None:
         health = self.health(name)
         if (
-            verdict is Verdict.NONE
+            verdict is HealthVerdict.NONE
             or health.is_out
-            or not self._balancer.eject(name, dead=verdict is Verdict.DEAD)
+            or not self._balancer.eject(name, dead=verdict is HealthVerdict.DEAD)
         ):
             return
         health.out(self._clock(), reason)

@@ -1,8 +1,8 @@
 """Attempts that lost their backend in the middle: they wait here for another, and keep everything
 that they have.
 
-A failure is evidence first (`watched.py`), then the attempt is assigned anew: not to the one that
-failed it when there is another, not to one with older weights than it has seen. With no able
+A failure is evidence first (`backend_watch.py`), then the attempt is assigned anew: not to the one
+that failed it when there is another, not to one with older weights than it has seen. With no able
 backend it waits; its attempt is neither charged nor ended. Attempts that wait are served before new
 leases. Bounded by RUN's slots: one entry for an attempt.
 """
@@ -12,20 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prorl.control import Assigned, ControlRow, Failover, Payload, Problem
+from prorl.service.backend_watch import BackendWatch
 from prorl.service.journal import Journal
 from prorl.service.rollouts import Rollouts
 from prorl.service.state import IN_HAND, RolloutRecord, State, WorkerRecord
-from prorl.service.watched import Watched
 from prorl.types import AttemptKey
 
 Reply = Callable[[WorkerRecord, ControlRow, Payload, str], None]
 
 
-class Failovers:
+class Reassignments:
     """Assigns backends to running attempts."""
 
     def __init__(
-        self, state: State, watched: Watched, journal: Journal, rollouts: Rollouts, reply: Reply
+        self,
+        state: State,
+        watched: BackendWatch,
+        journal: Journal,
+        rollouts: Rollouts,
+        reply: Reply,
     ) -> None:
         self._state, self._watched, self._journal = state, watched, journal
         self._rollouts, self._reply = rollouts, reply
