@@ -88,7 +88,7 @@ Values = tuple[Json, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyColumns(Added):
-    """What INIT adds."""
+    """The columns that INIT adds to a row."""
 
     columns = EdgeColumns.between(LEASED, READY)
     sandbox: SandboxRef
@@ -99,7 +99,7 @@ class ReadyColumns(Added):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanColumns(Added):
-    """What RUN adds."""
+    """The columns that RUN adds to a row."""
 
     columns = EdgeColumns.between(READY, RAN)
     sequences: list[Values]
@@ -126,7 +126,7 @@ class RanColumns(Added):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredColumns(Added):
-    """What EVAL adds."""
+    """The columns that EVAL adds to a row."""
 
     columns = EdgeColumns.between(RAN, SCORED)
     scored: bool

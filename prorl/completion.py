@@ -17,7 +17,7 @@ from prorl.types import Completion, FailureCode, FinishReason
 
 
 def check_completion(completion: Completion, vocab_size: int, max_tokens: int) -> Completion:
-    """Return the completion unchanged.
+    """Check what a backend said, and return the completion unchanged.
 
     Raises BackendError(BACKEND_PROTOCOL) naming the first thing that is wrong.
     """

@@ -55,7 +55,7 @@ class StageConfig(StrictModel):
 
 
 class SandboxConfig(StrictModel):
-    """This node's sandboxd."""
+    """Settings of this node's sandboxd."""
 
     kind: str = Field(default="auto", description="a row of prorl/sandbox/kinds; auto = strongest")
     max_sandboxes: int = Field(default=64, ge=1, le=4096)
@@ -261,7 +261,7 @@ class ServiceConfig(StrictModel):
 
 
 class Sampling(StrictModel):
-    """See `prorl.types.SamplingParams`."""
+    """How tokens are sampled; see `prorl.types.SamplingParams`."""
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
@@ -269,12 +269,12 @@ class Sampling(StrictModel):
     max_tokens: int = Field(default=4096, ge=1, le=131072)
 
     def params(self) -> SamplingParams:
-        """As the record that the service works with."""
+        """The same values as the record that the service works with."""
         return SamplingParams(**self.model_dump())
 
 
 class Limits(StrictModel):
-    """See `prorl.types.RolloutLimits`."""
+    """Budgets of a rollout; see `prorl.types.RolloutLimits`."""
 
     init_s: float = Field(default=60.0, gt=0, le=86400)
     run_s: float = Field(default=300.0, gt=0, le=86400)
@@ -287,7 +287,7 @@ class Limits(StrictModel):
     max_worker_losses: int = Field(default=10, ge=0, le=1000)
 
     def limits(self) -> RolloutLimits:
-        """As the record that the service works with."""
+        """The same values as the record that the service works with."""
         return RolloutLimits(**self.model_dump())
 
 

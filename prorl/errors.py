@@ -43,7 +43,7 @@ class ProrlError(Exception):
 
 
 class UserError(ProrlError, ValueError):
-    """The caller's mistake.
+    """A mistake of the caller: what was given, what was expected, how to mend it.
 
     The message says what was given, what was expected and how to mend it.
     """

@@ -97,7 +97,7 @@ class Network(Protocol):
         sends: pa.Schema,
         receives: pa.Schema,
     ) -> Channel:
-        """Open a channel.
+        """Open a channel to a listener.
 
         Raises UnavailableError when nobody listens, SchemaError when `schema_version` differs.
         """
@@ -141,7 +141,7 @@ class Tokenizer(Protocol):
 
 
 class Renderer(Protocol):
-    """Messages <-> ids.
+    """Turns messages into token ids and sampled ids into messages.
 
     Ids that exist are never rendered again: the next prompt = earlier ids + `bridge`.
     """
@@ -380,7 +380,7 @@ class Reference(Protocol):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """In this order, one a turn."""
+        """The reference's calls, in this order, one a turn."""
 
     @property
     def answer(self) -> str:

@@ -83,8 +83,8 @@ class RendererConfig(BaseModel):
     )
 
     def spec(self, model: str, created_at: float) -> RendererSpec:
-        """With the service's model, and the day (UTC) of the run's making in seconds since 1970,
-        where nothing else is said.
+        """The spec with the service's model, and the day (UTC) of the run's making in seconds since
+        1970, where nothing else is said.
         """
         today = datetime.fromtimestamp(created_at, UTC).date().isoformat()
         values = self.model_dump()

@@ -104,7 +104,7 @@ class EdgeColumns:
 
     @classmethod
     def between(cls, before: pa.Schema, after: pa.Schema) -> EdgeColumns:
-        """From one edge's schema to the next one's."""
+        """The mapping from one edge's schema to the next one's."""
         fields = list(after)[len(before) :]
         return cls(after, pa.struct(fields), attrgetter(*(field.name for field in fields)))
 
@@ -125,7 +125,7 @@ class Added:
 
     @property
     def values(self) -> tuple[Json, ...]:
-        """In the order of the added columns."""
+        """The values in the order of the added columns."""
         return self.columns.values(self)
 
     @property

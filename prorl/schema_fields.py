@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 
 def required(name: str, dtype: pa.DataType) -> pa.Field:
-    """A column without nulls."""
+    """A field of a schema that may not be null."""
     return pa.field(name, dtype, nullable=False)
 
 

@@ -30,7 +30,7 @@ sequence_values = attrgetter("segment", *_SEQUENCE_NAMES)
 
 
 def sequences_array(sequences: Many[Sequence]) -> pa.StructArray:
-    """Sequences as SEQUENCE structs."""
+    """Sequences as an Arrow array of SEQUENCE structs."""
     return pa.array([sequence_values(s) for s in sequences], SEQUENCE)
 
 

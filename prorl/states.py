@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """Where an attempt is."""
+    """The stage that an attempt is in."""
 
     INIT = "init"
     """A sandbox is made ready."""

@@ -309,7 +309,7 @@ class LocalSandbox:
         target.chmod(mode)
 
     async def get(self, path: str, max_bytes: int = 1 << 20) -> bytes:
-        """Read a file."""
+        """Read a file of the sandbox."""
         return (self.folder / path).read_bytes()[:max_bytes]
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
@@ -319,7 +319,7 @@ class LocalSandbox:
         return Path(path).stat().st_size
 
     async def restore(self, path: str) -> None:
-        """What `snapshot` kept."""
+        """Put back what `snapshot` kept."""
         with tarfile.open(path) as tar:
             tar.extractall(self.folder, filter="tar")
 

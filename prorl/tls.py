@@ -66,13 +66,15 @@ class Credentials:
         return server_name("node" if self.role == "service" else "service")
 
     def server_context(self) -> ssl.SSLContext:
-        """For a server that lets in only holders of our certificates."""
+        """The TLS context of a server that lets in only holders of our certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.verify_mode = ssl.CERT_REQUIRED
         return self._loaded(context)
 
     def client_context(self) -> ssl.SSLContext:
-        """For a client that believes only our servers. Dial with `server_hostname=peer_name`."""
+        """The TLS context of a client that believes only our servers. Dial with
+        `server_hostname=peer_name`.
+        """
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
@@ -126,7 +128,7 @@ class Join:
 
     @property
     def credentials(self) -> Credentials:
-        """For connections to the service."""
+        """The credentials of connections to the service."""
         return Credentials(
             role=self.role, authority=self.authority, certificate=self.certificate, key=self.key
         )
@@ -221,7 +223,7 @@ class Authority:
         )
 
     def join(self, role: str, *, url: str, token: str, days: float = LEAF_DAYS) -> Join:
-        """A join file's content."""
+        """The content of a join file."""
         return Join(url=url, token=token, **asdict(self.credentials(role, days)))
 
 

@@ -70,7 +70,7 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One problem.
+    """One problem that an env can pose.
 
     `data` is the domain's own: the env says what it reads from it (`prorl/envs`).
     """

@@ -38,7 +38,7 @@ async def worker(
 
 
 def main() -> None:
-    """Entry point."""
+    """Run one stage worker until it is told to end; returns the exit status."""
     parser = command_line("python -m prorl.stages", "One stage worker of a prorl service.")
     parser.add_argument("--stage", type=Stage, required=True, choices=list(Stage))
     parser.add_argument("--worker", required=True, help="its name, e.g. run-0")

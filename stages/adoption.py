@@ -29,7 +29,7 @@ log = logging.getLogger("prorl.stages")
 
 
 class Adoption:
-    """Of one RUN worker."""
+    """What a new life of one RUN worker takes over from the one before."""
 
     def __init__(self, journals: Journals, host: SandboxHost) -> None:
         self._journals, self._host = journals, host

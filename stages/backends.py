@@ -41,7 +41,7 @@ class Labelled(Protocol):
     """A backend that remembers what its server said of its weights."""
 
     def weights_changed(self) -> None:
-        """That is over."""
+        """Hear that the change of weights is over."""
 
 
 class Faults(NamedTuple):
@@ -52,7 +52,7 @@ class Faults(NamedTuple):
 
 
 class Backends:
-    """Of one worker. Belongs to its event loop."""
+    """The backends of one worker. Belongs to its event loop."""
 
     def __init__(
         self, open_: Open, clock: Clock = time.monotonic, *, has_key: bool = False
@@ -106,7 +106,7 @@ class Backends:
             ) from None
 
     async def close(self) -> None:
-        """Close all; idempotent."""
+        """Close all backends; idempotent."""
         opened, self._opened = self._opened, {}
         for opening in opened.values():
             opening.cancel()
@@ -153,7 +153,7 @@ class Backends:
 
     @contextmanager
     def watch(self, url: str, attempt: Waiting) -> Iterator[None]:
-        """For the length of a model call."""
+        """Count the attempt among those that wait for this backend, for the length of a call."""
         waiting = self._waiting.setdefault(url, set())
         waiting.add(attempt)
         try:
@@ -162,7 +162,7 @@ class Backends:
             waiting.discard(attempt)
 
     def note(self, url: str, trouble: Trouble | None) -> Faults:
-        """How a call went."""
+        """Note how a call went."""
         if not is_server(url):
             return Faults(0, 0)
         calls = self._calls.setdefault(url, deque(maxlen=LAST_CALLS))
@@ -170,7 +170,7 @@ class Backends:
         return Faults(calls.count(trouble), len(calls))
 
     def count_prompt(self, url: str, tokens: int, cached: int) -> None:
-        """A model call's prompt."""
+        """Count a model call's prompt."""
         total, hits = self.prompts.get(url, (0, 0))
         self.prompts[url] = (total + tokens, hits + cached)
 

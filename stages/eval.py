@@ -49,7 +49,7 @@ class _Job(NamedTuple):
 
 
 class EvalOperator(StageOperator):
-    """RAN -> SCORED."""
+    """The operator of EVAL: takes RAN rows and gives SCORED rows."""
 
     stage = Stage.EVAL
 

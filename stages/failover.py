@@ -108,7 +108,7 @@ class Routed:
                     raise
 
     async def close(self) -> None:
-        """Not ours to close."""
+        """Close nothing: the backends belong to the worker."""
 
     # ---- one call
 

@@ -23,7 +23,7 @@ class _Waiting(NamedTuple):
 
 
 class Growth:
-    """Of one stage. Belongs to the event loop."""
+    """Grows one stage's rows by that stage's columns. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []

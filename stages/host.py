@@ -50,7 +50,7 @@ log = logging.getLogger("prorl.stages")
 
 
 def _nothing(_: list[AttemptKey]) -> None:
-    """Nobody listens."""
+    """Tell nobody: the default where nobody listens."""
 
 
 class StageHost:
@@ -114,7 +114,7 @@ class StageHost:
                 task.cancel()
 
     def drain(self) -> None:
-        """Take nothing new."""
+        """Take no new row, and end when those in hand have ended."""
         self._inlet.stop()
 
     async def wait_empty(self) -> None:
@@ -122,7 +122,7 @@ class StageHost:
         await self._empty.wait()
 
     def cancel(self, key: AttemptKey) -> None:
-        """Stop a row.
+        """Stop a row that is in hand.
 
         Partial turns are kept; a row that RUN or EVAL has finished goes on, the log decides about
         it.
@@ -160,7 +160,7 @@ class StageHost:
             self._give_up(lost, returned=True)
 
     def held(self) -> list[AttemptKey]:
-        """Attempts in hand."""
+        """The attempts that are in hand."""
         return [*self._working, *self._finished]
 
     def stats(self) -> Stats:
@@ -314,7 +314,7 @@ class StageHost:
             asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
 
     def _give_up(self, keys: list[AttemptKey], *, returned: bool = False) -> None:
-        """Nobody downstream gets these."""
+        """Give rows up that nobody downstream gets."""
         assert self._tasks is not None
         for key in keys:
             row = self._finished.pop(key, None)

@@ -22,7 +22,7 @@ from prorl.types import FailureCode, SandboxRef, SandboxSpec, Stage, Task
 
 
 class InitOperator(StageOperator):
-    """LEASED -> READY."""
+    """The operator of INIT: takes LEASED rows and gives READY rows."""
 
     stage = Stage.INIT
 

@@ -85,7 +85,7 @@ class StageOperator:
             raise RolloutError(FailureCode.UNKNOWN_ENV, str(error)) from None
 
     async def open(self) -> None:
-        """Before the first row."""
+        """Prepare the operator before its first row."""
 
     def keep(self, row: Row) -> None:
         """A row has come; its sender does not know yet that it has."""

@@ -72,7 +72,7 @@ log = logging.getLogger("prorl.stages")
 
 
 class RunOperator(StageOperator):
-    """READY -> RAN.
+    """The operator of RUN: takes READY rows and gives RAN rows.
 
     Backends are opened once per URL and closed by `close`. `ask` finds another for an attempt that
     lost its own; without it a failure ends the attempt.
@@ -164,7 +164,7 @@ class RunOperator(StageOperator):
             await self._adoption.open()
 
     def keep(self, row: Row) -> None:
-        """Begin the row's journal."""
+        """Begin the journal of a row before it is worked on."""
         self._journals.keep(row)
 
     def claims(self) -> Iterable[Claim]:
@@ -207,7 +207,9 @@ class RunOperator(StageOperator):
         return work.result()
 
     async def _renderer(self, spec: str) -> Renderer:
-        """Of a run's model; a vocabulary takes a second to load, so once for equal specs."""
+        """The renderer of a run's model; a vocabulary takes a second to load, so once for equal
+        specs.
+        """
         async with self._loading:  # attempts that begin together wait for one vocabulary
             if spec not in self._renderers:
                 try:

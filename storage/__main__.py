@@ -19,7 +19,7 @@ from prorl.storage.service import WORKER, serving
 
 @asynccontextmanager
 async def store(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
-    """The store, listening."""
+    """Start the store and give it once it listens."""
     async with serving(config, network, network) as (made, work):
         yield Part(ready={"location": made.location}, work=work)
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """One question."""
+    """One ready question to the tables of a run."""
 
     title: str
     sql: str

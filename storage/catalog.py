@@ -54,7 +54,7 @@ class StoredRun:
     """
 
     def __init__(self, where: str | Path) -> None:
-        """Open.
+        """Open the catalogue of a run directory.
 
         Raises NotFoundError when `where` is no run directory, SchemaError when it is newer than
         this code.

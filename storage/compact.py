@@ -72,7 +72,7 @@ Step = Callable[[str], None]
 
 
 class Checksum(NamedTuple):
-    """Of a table's rows by value, whatever their order."""
+    """A checksum of a table's rows by value, whatever their order."""
 
     rows: int
     sum: int
@@ -80,7 +80,7 @@ class Checksum(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a compaction did."""
+    """What one compaction did."""
 
     commit: Commit
     num_before: int

@@ -130,7 +130,7 @@ def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
 
 
 def _parents(column: pa.ListArray) -> np.ndarray[Any, Any]:
-    """For each element of a list column, the row that it belongs to (slices included)."""
+    """The row that each element of a list column belongs to (slices included)."""
     return np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
 
 
@@ -188,7 +188,7 @@ def _rollouts(
 
 
 def _logprob_sums(sequences: pa.RecordBatch, parents: np.ndarray[Any, Any], rows: int) -> pa.Array:
-    """Of each rollout: what drift is watched by, without reading a token."""
+    """The sum of logprobs of each rollout: what drift is watched by, without reading a token."""
     lists = sequences.column("logprobs")
     owners = np.repeat(parents, _lengths(lists))
     return pa.array(np.bincount(owners, weights=lists.flatten().to_numpy(), minlength=rows))
@@ -293,10 +293,10 @@ def _nothing(field: pa.Field) -> Json:
 
 
 def event_rows(events: Iterable[GroupEventRow]) -> pa.Table:
-    """`groups` rows."""
+    """The rows of the table `groups`."""
     return pa.Table.from_pylist(list(map(msgspec.structs.asdict, events)), schema=GROUPS)
 
 
 def task_rows(tasks: Iterable[TaskRow]) -> pa.Table:
-    """`tasks` rows."""
+    """The rows of the table `tasks`."""
     return pa.Table.from_pylist(list(map(msgspec.structs.asdict, tasks)), schema=TASKS)

@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Groups from `Wanted.seq` on."""
+    """The groups from `Wanted.seq` on."""
 
     groups: tuple[int, ...]
     end: bool

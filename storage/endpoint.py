@@ -103,7 +103,7 @@ class Endpoint:
         self._runs.pop(run_id, None)
 
     def reads(self) -> FlightReads:
-        """For `FlightNetwork.listen`."""
+        """What `FlightNetwork.listen` serves to readers."""
         return FlightReads(
             get=self.get,
             info=self.info,
@@ -168,7 +168,7 @@ class Endpoint:
         )
 
     async def commit(self, body: bytes) -> bytes:
-        """Action `commit`."""
+        """Serve the action `commit`."""
         values = _body(body)
         run = await self._run(str(values.get("run", "")))
         cursor = Cursor.parse(str(values.get("cursor", "")), run.order.run_id)

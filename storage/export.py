@@ -42,7 +42,7 @@ def sequences(stored: StoredRun) -> Iterator[pa.RecordBatch]:
 
 
 def _token_rows(stored: StoredRun) -> Rows:
-    """Of each sequence: keys, spans, `ids`, and `mask`, `sampled`, `logprobs` of full length."""
+    """A row per sequence: keys, spans, `ids`, and `mask`, `sampled`, `logprobs` of full length."""
     columns = ["rollout_id", "task_id", "data_source"]
     about = {row.pop("rollout_id"): row for row in stored.read("rollouts", columns).to_pylist()}
     for batch in sequences(stored):
@@ -71,7 +71,7 @@ def trl(stored: StoredRun) -> Rows:
 
 
 def verl(stored: StoredRun) -> Rows:
-    """As verl's agent loop gives them; `uid` groups siblings."""
+    """Rows as verl's agent loop gives them; `uid` groups siblings."""
     for row in trl(stored):
         renamed = {
             "prompts": row.pop("prompt_ids"),
@@ -84,8 +84,8 @@ def verl(stored: StoredRun) -> Rows:
 
 
 def hf(stored: StoredRun) -> Rows:
-    """For `datasets.load_dataset`: ids of the whole sequence, masks and logprobs as long as it, and
-    the conversation.
+    """Rows for `datasets.load_dataset`: ids of the whole sequence, masks and logprobs as long as
+    it, and the conversation.
     """
     said = _messages(stored)
     for row in _token_rows(stored):

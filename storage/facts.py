@@ -18,7 +18,7 @@ COLUMNS = ["group_id", "status", "min_version", "num_tokens", "num_sampled", "nu
 
 @dataclass(slots=True, kw_only=True)
 class GroupFacts:
-    """Of the members that are stored so far."""
+    """What is known of a group from the members that are stored so far."""
 
     min_version: int
     num_bytes: int

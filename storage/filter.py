@@ -73,7 +73,7 @@ def is_valid(member: GroupMember) -> bool:
 
 
 class GroupFilter:
-    """A run's filter, compiled.
+    """A run's filter, compiled for DuckDB.
 
     `decide` blocks for milliseconds (at most `TIMEOUT_S` a query): call it off the event loop.
     """
@@ -153,7 +153,7 @@ class _Query(Protocol):
         """Names and types of what it gives. Raises ConfigError for SQL that does not bind."""
 
     def answer(self, rows: pa.Table, limit: int, projection: str) -> pa.Table:
-        """Its first `limit` rows over these. Raises ConfigError."""
+        """The first `limit` rows that the filter's SQL gives over `rows`. Raises ConfigError."""
 
     def close(self) -> None:
         """Idempotent."""

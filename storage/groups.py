@@ -48,14 +48,14 @@ class GroupKeys(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What `GroupIndex.look` saw."""
+    """What `GroupIndex.look` saw: the commits, and which of their groups are new."""
 
     commits: Sequence[Commit]
     new: tuple[GroupKeys, ...]
 
 
 def read_keys(run: RunDir, file: PartFile, commit_seq: int) -> GroupKeys:
-    """From the key column of a `sequences` file. Raises StorageError."""
+    """Read the key column of a `sequences` file. Raises StorageError."""
     with PartReader(run, file) as part:
         ids = part.read(columns=["group_id"]).column("group_id").to_numpy()
         sizes = part.row_group_sizes

@@ -60,7 +60,7 @@ class HotCopy:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """The bytes of all files."""
         return sum(self._files.values())
 
     def find(self, key: Key) -> Location | None:

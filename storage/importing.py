@@ -171,7 +171,7 @@ def _reward(line: Line) -> float:
 
 
 def _spans(row: Row, prompt: int, mask: np.ndarray[Any, Any]) -> dict[str, Json]:
-    """As given, or what the mask says."""
+    """The spans as they were given, or what the mask says."""
     if all(isinstance(row.get(name), list) for name in SPANS):
         return {name: row[name] for name in SPANS}
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]

@@ -66,7 +66,7 @@ class Commit:
     """Of a range of compacted commits: the first one that it stands for, always 1. Else 0."""
 
     def dumps(self) -> bytes:
-        """As the content of `commits/<seq>.json`; equal commits give equal bytes."""
+        """The content of `commits/<seq>.json`; equal commits give equal bytes."""
         values = asdict(self)
         if not self.first_seq:
             del values["first_seq"]
@@ -122,7 +122,7 @@ _LIST_AGAIN = 10
 
 
 def _current(names: Sequence[CommitName]) -> list[CommitName]:
-    """Of names in order: the longest range, and what comes after it."""
+    """Which of the names in order are current: the longest range, and what comes after it."""
     ranges = [name for name in names if name.first]
     upto = ranges[-1].last if ranges else 0
     return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
@@ -176,7 +176,7 @@ class RunDir:
                 write(self.fs, self.path(table, EMPTY), content)
 
     def manifest(self) -> dict[str, Json]:
-        """The manifest.
+        """The run's manifest, read from its directory.
 
         Raises NotFoundError when this is no run directory, SchemaError when it is of another
         version.

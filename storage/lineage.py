@@ -34,14 +34,14 @@ order by step, delivery_seq, sequence_id
 
 
 class Recorded(NamedTuple):
-    """One checkpoint's rows."""
+    """The rows that one checkpoint trained on."""
 
     run: str
     rows: pa.Table
 
     @property
     def key(self) -> str:
-        """By which it is known: said again, it adds nothing."""
+        """Consumer and checkpoint, by which the record is known: said again, it adds nothing."""
         return "/".join(str(self.rows.column(n)[0].as_py()) for n in ("consumer", "checkpoint"))
 
     def check(self, delivered: int) -> None:

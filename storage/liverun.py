@@ -100,7 +100,7 @@ class LiveRun:
         self.writer.restore(snapshot)
 
     async def run(self) -> None:
-        """Its life: recover, then write and decide until drained.
+        """Live the run's life: recover, then write and decide until drained.
 
         Raises what only a new start of the process can mend.
         """
@@ -213,7 +213,7 @@ class LiveRun:
                     self.order.keep(stands.group_id, stands.min_version)
 
     def _judge(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
-        """On the filter's thread, which alone owns it: compiling may take a while."""
+        """Decide groups on the filter's thread, which alone owns it: compiling may take a while."""
         self._filter = self._filter or compile_filter(self._filter_name)
         return self._filter.decide(groups)
 

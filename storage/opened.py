@@ -34,26 +34,26 @@ from prorl.types import Json
 
 
 class Answer:
-    """What a query gave."""
+    """The answer to a query, in the form that is asked for."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     def arrow(self) -> pa.Table:
-        """As an Arrow table."""
+        """The answer as an Arrow table."""
         return self._table
 
     def rows(self) -> list[dict[str, Json]]:
-        """As dictionaries."""
+        """The answer as dictionaries."""
         return list(self._table.to_pylist())
 
     def df(self) -> Any:
-        """As a pandas DataFrame. Raises UserError without pandas."""
+        """The answer as a pandas DataFrame. Raises UserError without pandas."""
         _needed("pandas", "df")
         return self._table.to_pandas()
 
     def pl(self) -> Any:
-        """As a polars DataFrame. Raises UserError without polars."""
+        """The answer as a polars DataFrame. Raises UserError without polars."""
         return _needed("polars", "pl").from_arrow(self._table)
 
     def __repr__(self) -> str:

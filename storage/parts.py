@@ -168,7 +168,7 @@ def part_file(table: str, part: str, rows: int, content: pa.Buffer) -> PartFile:
 
 
 def empties(run_id: str) -> Mapping[str, pa.Buffer]:
-    """For each table, the content of a part without rows."""
+    """The content of a part without rows, for each table."""
     return {name: encode(name, schema.empty_table(), run_id, "") for name, schema in TABLES.items()}
 
 
@@ -202,7 +202,7 @@ class PartReader:
 
     @property
     def footer(self) -> pq.FileMetaData:
-        """For the next reader of this file."""
+        """The Parquet footer, for the next reader of this file."""
         return self._parquet.metadata
 
     @property
@@ -218,7 +218,7 @@ class PartReader:
 
     @property
     def raw_bytes(self) -> int:
-        """Of all its columns, not compressed."""
+        """The bytes of all of its columns, not compressed."""
         about = self._parquet.metadata
         return sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
 

@@ -77,7 +77,7 @@ def add_scores(run: RunDir, name: str, rows: pa.Table, provenance: Mapping[str, 
 
 
 def score_names(run: RunDir) -> list[str]:
-    """Of every scoring, sorted."""
+    """The names of all scorings, sorted."""
     names = (name.removesuffix(".parquet") for name in run.names(SCORES))
     return sorted(name for name in names if _NAME.fullmatch(name))
 
@@ -96,12 +96,12 @@ def read_scores(run: RunDir, name: str) -> pa.Table:
 
 
 def all_scores(run: RunDir) -> pa.Table:
-    """Every scoring's rows."""
+    """The rows of all scorings."""
     found = [read_scores(run, name).replace_schema_metadata() for name in score_names(run)]
     return pa.concat_tables([SCORE_ROWS.empty_table(), *found])
 
 
 def provenance(run: RunDir, name: str) -> dict[str, Json]:
-    """What made a scoring."""
+    """What made a scoring: env, rubric, code."""
     metadata = read_scores(run, name).schema.metadata or {}
     return dict(orjson.loads(metadata.get(_PROVENANCE, b"{}")))

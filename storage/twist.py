@@ -213,7 +213,7 @@ def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
 
 
 def _kept(members: pa.Table, name: str) -> set[int]:
-    """As a run's filter decides: without asking the SQL about groups that are too small for it."""
+    """The groups that a filter keeps; its SQL is not asked about those that are too small."""
     chosen = find_filter(name)
     enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
     database = LockedDuckDB(what="filter")

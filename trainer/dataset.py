@@ -48,7 +48,10 @@ class RolloutDataset(IterableDataset[Share]):
         self.source = source
 
     def __iter__(self) -> Iterator[Share]:
-        """From the source's cursor on. Raises UserError in the second of several workers."""
+        """Iterate from the source's cursor on.
+
+        Raises UserError in the second of several workers.
+        """
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise UserError(

@@ -202,7 +202,7 @@ def _naive(expression: str) -> str:
 
 
 def _swap(expression: str, rng: random.Random) -> str:
-    """Exchange two numbers."""
+    """Exchange two numbers of a text."""
     numbers = list(re.finditer(r"\d+", expression))
     first, second = sorted(rng.sample(numbers, 2), key=re.Match.start)
     between = expression[first.end() : second.start()]

@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
     proximal_C: torch.Tensor | None
 
     def rows(self, batch: PackedBatch, rows: range) -> Tokens:
-        """Of these sequences."""
+        """The tokens of these sequences."""
         here = slice(int(batch.logprob_offsets[rows.start]), int(batch.logprob_offsets[rows.stop]))
         return Tokens(
             self.trained_C[here],
@@ -51,7 +51,7 @@ class Tokens(NamedTuple):
         )
 
     def to(self, device: str) -> Tokens:
-        """On a device."""
+        """The same tokens on a device."""
         return Tokens(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
 
 

@@ -49,7 +49,7 @@ class Account:
         loss_C: torch.Tensor,
         logprobs_C: torch.Tensor,
     ) -> None:
-        """Of the sequences of one pass, their sampled tokens in order."""
+        """Add the sequences of one pass, their sampled tokens in order."""
         offsets = self._offsets[rows.start : rows.stop + 1]
         trained, loss = trained_C.cpu().numpy(), loss_C.float().cpu().numpy()
         for row, (start, stop) in zip(

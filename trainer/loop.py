@@ -172,7 +172,7 @@ def make_feed(config: TrainerConfig, client: Client) -> Callable[[], None]:
 def timed(
     timer: StepTimer, batches: Iterator[PackedBatch], num_steps: int
 ) -> Iterator[PackedBatch]:
-    """At most `num_steps` batches, with the time that each was waited for."""
+    """At most `num_steps` batches, each with the seconds that it was waited for."""
     for _ in range(num_steps):
         with timer("wait"):
             batch = next(batches, None)

@@ -45,7 +45,7 @@ def dapo_loss(
     config: LossConfig,
     proximal_C: torch.Tensor | None = None,
 ) -> Loss:
-    """Clip-higher, token-level policy loss.
+    """The policy loss of DAPO: clip-higher, averaged over tokens.
 
         J = 1/N sum_t w_t min(r_t A_t, clip(r_t, 1 - eps_low, 1 + eps_high) A_t),   loss = -J
 

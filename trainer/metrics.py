@@ -35,7 +35,7 @@ class StepTimer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time what is inside."""
+        """Time what is done inside the block."""
         start = self._clock()
         try:
             yield

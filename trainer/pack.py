@@ -44,7 +44,7 @@ class Packed:
 
 
 class TokenLogprobs(NamedTuple):
-    """Of the sampled tokens, under the policy at the recorded temperature.
+    """Logprobs and entropies of the sampled tokens, under the policy at the recorded temperature.
 
     Entropy has no gradient.
     """

@@ -136,7 +136,7 @@ def train(
 def _examples(
     renderer: ChatMLRenderer, name: str, seed: int, n: int, cycle: int = 0
 ) -> Iterator[Example]:
-    """n demonstrations.
+    """Make n demonstrations.
 
     Tasks differ within a row of `_ROW_TASKS`; over all of them, a form with few prompts would
     hardly ever occur.
@@ -210,7 +210,7 @@ def _report(losses: Iterator[float], cycle: int, steps: int) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Train the toy policy from the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description="Make the toy checkpoint.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="directory of the checkpoint")

@@ -61,7 +61,7 @@ class TextRecorder(ByteTokenizer):
         self.texts: Counter[str] = Counter()
 
     def encode(self, text: str) -> Int32:
-        """As bytes; the text is counted."""
+        """Encode a text as bytes, and count it."""
         self.texts[text] += 1
         return super().encode(text)
 

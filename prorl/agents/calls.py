@@ -90,7 +90,7 @@ class ToolCalls:
 
 
 def spent_s(context: AgentContext) -> float:
-    """Of the attempt's budget, in all its lives."""
+    """Seconds of the attempt's budget that are spent, in all of its lives."""
     return context.limits.run_s - context.deadline.remaining_s
 
 

@@ -28,7 +28,7 @@ def _never() -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class AttemptContext:
-    """One attempt.
+    """What an agent knows of the one attempt that it drives.
 
     Cancelling: make `cancelled` true, then cancel the task that runs the agent; it returns what it
     has.

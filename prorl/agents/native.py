@@ -266,7 +266,7 @@ class _Attempt:
         return completion
 
     async def _generate(self, request: GenerateRequest, heard: Ear) -> Completion:
-        """The backend's completion.
+        """Ask the backend for one completion.
 
         The policy answers for time in which it spoke, the backend for silence: a deadline after
         SILENT_S without a token, or before the first of the attempt, is infrastructure's failure.
@@ -355,7 +355,7 @@ class _Attempt:
         return end, artefact
 
     async def _artefact(self, end: End, limit_s: float) -> tuple[End, bytes]:
-        """What crosses into EVAL.
+        """The artefact that the env wants EVAL to judge.
 
         A sandbox that cannot give it any more changes a good end, and an end that was bad stays.
         """

@@ -51,7 +51,7 @@ class SequenceRecord:
 
     @property
     def num_sampled(self) -> int:
-        """Sampled ids so far."""
+        """How many ids were sampled so far."""
         return sum(map(len, self._logprobs))
 
     @property
@@ -129,12 +129,12 @@ class AttemptRecord:
 
     @property
     def sequence(self) -> SequenceRecord:
-        """The one that grows."""
+        """The sequence that still grows: the last one."""
         return self._sequences[-1]
 
     @property
     def segment(self) -> int:
-        """Of the sequence that grows."""
+        """Index of the sequence that still grows."""
         return len(self._sequences) - 1
 
     def new_segment(self) -> None:

@@ -37,7 +37,7 @@ class Room(NamedTuple):
 
 
 class Shorten(Protocol):
-    """A context strategy."""
+    """A context strategy: what becomes of a conversation that no longer fits."""
 
     async def __call__(self, messages: Sequence[Message], room: Room) -> Sequence[Message] | None:
         """A shorter conversation, or None to stop. The first messages are the task's own."""
@@ -79,14 +79,14 @@ async def summarise(messages: Sequence[Message], room: Room) -> Sequence[Message
 
 
 def native_drop() -> NativeAgent:
-    """The agent `native-drop`."""
+    """Make the agent `native-drop`, which leaves out the oldest tool outputs."""
     from prorl.agents.native import NativeAgent
 
     return NativeAgent(drop_outputs)
 
 
 def native_summary() -> NativeAgent:
-    """The agent `native-summary`."""
+    """Make the agent `native-summary`, whose policy sums up what went before."""
     from prorl.agents.native import NativeAgent
 
     return NativeAgent(summarise)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def open_backend(
     url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
 ) -> Backend:
-    """A backend by URL.
+    """Open the backend that a URL names.
 
     `env` finds an env by name, for scripted backends. Connects to nothing yet. Raises ConfigError.
     """

@@ -236,7 +236,7 @@ class Useless:
         self._ids_C = renderer.completion(Message(role="assistant", content=WRONG_ANSWER))
 
     def __call__(self, request: GenerateRequest) -> Spoken:
-        """The answer."""
+        """Answer one request as the script says."""
         return Spoken(self._ids_C)
 
 

@@ -33,7 +33,7 @@ class Shape:
     """What the server calls its weights."""
 
     def whole(self, request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-        """One reply."""
+        """The reply in one piece."""
         choice = self._choice(completion, completion.finish_reason)
         return self._head(request) | {"choices": [choice], "usage": usage(request, completion)}
 
@@ -78,7 +78,7 @@ class Shape:
 
 
 def usage(request: GenerateRequest, completion: Completion) -> dict[str, Json]:
-    """Counts of tokens."""
+    """The counts of tokens that an OpenAI reply carries."""
     prompt_tokens, sampled = len(request.prompt_ids_L), len(completion.token_ids_C)
     return {
         "prompt_tokens": prompt_tokens,

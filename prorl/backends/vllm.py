@@ -233,4 +233,4 @@ class VllmBackend:
 
 
 def _nobody(part: Completion) -> None:
-    """Nobody wants the pieces."""
+    """Take pieces of a completion that nobody wants."""

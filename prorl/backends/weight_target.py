@@ -34,7 +34,7 @@ CONNECT_S = 5.0
 
 
 class WeightCall(NamedTuple):
-    """One POST."""
+    """One POST that changes a server's weights."""
 
     path: str
     body: Json = None
@@ -102,7 +102,7 @@ class WeightTarget:
         await self._call("POST", f"/pause?mode={mode}")
 
     async def resume(self) -> None:
-        """Go on. Raises BackendError."""
+        """Let the server sample again. Raises BackendError."""
         await self._call("POST", "/resume", limit_s=ASK_S)
 
     async def update(self, path: str, version: int, label: str) -> None:

@@ -41,7 +41,7 @@ class Pick(Protocol):
 
 
 class InFlight:
-    """Ours."""
+    """Our balancer: the server with the least in flight."""
 
     def __init__(self, servers: range) -> None:
         self._balancer = Balancer([str(server) for server in servers])
@@ -80,7 +80,7 @@ class Cumulative:
 
 
 class RoundRobin(Cumulative):
-    """One after the other."""
+    """Servers one after the other."""
 
     def begin(self, rollout: int, task: int) -> int:
         """The next."""
@@ -109,7 +109,7 @@ PICKS: Mapping[str, Callable[[range], Pick]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What the servers are."""
+    """The servers and the rollouts of a simulation."""
 
     slow: int = 0
     """So many have half of the speed."""
@@ -121,7 +121,7 @@ LOADS = {"even": Load(), "slow": Load(slow=1), "late": Load(late=1)}
 
 
 def simulate(make: Callable[[range], Pick], load: Load, seed: int, rollouts: int) -> list[float]:
-    """Seconds of each rollout."""
+    """Run one simulation; returns the seconds that each rollout took."""
     draws = np.random.default_rng(seed)
     turns = 1 + draws.geometric(1 / MEAN_TURNS, rollouts)
     works = [_lognormal(draws, MEAN_TOKENS, count) for count in turns]

@@ -70,7 +70,7 @@ class Meter:
         self.longest_ms[what] = max(self.longest_ms[what], 1000 * took)
 
     def cost_ms(self, what: str) -> float:
-        """CPU milliseconds per item."""
+        """CPU milliseconds that one item cost."""
         return 1000 * self.cpu_s[what] / max(1, self.items[what])
 
 
@@ -158,7 +158,7 @@ class Life:
             more = more or bool(run.pool)
 
     def restart(self, what: str) -> None:
-        """From the log."""
+        """Restart the gateway from its log."""
         with self.meter(what, 1):
             self.core = self._start()
 
@@ -231,7 +231,7 @@ def _body(number: int) -> GroupBody:
 
 
 def _fine(task: Task) -> None:
-    """Any task."""
+    """Accept any task: admission is not what is measured."""
 
 
 async def run(quick: bool) -> Report:

@@ -43,7 +43,7 @@ PIECES = [
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
-    """The same for everybody, in one piece or event by event."""
+    """Answer every request alike, in one piece or event by event."""
     if b'"stream":true' not in await request.read():
         return web.Response(body=WHOLE, content_type="application/json")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -45,7 +45,7 @@ ENDED = Ended(stop=StopReason.DONE, code=FailureCode.NONE, message="", artefact=
 
 
 class Cost(NamedTuple):
-    """Of one repetition."""
+    """What one repetition cost."""
 
     cpu_us: float
     wall_us: float

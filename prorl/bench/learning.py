@@ -35,7 +35,7 @@ HELDOUT_SEED = 512
 
 
 class Study(NamedTuple):
-    """One demo."""
+    """The figures of one demo."""
 
     checkpoint: int
     """Seed that the starting checkpoint was made with; 0 is the one that ships."""
@@ -44,7 +44,7 @@ class Study(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its run."""
+        """Name of the demo's run."""
         return f"toy{self.checkpoint}-seed{self.seed}" + ("-control" if self.control else "")
 
 

@@ -42,7 +42,7 @@ EDGES = ("lease", "ready", "ran", "scored")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """How many rollouts are measured, and how often."""
 
     repeats: int
     burst: int

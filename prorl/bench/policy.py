@@ -34,7 +34,7 @@ READY_S, ANSWER_S = 120.0, 300.0
 
 
 class Round(NamedTuple):
-    """One batch of requests."""
+    """What one batch of requests took."""
 
     seconds: float
     cpu_s: float
@@ -47,7 +47,7 @@ class Child:
         self._process = process
 
     async def line(self, timeout_s: float) -> Json:
-        """Its next line, without what stands before the first brace."""
+        """The process's next line, without what stands before the first brace."""
         assert self._process.stdout is not None
         text = (await asyncio.wait_for(self._process.stdout.readline(), timeout_s)).decode()
         if "{" not in text:

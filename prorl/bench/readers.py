@@ -31,7 +31,7 @@ READERS = {
 
 
 class Spent(NamedTuple):
-    """By one process."""
+    """What one process spent on reading."""
 
     cpu_s: float
     rss_mb: float

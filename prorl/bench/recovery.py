@@ -41,7 +41,7 @@ Get = Callable[..., Awaitable[dict[str, Json]]]
 
 
 async def run(quick: bool) -> Report:
-    """Measure all four."""
+    """Measure all four recoveries."""
     stamina.instrumentation.set_on_retry_hooks([])
     trials, open_ = (QUICK_TRIALS, QUICK_OPEN) if quick else (TRIALS, OPEN)
     async with _service(f"scripted:noop?delay_s={LONG_S}") as service:

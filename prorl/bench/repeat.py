@@ -32,7 +32,7 @@ STEPS, QUICK_STEPS = 20, 4
 
 
 class Trained(NamedTuple):
-    """What a training left."""
+    """What a training left behind: its losses and its weights' hash."""
 
     losses: tuple[float, ...]
     weights: str

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure."""
+    """One measured figure, with its unit and its raw repeats."""
 
     what: str
     """Stable name, e.g. `handoff_p50_ms`."""
@@ -45,7 +45,7 @@ class Figure:
     note: str = ""
 
     def to_json(self) -> dict[str, Json]:
-        """As JSON values; `note` only where there is one."""
+        """The figure as JSON values; `note` only where there is one."""
         row = asdict(self)
         row["repeats"] = list(self.repeats)
         if not self.note:

@@ -36,7 +36,7 @@ SETTLE_S = 5.0
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """How many sandboxes are measured, and how often."""
 
     lives: int
     many_lives: int

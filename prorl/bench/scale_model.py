@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What was measured."""
+    """The measured costs that feed the simulation."""
 
     gateway_s: float
     """CPU seconds of the gateway for a rollout."""

@@ -62,7 +62,7 @@ class Rounds:
     more: list[dict[str, float]] = field(default_factory=list)
 
     def add(self, said: dict[str, Json]) -> None:
-        """One round."""
+        """Add the figures of one round."""
         self.seconds.append(said["seconds"])
         self.cpu_s.append(said["cpu_s"])
         self.more.append(said["more"])
@@ -74,7 +74,7 @@ class Rounds:
 
     @property
     def median_s(self) -> float:
-        """Of the rounds."""
+        """Median seconds of the rounds."""
         return statistics.median(self.seconds)
 
 

@@ -106,7 +106,7 @@ class Consumer:
         return Took(time.perf_counter() - start, first.num_tokens, checksum, {})
 
     def socket(self) -> Took:
-        """The same Arrow bytes over a raw socket into a buffer that is there already."""
+        """Read the same Arrow bytes from a raw socket into a buffer that is there already."""
         start = time.perf_counter()
         payload = self._ask("socket")
         seconds = time.perf_counter() - start
@@ -265,7 +265,7 @@ def _wire_bytes() -> int:
 
 
 def main() -> None:
-    """Serve rounds."""
+    """Serve rounds until stdin ends."""
     options = argparse.ArgumentParser()
     options.add_argument(
         "path", choices=[name for name in vars(Consumer) if not name.startswith("_")]

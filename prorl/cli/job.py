@@ -61,7 +61,9 @@ class JobPlan:
 
     @property
     def directory(self) -> Path:
-        """Of the run's job on this host; what it stores lies there too unless the root is a URL."""
+        """Directory of the run's job on this host; what it stores lies there too unless the root is
+        a URL.
+        """
         return self.service.root / self.run.run_id
 
     @property

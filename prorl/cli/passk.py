@@ -54,7 +54,7 @@ class Passed(NamedTuple):
     """pass@k by k."""
 
     def to_json(self) -> dict[str, Json]:
-        """For `--json`."""
+        """The figures as JSON values, for `--json`."""
         return {**self._asdict(), "at": {str(k): one._asdict() for k, one in self.at.items()}}
 
 

@@ -28,7 +28,7 @@ LINE_EVERY_S = 10.0
 
 
 class Show(StrEnum):
-    """How much to say."""
+    """How much of its progress a command shows."""
 
     AUTO = "auto"
     """Bars on a terminal, plain lines off it."""
@@ -46,7 +46,7 @@ class StageLoad:
 
     @property
     def busy_share(self) -> float:
-        """Of its slots."""
+        """The share of its slots that a stage uses, 0 to 1."""
         return self.busy / self.slots if self.slots else 0.0
 
 
@@ -69,7 +69,7 @@ class Snapshot:
 
     @property
     def tokens(self) -> int:
-        """Sampled so far."""
+        """How many tokens the run has sampled so far."""
         return sum(pool.tokens for pool in self.pools.values())
 
     def passed(self, stage: Stage) -> int:
@@ -130,10 +130,10 @@ def plain(now: Snapshot, before: Snapshot, start_s: float) -> str:
 
 
 class Display(Protocol):
-    """Shows snapshots."""
+    """Where snapshots of a run's progress are shown."""
 
     def update(self, now: Snapshot) -> None:
-        """Show the newest."""
+        """Show the newest snapshot."""
 
     def close(self) -> None:
         """Give the terminal back."""
@@ -202,7 +202,7 @@ class Bars:
 
 class _Nothing:
     def update(self, now: Snapshot) -> None:
-        """Say nothing."""
+        """Show nothing."""
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -216,7 +216,7 @@ def display(show: Show) -> Display:
 
 
 def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
-    """From the gateway's answer to `GET /v1/runs/{run}`."""
+    """Make a snapshot of the gateway's answer to `GET /v1/runs/{run}`."""
     gauges = run["stages"]
     pools = {
         stage: StageLoad(

@@ -85,7 +85,7 @@ class Job(BaseModel):
 
     @property
     def num_samples(self) -> int:
-        """Rollouts of each task."""
+        """How many rollouts each task gets."""
         return self.n or (4 if self.policy.partition("?")[0] in ("flaky", POLICIES["flaky"]) else 1)
 
 

@@ -62,17 +62,17 @@ class PackedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """B."""
+        """How many sequences the batch holds: B."""
         return int(self.arrow.num_rows)
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """How many tokens the batch holds: T."""
         return len(self.token_ids)
 
     @property
     def num_groups(self) -> int:
-        """G."""
+        """How many groups the batch holds: G."""
         return len(self.group_starts) - 1
 
     @cached_property
@@ -122,12 +122,12 @@ class PackedBatch:
 
     @cached_property
     def span_turn(self) -> Int32:
-        """[S]."""
+        """The turn of each span, [S]."""
         return self._values("span_turn", np.int32)
 
     @cached_property
     def span_temperature(self) -> Float32:
-        """[S]."""
+        """The temperature that each span was sampled at, [S]."""
         return self._values("span_temperature", np.float32)
 
     @cached_property
@@ -137,7 +137,7 @@ class PackedBatch:
 
     @cached_property
     def group_ids(self) -> Int64:
-        """[B]."""
+        """The group of each sequence, [B]."""
         return _view(self.arrow.column("group_id"), np.int64)
 
     @cached_property
@@ -189,8 +189,8 @@ class PackedBatch:
         return np.repeat(span_values[sampled], self.span_widths[sampled])
 
     def dense(self) -> pa.RecordBatch:
-        """With mask, logprobs, versions and temperatures of full length (`prorl.sequences.dense`);
-        copies.
+        """The batch with mask, logprobs, versions and temperatures of full length
+        (`prorl.sequences.dense`); copies.
         """
         return dense(self.arrow)
 
@@ -224,7 +224,7 @@ class PackedBatch:
         )
 
     def torch(self) -> TorchBatch:
-        """The same memory as tensors. Read-only: clone before writing in place."""
+        """The batch as tensors over the same memory. Read-only: clone before writing in place."""
         return TorchBatch(self)
 
     def _values(self, name: str, dtype: type[ScalarT]) -> NDArray[ScalarT]:

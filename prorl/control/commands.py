@@ -26,7 +26,7 @@ class TaskRow(Record, frozen=True, kw_only=True):
 
 
 class GroupEventRow(Record, frozen=True, kw_only=True):
-    """A row of `groups`."""
+    """One row of the table `groups`, for the store to write."""
 
     event_seq: Count
     group_id: Count

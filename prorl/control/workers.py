@@ -24,7 +24,7 @@ class Claim(NamedTuple):
 
     @property
     def key(self) -> AttemptKey:
-        """The attempt."""
+        """The attempt that the message is about."""
         return AttemptKey(self.run_id, self.rollout_id, self.attempt)
 
 

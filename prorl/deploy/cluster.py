@@ -74,7 +74,7 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start the process."""
+        """Start the node's process."""
         self.process = await asyncio.create_subprocess_exec(
             *self._argv, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
         )

@@ -51,7 +51,7 @@ class Inline:
 
     @property
     def url(self) -> str:
-        """Where HTTP clients go."""
+        """The address for HTTP clients."""
         return http_url(self.config)
 
     def add(self, name: str, work: asyncio.Future[Any]) -> None:

@@ -33,7 +33,7 @@ class Leavers:
 
     @property
     def deadline_s(self) -> float:
-        """Of a node that is asked now."""
+        """Seconds that a node has which is asked to leave now."""
         return self._term_s if self.ending else self._drain_s
 
     @property

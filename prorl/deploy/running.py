@@ -28,13 +28,13 @@ PATIENCE_S = 20.0
 
 
 class Running(Protocol):
-    """What either topology gives."""
+    """What a running service of either topology offers."""
 
     config: ServiceConfig
 
     @property
     def url(self) -> str:
-        """Where HTTP clients go."""
+        """The address for HTTP clients."""
 
     def note_commits(self, total: int) -> None:
         """Tell the commits so far: deaths between commits are no crash loop."""
@@ -43,7 +43,7 @@ class Running(Protocol):
         """Wait until the service cannot go on; raises why."""
 
     def kill(self) -> None:
-        """End everything now."""
+        """End every process of the service now."""
 
 
 class Stop:
@@ -79,7 +79,7 @@ async def signals() -> AsyncIterator[Stop]:
 
 @asynccontextmanager
 async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
-    """A service that listens.
+    """Start a service and give it once it listens.
 
     Raises UserError for what it cannot work with, UnavailableError when a process does not start.
     """
@@ -114,7 +114,7 @@ def client_of(running: Running) -> Client:
 
 
 async def in_thread(call: Callable[..., ResultT], *args: object) -> ResultT:
-    """Await a blocking call."""
+    """Await a blocking call, made in a thread."""
     return await asyncio.to_thread(call, *args)
 
 

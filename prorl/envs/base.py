@@ -96,7 +96,9 @@ class BaseEnv:
         rubric_of(task, self.rubric)
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """Its own, what it offers in the sandbox, and what `data.tools` names."""
+        """The tools that the policy is offered: the env's own, those in the sandbox, and what
+        `data.tools` names.
+        """
         return (*self.own_tools.values(), *self._inside(task))
 
     def _inside(self, task: Task) -> tuple[ToolSpec, ...]:
@@ -105,7 +107,9 @@ class BaseEnv:
         return (*self.offers, *(spec for spec in task_tools(task) if spec not in self.offers))
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """For RUN if some tool runs in one, for EVAL if the rubric does."""
+        """The sandbox that a task needs: in RUN if some tool runs in one, in EVAL if the rubric
+        does.
+        """
         inside = self._inside(task) if stage is Stage.RUN else ()
         if not inside and not (stage is Stage.EVAL and self.scores_in_sandbox):
             return None

@@ -112,7 +112,7 @@ class GymEnv(BaseEnv):
         return (_STEP, *super().tools(task))
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """In RUN, where the actions are kept."""
+        """The sandbox of RUN, where the actions are kept."""
         if stage is Stage.RUN:
             return spec_of(task, self._inside(task))
         return super().sandbox(task, stage)
@@ -124,7 +124,7 @@ class GymEnv(BaseEnv):
         return system, Message(role="user", content=first)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """No action was taken."""
+        """Write an empty list of actions into the sandbox."""
         assert sandbox is not None
         await sandbox.put(HISTORY, b"[]")
 

@@ -98,7 +98,7 @@ def decode(value: Any) -> Any:
 
 
 def send(channel: socket.socket, value: Any) -> None:
-    """One length-prefixed JSON frame."""
+    """Send one length-prefixed JSON frame."""
     data = json.dumps(value).encode("utf-8", "surrogatepass")
     channel.sendall(struct.pack("!I", len(data)) + data)
 

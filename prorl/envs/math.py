@@ -85,7 +85,7 @@ class MathEnv(BaseEnv):
 
 
 async def _by_math_verify(gold: str, answer: str, deadline: Deadline) -> bool:
-    """For references that the rules cannot read. Raises GraderError."""
+    """Judge by math-verify where the rules cannot read the reference. Raises GraderError."""
     if not verify.installed():
         raise GraderError(
             FailureCode.GRADER_ERROR,

@@ -12,16 +12,16 @@ from prorl.types import Task
 
 @reward("done")
 def done(task: Task, artefact: bytes) -> float:
-    """1."""
+    """Reward 1 for whatever was said."""
     return 1.0
 
 
 class NoopEnv(BaseEnv):
-    """`task.data` is not read."""
+    """An env that any answer solves; `task.data` is not read."""
 
     name = "noop"
     rubric = Rubric((done, 1.0))
 
     def reference(self, task: Task) -> Solution:
-        """Saying anything solves it."""
+        """Any words, which solve it."""
         return Solution((), "done")

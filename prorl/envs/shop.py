@@ -16,14 +16,14 @@ from prorl.types import Task, ToolCall
 
 
 class ShopEnv(ArithEnv):
-    """As `arith`, with prices to look up first."""
+    """Arithmetic as in `arith`, with prices that must be looked up first."""
 
     name = "shop"
     repeatable = ("price",)
 
     @tool("Price of one item.", item={"type": "string"})
     def price(self, task: Task, item: str) -> str:
-        """What `price` says."""
+        """What the tool `price` says of an article."""
         return str(task.data["prices"].get(item, "error: not sold"))
 
     def check(self, task: Task) -> None:

@@ -97,7 +97,7 @@ class _End(ABC):
 
     @property
     def peer(self) -> Mapping[str, Json]:
-        """The dialler's hello."""
+        """What the dialler said in its hello."""
         return self._peer
 
     def send(self, batch: pa.RecordBatch) -> None:
@@ -137,7 +137,7 @@ class DialledChannel(_End):
         self._reading = threading.Thread(target=self._run_reader, name="flight-reader", daemon=True)
 
     def start(self) -> None:
-        """Start the two threads."""
+        """Start the thread that reads and the one that writes."""
         self._writing.start()
         self._reading.start()
 

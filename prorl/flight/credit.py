@@ -55,7 +55,7 @@ class _Row:
 
 
 class Ledger:
-    """The producer's book.
+    """The producer's book of rows and credit.
 
     >>> ledger = Ledger(redelivered=True)
     >>> ledger.put(AttemptKey("r", 1, 1), 10); ledger.join(7); ledger.assign()
@@ -179,7 +179,7 @@ class Ledger:
         return known
 
     def leave(self, consumer: int) -> list[AttemptKey]:
-        """A consumer is gone.
+        """Forget a consumer that is gone.
 
         Its unacked rows wait again in front, or are returned as lost on an edge that redelivers
         nothing; so are those that waited for it alone.
@@ -219,7 +219,7 @@ class _Upstream:
 
 
 class CreditBook:
-    """The consumer's book.
+    """The consumer's book of the credit that it gave.
 
     >>> grants = CreditBook(slots=2, window_bytes=100)
     >>> grants.join(0); grants.top_up()

@@ -17,7 +17,7 @@ NO_KEY = AttemptKey("", -1, -1)
 
 
 class Back(NamedTuple):
-    """One row of EDGE_BACK."""
+    """One row of EDGE_BACK: credit or acks that go upstream."""
 
     kind: str
     rows: int = 0
@@ -29,7 +29,7 @@ _STRUCT = pa.struct(list(EDGE_BACK))
 
 
 def encode(said: Sequence[Back]) -> pa.RecordBatch:
-    """As one batch.
+    """The rows as one record batch.
 
     >>> decode(encode([Back(CREDIT, 2, 100)])) == [Back(CREDIT, 2, 100)]
     True

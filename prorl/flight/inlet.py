@@ -75,7 +75,7 @@ class _Held:
 
 
 def _nothing(_: Row) -> None:
-    """No row is kept."""
+    """Keep no row: the default of `keep`."""
 
 
 class Inlet:
@@ -282,7 +282,7 @@ class Inlet:
             self._back.setdefault(name, []).append(back)
 
     def _flush(self) -> None:
-        """Say what is due.
+        """Send the credit and the acks that are due.
 
         Credit is counted here, once for all rows that came and went meanwhile.
         """

@@ -44,7 +44,7 @@ class LocalChannel:
 
     @property
     def peer(self) -> Mapping[str, Json]:
-        """The dialler's hello."""
+        """What the dialler said in its hello."""
         return self._peer
 
     def send(self, batch: pa.RecordBatch) -> None:
@@ -68,7 +68,7 @@ class LocalChannel:
         self.end()
 
     def end(self) -> None:
-        """As `close`, without waiting."""
+        """Close the channel without waiting."""
         other, self._other = self._other, None
         self._inbox.end()
         if other is not None:

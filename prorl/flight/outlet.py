@@ -53,11 +53,11 @@ class Sized(NamedTuple):
 
 
 def _nothing(_: object) -> None:
-    """Nobody listens."""
+    """Do nothing with what is told: the default."""
 
 
 def _nobody(_: list[AttemptKey], __: Mapping[str, Json]) -> None:
-    """Nobody listens."""
+    """Tell nobody which rows were lost: the default."""
 
 
 class Outlet:
@@ -140,7 +140,7 @@ class Outlet:
         self._add(row, key, num_bytes, only)
 
     def send(self, batch: pa.RecordBatch) -> None:
-        """Offer rows without waiting."""
+        """Offer rows to the consumers without waiting."""
         share = wire_bytes(batch) // max(1, batch.num_rows)
         for key, row in zip(keys(batch), rows(batch), strict=True):
             self._add(row, key, share)

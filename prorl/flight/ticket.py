@@ -63,7 +63,7 @@ class Cursor(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, run: str = "") -> Cursor:
-        """Read `RUN@SEQ`.
+        """Read a cursor from its text `RUN@SEQ`.
 
         Raises UserError for another text, ConflictError for a cursor of another run than `run`.
         """
@@ -99,7 +99,7 @@ class Ticket:
     layout: Layout = "packed"
 
     def dumps(self) -> bytes:
-        """As the bytes of a Flight ticket or command."""
+        """The bytes of a Flight ticket, command or FlightInfo.app_metadata."""
         return orjson.dumps(self)
 
     @classmethod
@@ -155,7 +155,7 @@ class ReadPlan:
     batches: tuple[tuple[int, int], ...] = ()
 
     def dumps(self) -> bytes:
-        """As FlightInfo.app_metadata."""
+        """The bytes of a Flight ticket, command or FlightInfo.app_metadata."""
         return orjson.dumps(self)
 
     @classmethod

@@ -79,7 +79,7 @@ class Opening(NamedTuple):
     hello: Mapping[str, Json]
 
     def encode(self) -> bytes:
-        """As the descriptor's command."""
+        """The hello as a Flight descriptor's command."""
         return orjson.dumps({"path": self.path, "hello": dict(self.hello)})
 
     @classmethod

@@ -74,7 +74,7 @@ class ForkOrigin(NamedTuple):
 
 
 class AttemptJournal:
-    """Of one attempt in one of its lives. Belongs to the event loop."""
+    """The journal of one attempt in one of its lives. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class AttemptJournal:
     # ---- the end
 
     def end(self, ended: Ended) -> None:
-        """Write the end down."""
+        """Write down how the attempt ended."""
         self.ended = ended
         self._write(FrameKind.END, ended_body, ended)
 

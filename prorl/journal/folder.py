@@ -73,7 +73,9 @@ class _Open:
 
 
 class Journals:
-    """Of one worker. Belongs to the event loop; writes go to the page cache and do not wait."""
+    """The journals of one RUN worker. Belongs to the event loop; writes go to the page cache and do
+    not wait.
+    """
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class FrameKind(IntEnum):
-    """Of a frame."""
+    """What a frame of the journal holds."""
 
     ROW = 1
     LIFE = 2
@@ -97,7 +97,7 @@ _STRUCTS = {kind: pa.struct(list(schema)) for kind, schema in SCHEMAS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Said:
-    """A completed model call."""
+    """A model call that has completed: ids, logprobs and spans."""
 
     turn: int
     segment: int
@@ -127,7 +127,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How the loop ended."""
+    """How the agent loop of an attempt ended."""
 
     stop: StopReason
     code: FailureCode
@@ -228,13 +228,13 @@ def read_said(batch: pa.RecordBatch) -> Said:
 
 
 def read_answer(batch: pa.RecordBatch) -> Answer:
-    """An ANSWER record."""
+    """Decode an ANSWER record."""
     (value,) = batch.to_pylist()
     return Answer(**{**value, "text": value["text"].decode("utf-8", "surrogatepass")})
 
 
 def read_ended(batch: pa.RecordBatch) -> Ended:
-    """An END record."""
+    """Decode an END record."""
     (value,) = batch.to_pylist()
     return Ended(
         stop=StopReason(value["stop_reason"]),

@@ -56,7 +56,7 @@ class Guard:
         return value
 
     def fence_text(self, text: str) -> str:
-        """One string, fenced."""
+        """One string with fences around it."""
         text = self._tokens.sub(
             lambda match: f"{OPEN}{match[0]}{CLOSE}", _NONCHARACTERS.sub("", text)
         )
@@ -99,7 +99,7 @@ class Guard:
 
 
 def bare(text: str) -> str:
-    """Text without fences.
+    """The text without its fences.
 
     >>> bare("a \\ufdd0<think>\\ufdd1")
     'a <think>'

@@ -196,7 +196,9 @@ class TemplateRenderer:
         return verdict is not Verdict.EXACT
 
     def facts(self) -> dict[str, Json]:
-        """For the run's manifest: family, hash of the template, what was proved."""
+        """What a run's manifest says of the renderer: family, hash of the template, what was
+        proved.
+        """
         proof = self.proof
         found = proof.findings.items() if proof else ()
         stops = {id: text for text, id in self.tokenizer.specials.items()}
@@ -267,7 +269,7 @@ class TemplateRenderer:
         return self._guard.encode(self.completion_text(message))
 
     def completion_text(self, message: Message) -> str:
-        """As text, with fences. Raises ConfigError."""
+        """The text of sampled ids, with fences. Raises ConfigError."""
         values = self._guard.fence(self.family.dialect.messages([_USER, message]))
         template = self.tool_template if message.tool_calls else self.template
         try:

@@ -40,7 +40,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The body alone."""
+        """Parse only the body of the block."""
         next(parser.stream)
         body: list[nodes.Node] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return body
@@ -104,12 +104,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _bound(self._calls, MAX_CALLS, "calls")
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """As the sandbox does, counted."""
+        """Call as the immutable sandbox does, and count it."""
         self._called()
         return super().call(context, function, *args, **kwargs)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """As the sandbox does, counted."""
+        """Look an item up as the immutable sandbox does, and count it."""
         self._called()
         return super().getitem(obj, argument)
 
@@ -140,7 +140,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers writes JSON in templates: not escaped for HTML, Unicode as it is."""
+    """JSON as transformers writes it in templates: not escaped for HTML, Unicode as it is."""
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )

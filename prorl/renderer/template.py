@@ -52,7 +52,7 @@ class ChatTemplate:
 
     @cached_property
     def sha256(self) -> str:
-        """Of its text."""
+        """SHA-256 of the template's text, in hex."""
         return sha256(self.source.encode()).hexdigest()
 
     @property
@@ -256,7 +256,7 @@ def made_up_id(index: int) -> str:
 
 
 def tool_values(tools: Sequence[ToolSpec]) -> list[dict[str, Json]]:
-    """Tools in OpenAI's form."""
+    """The tools in the form of OpenAI's API, which templates expect."""
     return [
         {
             "type": "function",

@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 
 class TurnKind(StrEnum):
-    """What follows what."""
+    """What kind of turn follows another in a conversation."""
 
     USER = "user"
     """A user message after an answer."""

@@ -18,7 +18,7 @@ from prorl.service.serve import serving
 
 @asynccontextmanager
 async def gateway(config: ServiceConfig, network: FlightNetwork) -> AsyncIterator[Part]:
-    """The gateway, listening."""
+    """Start the gateway and give it once it listens."""
     async with serving(config, network, credentials=credentials_of(config)) as served:
         ready = {"http": served.http, "http_port": served.http_port, "flight": served.flight}
         yield Part(ready=ready, work=served.failed())

@@ -83,7 +83,7 @@ def known_env(load_code: bool) -> CheckTask:
 
 
 def reply(content: Json, status: int = 200) -> Response:
-    """JSON, fast."""
+    """An answer as JSON, encoded by orjson."""
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
@@ -163,7 +163,7 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
 
     @app.post("/v1/runs", status_code=201)
     async def create_run(config: RunConfig, request: Request) -> Response:
-        """Make a run.
+        """Make a run from the request's body.
 
         The same body again answers 200 with its present state; another body for the same name 409.
         """

@@ -108,7 +108,7 @@ class BackendWatch:
         return sum(cached for _, cached in counts) / total if total else None
 
     def view(self) -> list[dict[str, Json]]:
-        """As `status` shows them."""
+        """What `status` shows of each backend."""
         names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
         pool = self._balancer.states
         return [

@@ -180,7 +180,7 @@ class Commits:
                 self._journal.settle(group)
 
     def published(self, run: RunRecord, commit_seq: int) -> None:
-        """commits/<seq>.json is on disk.
+        """Note that commits/<seq>.json is on disk.
 
         Raises ConflictError for a commit that the log does not know.
         """

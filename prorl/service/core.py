@@ -93,7 +93,7 @@ class Core:
         return run
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:
-        """A group. Raises NotFoundError."""
+        """The group with this id. Raises NotFoundError."""
         run = self.run(run_id)
         group = self.groups.find(run, group_id) if 0 <= group_id < run.next_group else None
         if group is None:
@@ -101,14 +101,14 @@ class Core:
         return self._held(group)
 
     def _held(self, group: GroupRecord) -> GroupRecord:
-        """In memory until it is at rest, if it may still change."""
+        """Take the group into memory until it is at rest, if it may still change."""
         if group.state is GroupState.OPEN and group.group_id not in group.run.groups:
             group.run.add(group)
             self.journal.settle(group)
         return group
 
     def rollout(self, run_id: str, rollout_id: int) -> RolloutRecord:
-        """A rollout. Raises NotFoundError."""
+        """The rollout with this id. Raises NotFoundError."""
         run = self.run(run_id)
         known = 0 <= rollout_id < run.next_rollout
         record = run.rollouts.get(rollout_id) if known else None
@@ -173,7 +173,7 @@ class Core:
         return created
 
     def tell_version(self, run: RunRecord) -> None:
-        """To every worker."""
+        """Tell every worker the newest version."""
         for worker in self.state.workers.values():
             self.journal.send(worker, messages.version_row(run))
 

@@ -32,7 +32,7 @@ _NOBODY = "no worker took it within {:g} s"
 
 
 class LeaseGrants:
-    """Grants of all runs."""
+    """Grants leases among the runs, the fewest in hand first."""
 
     def __init__(
         self,

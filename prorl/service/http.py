@@ -146,7 +146,7 @@ class _Body:
         return {"type": "http.disconnect"} if self.over else message
 
     async def send(self, message: Message) -> None:
-        """Pass an answer on."""
+        """Pass an answer of the application on to the client."""
         if not self.over:
             await self._send(message)
 

@@ -42,7 +42,7 @@ class LogBatch:
 
 
 class Journal:
-    """Collects changes and effects."""
+    """Collects the changes of one transaction and what follows from them."""
 
     def __init__(self) -> None:
         self._inserts: defaultdict[str, list[Sequence[Any]]] = defaultdict(list)
@@ -164,7 +164,7 @@ def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:
 
 
 def group_row(record: GroupRecord) -> tuple[Any, ...]:
-    """Values of `GROUP_CHANGES`."""
+    """The values of a group for `GROUP_CHANGES`."""
     return (
         record.state.value,
         int(record.opened),
@@ -177,7 +177,7 @@ def group_row(record: GroupRecord) -> tuple[Any, ...]:
 
 
 def run_row(record: RunRecord) -> tuple[Any, ...]:
-    """Values of `RUN_CHANGES`."""
+    """The values of a run for `RUN_CHANGES`."""
     return (
         record.state,
         int(record.last),

@@ -80,7 +80,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One event.
+    """One thing that happened to an attempt.
 
     `attempt` is -1 for events that are about the rollout itself (LEASE, CANCEL, EXPIRE).
     """
@@ -138,7 +138,7 @@ def _started(life: RolloutLife, event: Event) -> Step:
 
 
 def _adopt(life: RolloutLife, event: Event) -> Step:
-    """The same attempt in a new life: nothing failed, so nothing is charged."""
+    """Go on with the same attempt in a new life: nothing failed, so nothing is charged."""
     epoch = max(life.epoch, event.epoch) + 1
     return replace(life, state=RolloutState.RUNNING, epoch=epoch), ()
 
@@ -250,7 +250,7 @@ _ABOUT_ROLLOUT = frozenset({EventKind.LEASE, EventKind.CANCEL, EventKind.EXPIRE}
 
 
 def step(life: RolloutLife, event: Event) -> Step:
-    """Apply one event.
+    """Apply one event to a rollout's state.
 
     >>> life, actions = step(RolloutLife(), Event(kind=EventKind.LEASE))
     >>> life.state.value, life.attempt, [a.value for a in actions]

@@ -68,7 +68,7 @@ class ControlLog:
         await asyncio.get_running_loop().run_in_executor(self._thread, self.write_now, writes)
 
     def write_now(self, writes: Sequence[Write]) -> None:
-        """The same, blocking; only from one thread at a time."""
+        """Write a transaction and wait for it; only from one thread at a time."""
         if self._broken is not None:
             raise self._broken
         connection = self._writer

@@ -26,7 +26,7 @@ from prorl.types import Json
 
 
 def code_version() -> str:
-    """The installed prorl's version."""
+    """The version of prorl that is installed."""
     try:
         return version("prorl")
     except PackageNotFoundError:

@@ -48,7 +48,7 @@ def terminal(record: RolloutRecord, wall: float) -> Terminal:
 
 
 def terminal_row(record: RolloutRecord, wall: float) -> ControlRow:
-    """The same, as it is told to a running store."""
+    """The row of a rollout's end, as a running store is told."""
     return ControlRow.of(
         terminal(record, wall),
         run_id=record.run.run_id,
@@ -82,7 +82,7 @@ def group_complete(group: GroupRecord) -> GroupComplete:
 
 
 def group_complete_row(group: GroupRecord) -> ControlRow:
-    """The same, as it is told to a running store."""
+    """The row of a group's end, as a running store is told."""
     return ControlRow.of(group_complete(group), run_id=group.run.run_id, group_id=group.group_id)
 
 

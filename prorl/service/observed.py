@@ -27,14 +27,14 @@ class Phase(StrEnum):
 
 
 class Histogram:
-    """Seconds, counted by bucket."""
+    """Counts of durations in seconds, by bucket."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         self.total_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total_s += seconds
 

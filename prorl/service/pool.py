@@ -24,7 +24,7 @@ class _Range:
 
 
 class GroupPool:
-    """First in, first out.
+    """The groups of a run that wait to be opened, first in, first out.
 
     >>> pool = GroupPool()
     >>> for group_id in (3, 4, 5, 9):

@@ -53,7 +53,7 @@ class Probes:
         watched.on_doubt = self.doubt
 
     def doubt(self, name: str) -> None:
-        """Ask this one now."""
+        """Probe this backend now, out of turn."""
         if name in self._doubts:
             self._doubts[name].set()
 

@@ -104,7 +104,7 @@ class Publisher:
         core.watched.on_back = self.returned
 
     async def close(self) -> None:
-        """Idempotent."""
+        """Stop publishing; idempotent."""
         tasks = [*self._running.values(), *self._tending.values()]
         for task in tasks:
             task.cancel()

@@ -38,7 +38,7 @@ class Reassignments:
 
     @property
     def num_waiting(self) -> int:
-        """Attempts without a backend."""
+        """How many attempts wait without a backend."""
         return len(self._waiting)
 
     def ask(self, worker: WorkerRecord, row: ControlRow) -> None:

@@ -34,7 +34,7 @@ STOP_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """A gateway that serves."""
+    """A gateway that serves HTTP and Flight."""
 
     gateway: Gateway
     http: str
@@ -68,7 +68,7 @@ class _Server(uvicorn.Server):
     """Leaves signals to its owner: the log must be closed last."""
 
     def install_signal_handlers(self) -> None:
-        """Nothing."""
+        """Install nothing: the process that serves handles signals itself."""
 
 
 def bind(host: str, port: int) -> socket.socket:

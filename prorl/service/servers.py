@@ -111,7 +111,7 @@ class Servers:
 
     @asynccontextmanager
     async def _open(self, name: str, key: str) -> AsyncGenerator[VllmBackend]:
-        """For a few calls; ids are checked by runs, which know their vocabulary."""
+        """Open a backend for a few calls; ids are checked by runs, which know their vocabulary."""
         backend = VllmBackend(name, ANY_VOCABULARY, model=self._config.model, api_key=key)
         try:
             yield backend

@@ -71,12 +71,12 @@ class RolloutRecord:
 
     @property
     def key(self) -> AttemptKey:
-        """Names its current attempt."""
+        """The name of the rollout's current attempt."""
         return AttemptKey(self.group.run.run_id, self.rollout_id, self.life.attempt)
 
     @property
     def rollout_key(self) -> str:
-        """Its name for clients and backends, the same for every attempt."""
+        """The rollout's name for clients and backends, the same for every attempt."""
         return f"{self.group.key}/{self.sample_index}"
 
 
@@ -358,7 +358,7 @@ class State:
         return suits
 
     def add(self, run: RunRecord) -> None:
-        """Take a run in."""
+        """Add a run to the state."""
         self.runs[run.run_id] = run
         if run.state == "open":
             self.open[run.run_id] = run

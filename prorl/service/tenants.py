@@ -38,7 +38,7 @@ class TenantLoad:
         return self._in_hand.total()
 
     def quota(self, run: RunRecord) -> Quota:
-        """Of the run's tenant; one without a row has no bounds."""
+        """The quota of the run's tenant; one without a row has no bounds."""
         return self._quotas.get(run.config.tenant, UNBOUNDED)
 
     def share(self, run: RunRecord) -> Share:

@@ -35,7 +35,7 @@ def run_summary(run: RunRecord) -> dict[str, Json]:
 
 
 def run_view(core: Core, run: RunRecord) -> dict[str, Json]:
-    """`GET /v1/runs/{run}`."""
+    """The answer to `GET /v1/runs/{run}`."""
     store = core.state.store
     return run_summary(run) | {
         "config": run.config.model_dump(mode="json"),
@@ -53,7 +53,7 @@ def run_view(core: Core, run: RunRecord) -> dict[str, Json]:
 
 
 def group_view(group: GroupRecord) -> dict[str, Json]:
-    """`GET /v1/runs/{run}/groups/{group}`."""
+    """The answer to `GET /v1/runs/{run}/groups/{group}`."""
     return {
         "run_id": group.run.run_id,
         "group_id": group.group_id,
@@ -73,7 +73,7 @@ def group_view(group: GroupRecord) -> dict[str, Json]:
 
 
 def rollout_view(record: RolloutRecord) -> dict[str, Json]:
-    """`GET /v1/runs/{run}/rollouts/{rollout}`."""
+    """The answer to `GET /v1/runs/{run}/rollouts/{rollout}`."""
     life = record.life
     return {
         "rollout_id": record.rollout_id,

@@ -63,7 +63,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the current life, or -1."""
+        """The process id of the current life, or -1."""
         return self._process.pid if self._process is not None and self.alive else -1
 
     @property

@@ -150,7 +150,7 @@ class Supervisor:
 
     @property
     def url(self) -> str:
-        """Where HTTP clients go."""
+        """The address for HTTP clients."""
         return http_url(self.config)
 
     async def __aenter__(self) -> Self:

@@ -158,7 +158,9 @@ class _Reader:
 
 
 def _with_env(task: Task, env: str, folder: Path) -> Task:
-    """With the env that was asked for; a file of one's own is found from where it was named."""
+    """The tasks with the env that was asked for; a file of one's own is found from where it was
+    named.
+    """
     name = absolute(task.env, folder) if env == "auto" else absolute(env, Path.cwd())
     return task if name == task.env else replace(task, env=name)
 

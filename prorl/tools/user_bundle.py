@@ -38,7 +38,7 @@ class UserBundle(NamedTuple):
 
 
 def build() -> UserBundle:
-    """Pack every registered tool."""
+    """Pack every registered tool into one zipapp."""
     members: dict[str, bytes] = {}
     index: dict[str, list[str]] = {}
     problems: dict[str, str] = {}

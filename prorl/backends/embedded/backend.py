@@ -82,7 +82,7 @@ class EmbeddedBackend:
 
     @property
     def version(self) -> PolicyVersion:
-        """Of the weights that sample the next token."""
+        """Version of the weights that sample the next token."""
         return self.engine.version
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -106,7 +106,7 @@ class EmbeddedBackend:
         return _completion(row, self.name, time.monotonic() - started)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop between two steps.
+        """Stop sampling between two steps.
 
         `abort` ends what runs with its tokens so far, `keep` freezes it until `resume`.
         """
@@ -128,7 +128,7 @@ class EmbeddedBackend:
             self._paused = True
 
     def resume(self) -> None:
-        """Go on; idempotent."""
+        """Sample again; idempotent."""
         self._paused = False
         self._open.set()
         self._wake()
@@ -204,7 +204,7 @@ def _completion(row: ActiveRequest, name: str, seconds: float) -> Completion:
 
 
 def _snapshot(row: ActiveRequest, name: str) -> Completion:
-    """The tokens so far."""
+    """What a request has sampled so far, as a completion that was cut."""
     return Completion(
         token_ids_C=row.completion.astype(np.int32),
         logprobs_C=np.array(row.logprobs, dtype=np.float32),

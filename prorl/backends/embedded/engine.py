@@ -54,7 +54,7 @@ class ActiveRequest:
 
     @property
     def completion(self) -> Int32:
-        """Ids sampled so far."""
+        """The ids that were sampled so far."""
         return self.ids[self.prompt_length : self.length]
 
     def take(self, token: int, logprob: float, version: PolicyVersion) -> None:
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Requests in the batch."""
+        """How many requests are in the batch."""
         return len(self._running)
 
     @property

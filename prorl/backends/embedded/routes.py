@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
-    """Routes for `TokenServer`."""
+    """The routes by which weights are changed, for `TokenServer`."""
 
     async def pause(request: web.Request) -> web.Response:
         asked = request.query.get("mode", "abort")

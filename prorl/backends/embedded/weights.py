@@ -187,7 +187,7 @@ class _Tensors:
                 ) from cause
 
     def take(self, name: str, size: tuple[int, ...]) -> Float32:
-        """One tensor as float32."""
+        """Take one tensor from the files, as float32."""
         raw = self._raw.get(name)
         if raw is None:
             raise ConfigError(

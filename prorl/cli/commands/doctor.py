@@ -29,7 +29,7 @@ from prorl.supervisor.root import make_socket_dir
 
 
 class ProbeOutcome(NamedTuple):
-    """One probe's outcome."""
+    """What one probe of the machine found."""
 
     level: str
     """ok, warn or fail."""

@@ -41,7 +41,7 @@ class Size:
 
 
 def size(means: Mapping[str, float], rate: float, slots_per_node: Mapping[str, int]) -> Size:
-    """By Little's law: in hand = rate x seconds.
+    """Size a deployment by Little's law: rollouts in hand = rate x seconds.
 
     `means`: seconds by stage, `llm_s` and `sampled` tokens of a rollout; `rate` in rollouts a
     second.

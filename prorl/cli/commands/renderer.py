@@ -66,7 +66,7 @@ def spec_of(directory: Path, sets: tuple[str, ...]) -> RendererSpec:
 
 
 def lines(found: dict[str, Json]) -> Iterator[str]:
-    """For people."""
+    """The table as lines for people."""
     yield f"{'renderer':<18}{found['renderer']}"
     for key in ("family", "how", "thinks", "switches", "stop_tokens", "vocab_size"):
         if key in found:

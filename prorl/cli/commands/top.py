@@ -19,7 +19,7 @@ CLEAR = "\x1b[2J\x1b[H"
 
 
 class Sheet(NamedTuple):
-    """One table."""
+    """One table of the display."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]

@@ -141,7 +141,7 @@ class Story:
 
 
 class StoryDisplay(Protocol):
-    """Shows a story."""
+    """Shows the demo as a story, one line at a time."""
 
     def __call__(self, phase: str, run: Json) -> None: ...
 
@@ -210,7 +210,7 @@ class StoryLive:
 
 
 class SilentDisplay:
-    """For `--json`."""
+    """Shows nothing, for `--json`."""
 
     def __call__(self, phase: str, run: Json) -> None: ...
 
@@ -227,7 +227,7 @@ def display(recipe: Recipe, show: Show) -> StoryDisplay:
 
 
 def bar(share: float, width: int = 40) -> str:
-    """A bar of blocks.
+    """A bar of block characters for a share between 0 and 1.
 
     >>> bar(0.5, 8)
     '████░░░░'
@@ -252,7 +252,7 @@ def spark(curve: dict[int, float]) -> str:
 
 
 def cpu_seconds() -> float:
-    """Of this process and everything below it, what has ended included."""
+    """CPU seconds of this process and everything below it, what has ended included."""
     return sum(cpu_s(pid) for pid in (os.getpid(), *descendants(os.getpid())))
 
 

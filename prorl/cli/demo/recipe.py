@@ -117,7 +117,7 @@ def train_tasks(recipe: Recipe) -> list[Task]:
 
 
 def heldout_tasks(recipe: Recipe) -> list[Task]:
-    """The same before and after, and for every training seed."""
+    """The held-out tasks: the same before and after, and for every training seed."""
     sets = [
         generate(
             name, split="heldout", seed=recipe.heldout_seed, n=max(recipe.heldout, recipe.greedy)

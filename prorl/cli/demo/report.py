@@ -129,7 +129,7 @@ def _times(
 
 
 def present(found: dict[str, Json], *, elapsed_s: float, cpu: float) -> None:
-    """Print it for people."""
+    """Print the report for people."""
     say()
     columns = (
         "set",

@@ -138,7 +138,7 @@ def _same_ratio(reference: Node, answer: Node) -> bool:
 
 
 def _expanded(node: Node) -> Node:
-    """With a list in the place of `±`."""
+    """The answer with a list of both signs in the place of `±`."""
     items = node.args if node.op == "list" else (node,)
     found: list[Node] = []
     for item in items:

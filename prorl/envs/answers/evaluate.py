@@ -320,7 +320,7 @@ def _whole(value: Number) -> int:
 
 
 def _choose(n: Number, k: Number) -> Number:
-    """Of any rational n for a small k."""
+    """The binomial coefficient of any rational n and a small k."""
     size = _whole(k)
     if isinstance(n, Fraction) and n.denominator == 1 and n >= 0:
         return Fraction(math.comb(_whole(n), size))

@@ -36,7 +36,7 @@ class _Parser(Values):
     # ---- statements
 
     def statement(self) -> Node:
-        """The whole text."""
+        """Parse the whole text as one statement."""
         if not self._signs:
             raise UnreadableError("nothing")
         items, joints = self._items()

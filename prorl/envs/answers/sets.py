@@ -20,7 +20,7 @@ _FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠", "=": "
 
 
 class Interval(NamedTuple):
-    """From lo to hi; a point where both are equal and closed."""
+    """The numbers from lo to hi; one point where both are equal and closed."""
 
     lo: Fraction | float
     has_lo: bool
@@ -143,7 +143,7 @@ def _half(sign: str, value: Fraction | float) -> RealSet:
 
 
 def union(left: RealSet, right: RealSet) -> RealSet:
-    """What is in either."""
+    """The set of what is in either set."""
     return RealSet(_merged([*left.parts, *right.parts]).parts, left.name)
 
 

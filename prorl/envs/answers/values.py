@@ -31,7 +31,7 @@ class Values(TokenReader):
 
     @abstractmethod
     def _sum(self) -> Node:
-        """An expression."""
+        """Read an expression: terms that are added and subtracted."""
 
     @abstractmethod
     def _signed(self) -> Node:
@@ -39,7 +39,7 @@ class Values(TokenReader):
 
     @abstractmethod
     def _power(self) -> Node:
-        """A factor."""
+        """Read a factor: a base and its exponent."""
 
     @abstractmethod
     def _postfix(self) -> Node:

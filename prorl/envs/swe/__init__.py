@@ -143,7 +143,7 @@ class SweEnv(BaseEnv):
         )
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
-        """Repository, setup, one commit.
+        """Bring the repository into the sandbox, run the setup and make it one commit.
 
         Raises TaskError when the task's own parts fail, SandboxError.
         """

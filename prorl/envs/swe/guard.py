@@ -149,7 +149,7 @@ def make_rules(
     command: str,
     protected: Sequence[str] | None = None,
 ) -> Rules:
-    """From a task's fields; `names` are those of FAIL_TO_PASS and PASS_TO_PASS."""
+    """Make the rules from a task's fields; `names` are those of FAIL_TO_PASS and PASS_TO_PASS."""
     reference = frozenset(patch_paths(patch))
     # a doctest's file is code: what the reference changes there is no test's
     named = {path for name in names if (path := graded_file(name)) and path not in reference}

@@ -55,7 +55,7 @@ def check_untouched(task: Task, tested: Tested) -> None:
 
 
 def check_reference(task: Task, tested: Tested) -> None:
-    """With the reference patch all of them pass. Raises RolloutError."""
+    """Check that all of the tests pass with the reference patch. Raises RolloutError."""
     for key in ("FAIL_TO_PASS", "PASS_TO_PASS"):
         _check_all(task, tested, key, "with the reference patch")
 

@@ -166,7 +166,7 @@ def connect() -> Witness | None:
 
 
 class Plugin:
-    """Hooks of pytest."""
+    """The hooks of pytest by which verdicts leave the test process."""
 
     def __init__(self, witness: Witness) -> None:
         self._witness = witness

@@ -36,5 +36,5 @@ from prorl.renderer.grammar.tagged import xml as xml
 
 
 def plain(text: str, tools: Tools) -> Said:
-    """Everything is content."""
+    """Read a completion of a family without calls: everything is content."""
     return Said(clean(text))

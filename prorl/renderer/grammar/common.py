@@ -29,7 +29,7 @@ _PYTHON_WORDS: Mapping[str, Json] = {"True": True, "False": False, "None": None}
 
 
 class Said(NamedTuple):
-    """What a completion says."""
+    """What a completion says: content, reasoning, calls."""
 
     content: str
     calls: tuple[ToolCall, ...] = ()

@@ -38,7 +38,7 @@ _STEP = re.compile(r"^\s*([A-Za-z]+)\s+(.*)$", re.DOTALL)
 
 
 class Step(NamedTuple):
-    """One instruction."""
+    """One instruction of a Dockerfile."""
 
     word: str
     rest: str

@@ -54,7 +54,7 @@ class LayerRecipe(NamedTuple):
 
     @property
     def about(self) -> str:
-        """For people."""
+        """The recipe in words, for people."""
         place = f" from {self.wheels}" if self.wheels else ""
         return f"packages {', '.join(self.requirements)}{place}"
 
@@ -87,7 +87,7 @@ class LayerRecipe(NamedTuple):
         return [[name, about.st_size, about.st_mtime_ns] for name, about in stats]
 
     def job(self) -> dict[str, str]:
-        """For the child process that makes it."""
+        """The recipe as the argument of the child process that makes the layer."""
         return {
             "do": "layer",
             "source": self.about,
@@ -98,7 +98,9 @@ class LayerRecipe(NamedTuple):
 
 
 def make_layer(registry: Registry, job: dict[str, str]) -> Image:
-    """By the first who asks; others wait for its lock. Raises UserError, OSError."""
+    """Make a layer once: the first who asks makes it, others wait for its lock. Raises UserError,
+    OSError.
+    """
     digest = job["digest"]
     with registry.lock(digest, fcntl.LOCK_EX):
         if registry.has(digest):

@@ -130,7 +130,9 @@ def _unpacked(registry: Registry, sif: str) -> Image:
 
 
 def _unpack_as_nobody(sif: str, work: Path) -> None:
-    """In a mount namespace of its own: folders that `nobody` may not enter do not matter."""
+    """Unpack in a mount namespace of its own, where folders that `nobody` may not enter do not
+    matter.
+    """
     _client()  # imported while we can still read it
     place, nobody = Path("/mnt"), pwd.getpwnam("nobody")
     (work / "image.sif").touch()

@@ -71,7 +71,9 @@ class Cgroups:
 
     @staticmethod
     def none() -> Cgroups:
-        """As where none can be made: `make` gives none and nothing is enforced."""
+        """A set of control groups for hosts where none can be made: `make` gives none and nothing
+        is enforced.
+        """
         groups = object.__new__(Cgroups)
         groups._parents = []
         return groups

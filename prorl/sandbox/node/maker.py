@@ -329,8 +329,8 @@ class Maker:
             self._in_background(self._clear_up(live, exit_, orphaned=False))
 
     def _on_zygote_lost(self) -> None:
-        """Its death has killed every launcher; nobody reaps for us, so each is watched to its end
-        by its note.
+        """Watch each launcher to its end by its note: the zygote's death has killed them all, and
+        nobody reaps for us.
         """
         lost = Exit(status=signal.SIGKILL, cpu_s=0.0)
         for live in list(self.lives.values()):

@@ -35,7 +35,7 @@ class _Lock:
         self._name, self._file = name, file
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the uids for other daemons."""
         os.close(self._file)
         self._name.close()
 

@@ -47,7 +47,7 @@ def _always(row: Row) -> bool:
 
 
 class Format(NamedTuple):
-    """One row format."""
+    """One row format: how it is known, and how its rows are read."""
 
     name: str
     keys: tuple[str, ...]
@@ -59,7 +59,7 @@ class Format(NamedTuple):
 
 
 def formats() -> Iterator[Format]:
-    """Users' formats, then ours."""
+    """All formats: the users' first, then ours."""
     for name in plugins.registered(GROUP):
         found = plugins.load(GROUP, name, TaskError)
         if not isinstance(found, Format):

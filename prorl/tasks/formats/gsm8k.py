@@ -16,7 +16,7 @@ _SHORT_CHARS = 40
 
 
 def read(row: Row, index: int) -> Task:
-    """question, answer."""
+    """Read a row of the columns question and answer."""
     question, solution = text(row, "question"), text(row, "answer")
     final = _FINAL_ANSWER.search(solution)
     if final is None:

@@ -25,7 +25,7 @@ def read(row: Row, index: int) -> Task:
 
 
 def _judged(row: Row) -> tuple[str, dict[str, Json]]:
-    """Env and data."""
+    """The env that judges a row, and the task data that it wants."""
     metadata = row.get("verifier_metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("unit_tests"), dict):
         return "code", program_data(metadata["unit_tests"])

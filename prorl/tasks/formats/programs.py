@@ -50,7 +50,7 @@ def _lines(value: Json) -> str:
 
 
 def _parsed(value: Json) -> Json:
-    """Of JSON text; anything else as it is. Raises TaskError."""
+    """The value of JSON text; anything else as it is. Raises TaskError."""
     if not isinstance(value, str):
         return value
     try:
@@ -121,7 +121,9 @@ class _TextOnly(pickle.Unpickler):
 
 
 def _private(value: Json) -> list[Json]:
-    """As JSON, or packed: base64 of zlib of a pickled text of JSON. Raises TaskError."""
+    """The private cases, which come as JSON, or packed: base64 of zlib of a pickled text of JSON.
+    Raises TaskError.
+    """
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _parsed(value)
     if isinstance(value, list):

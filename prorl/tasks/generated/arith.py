@@ -25,7 +25,7 @@ OPENINGS = (
 
 
 class Form(NamedTuple):
-    """One kind of question.
+    """One kind of question, with its numbers and its answer.
 
     Letters in `expression` and `phrases` are operands with `digits` digits at most, in order.
     """

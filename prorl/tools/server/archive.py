@@ -43,7 +43,7 @@ class Archive:
         return size
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """At most `max_bytes` of the archive from `offset` on; empty at its end."""
+        """Read at most `max_bytes` of the archive from `offset` on; empty at its end."""
         return os.pread(self._fd, max_bytes, offset)
 
     def unpack(self, content: bytes, offset: int, last: bool) -> None:

@@ -53,7 +53,7 @@ class BashDied(Exception):
 
 
 class Bash:
-    """One shell.
+    """One bash that keeps its state from call to call.
 
     `run` is the whole interface; a shell that died is replaced before the next command.
     """

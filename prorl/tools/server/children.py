@@ -35,7 +35,7 @@ DEFAULT_SIGNALS = (
 
 
 def prepare(make_dumpable: bool = True) -> None:
-    """In a new child: default signals, visible to its own /proc."""
+    """Prepare a new child: default signals, visible to its own /proc."""
     for number in DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)

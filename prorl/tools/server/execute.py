@@ -37,7 +37,7 @@ def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[s
 
 
 def execute_from(place: Place, argv: list[str], source: int, until: float) -> dict[str, Any]:
-    """As `execute`, with a descriptor as stdin, which stays the caller's."""
+    """Run a program as `execute` does, with a descriptor as stdin, which stays the caller's."""
     events = place.events
     output = Capped(place.output_bytes)
     read, write = os.pipe2(os.O_CLOEXEC)

@@ -22,7 +22,7 @@ _VARIES = ("id", "call", "timeout_s")
 
 
 class Memory:
-    """Of one server."""
+    """Remembers what the present tool call of a server was answered, step by step."""
 
     def __init__(self) -> None:
         self._epoch = 0

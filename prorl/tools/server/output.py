@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class Capped:
-    """Collects bytes.
+    """Collects output up to a number of bytes, its head and its tail.
 
     Memory never exceeds one and a half times `limit` plus one chunk, whatever is fed.
 
@@ -42,7 +42,7 @@ class Capped:
             del self._tail[: len(self._tail) - self._half]
 
     def clear(self) -> None:
-        """Begin again with nothing."""
+        """Forget what was collected."""
         self._head.clear()
         self._tail.clear()
         self.total = 0

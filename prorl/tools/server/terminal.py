@@ -106,7 +106,7 @@ class PseudoTerminal:
 
 
 def load() -> Any:
-    """PtyProcess.
+    """Import ptyprocess, once.
 
     It stands on `signal` and `shutil`, whose imports cost as much as Python's own start, for what
     its spawn does and for numbers. A server that is a program of its own has neither, and gives it

@@ -44,7 +44,7 @@ def introduction(sequence: int, fd: int) -> str:
 
 
 def emission(marker: Marker) -> str:
-    """What prints the marker.
+    """The command that prints the marker.
 
     `set -v` shows this text, on the last line of a command that prints no newline at its end.
 

@@ -28,7 +28,7 @@ from prorl.envs.swe.logs import javascript, jvm, python
 
 
 class Found(NamedTuple):
-    """Names of tests."""
+    """The names of tests that a log speaks of."""
 
     passed: frozenset[str]
     failed: frozenset[str]
