@@ -3,7 +3,7 @@ how the last calls to each went.
 
 Invariants: opening one delays nobody who wants another; whoever waits for a server hears at once
 when something changes about it; the key is sent to those that the operator named and to no other.
-Bounded: `LAST_CALLS` outcomes per server.
+Bounded: `LAST_CALLS` outcomes per server, `LAST_RUNS` runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from prorl.backends.catalogue import is_server
+from prorl.control import Served
 from prorl.errors import BackendError
 from prorl.limits import Clock
 from prorl.protocols import Backend, Renderer
@@ -24,6 +25,7 @@ from prorl.types import FailureCode, Trouble
 OPEN_S = 30.0
 """For everything that a server is asked before its first rollout."""
 LAST_CALLS = 20
+LAST_RUNS = 64
 
 Open = Callable[[str, Renderer, bool], Awaitable[Backend]]
 """(url, the run's renderer, may have the key) -> a backend that may serve. Raises BackendError."""
@@ -67,8 +69,10 @@ class Backends:
         if not has_key:
             self._told.set()
         self._calls: dict[str, deque[Trouble | None]] = {}
-        self.prompts: dict[str, tuple[int, int]] = {}
-        """Prompt tokens by server so far, and how many of them its prefix cache had."""
+        self.served: dict[str, Served] = {}
+        """Model calls so far by server."""
+        self.runs: dict[str, Served] = {}
+        """The same by run, the latest last."""
         self._waiting: dict[str, set[Waiting]] = {}
 
     async def get(self, url: str, renderer: Renderer) -> Backend:
@@ -169,10 +173,12 @@ class Backends:
         calls.append(trouble)
         return Faults(calls.count(trouble), len(calls))
 
-    def count_prompt(self, url: str, tokens: int, cached: int) -> None:
-        """Count a model call's prompt."""
-        total, hits = self.prompts.get(url, (0, 0))
-        self.prompts[url] = (total + tokens, hits + cached)
+    def count(self, url: str, run_id: str, call: Served) -> None:
+        """Note a model call that ended."""
+        self.served[url] = self.served.get(url, Served()).plus(call)
+        self.runs[run_id] = self.runs.pop(run_id, Served()).plus(call)
+        if len(self.runs) > LAST_RUNS:
+            del self.runs[next(iter(self.runs))]
 
     def _tell(self, url: str) -> None:
         for attempt in list(self._waiting.get(url, ())):

@@ -15,12 +15,15 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from prorl.agents.record import join
 from prorl.agents.waiting import SILENT_S
 from prorl.backends.catalogue import is_server
 from prorl.completion import check_completion
-from prorl.control import Assigned, Failover
+from prorl.control import Assigned, Failover, Served
 from prorl.errors import BackendError
 from prorl.limits import Deadline
 from prorl.protocols import Renderer
@@ -36,6 +39,9 @@ from prorl.types import (
     RunWeights,
     Trouble,
 )
+
+if TYPE_CHECKING:
+    from prorl.types import Int32
 
 FIRST_S = 240.0
 """Longest wait for the first token: a busy server's queue."""
@@ -87,6 +93,8 @@ class Routed:
         """What went wrong with `name`, as long as nothing was asked about it."""
         self._num_lost = 0
         """Failures since the last token."""
+        self._computed_L: Int32 = np.zeros(0, np.int32)
+        """Prompt and completion of the last call."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """As the backend does; a completion that was cut is marked as aborted.
@@ -138,9 +146,26 @@ class Routed:
             completion = self._by_word(completion, known)
         if len(completion.token_ids_C):
             self._num_lost = 0
-        self._backends.count_prompt(self.name, len(request.prompt_ids_L), completion.cached_tokens)
+        self._note(request, completion)
         self._count(completion)
         return completion
+
+    def _note(self, request: GenerateRequest, completion: Completion) -> None:
+        """What the call was, for those who watch how servers do."""
+        if not is_server(self.name):
+            return
+        prompt_L, cached = request.prompt_ids_L, completion.cached_tokens
+        repeated = shared(self._computed_L, prompt_L)
+        self._computed_L = np.concatenate([prompt_L, completion.token_ids_C])
+        call = Served(
+            prompt=len(prompt_L),
+            cached=cached,
+            repeated=repeated,
+            reused=min(cached, repeated),
+            sampled=len(completion.token_ids_C) if completion.llm_s else 0,
+            llm_s=completion.llm_s,
+        )
+        self._backends.count(self.name, self._key.run_id, call)
 
     async def _attend(self, request: GenerateRequest) -> Completion:
         """Wait for the server as long as it is worth it."""
@@ -286,3 +311,14 @@ class Routed:
             self._stand_still("moving", False)
         self._num_lost += 1
         self._lost = None
+
+
+def shared(before_L: Int32, now_L: Int32) -> int:
+    """How many ids both begin with.
+
+    >>> shared(np.array([1, 2, 3, 4], np.int32), np.array([1, 2, 5], np.int32))
+    2
+    """
+    count = min(len(before_L), len(now_L))
+    differs_L = before_L[:count] != now_L[:count]
+    return int(differs_L.argmax()) if differs_L.any() else count

@@ -244,7 +244,10 @@ class Worker:
         stats = self.stage.stats()
         if not isinstance(self._operator, RunOperator):
             return stats
-        return msgspec.structs.replace(stats, prompts=dict(self._operator.backends.prompts))
+        backends = self._operator.backends
+        return msgspec.structs.replace(
+            stats, backends=dict(backends.served), runs=dict(backends.runs)
+        )
 
     def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
         self._control.emit(payload, key, stage=stage, code=code)

@@ -74,6 +74,7 @@ from prorl.control.workers import Leaving as Leaving
 from prorl.control.workers import Paused as Paused
 from prorl.control.workers import Progress as Progress
 from prorl.control.workers import Released as Released
+from prorl.control.workers import Served as Served
 from prorl.control.workers import Silent as Silent
 from prorl.control.workers import Started as Started
 from prorl.control.workers import Stats as Stats

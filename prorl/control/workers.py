@@ -93,6 +93,30 @@ class Leaving(Payload, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Served(NamedTuple):
+    """Model calls that ended, in tokens and seconds. Sums."""
+
+    prompt: Count = 0
+    cached: Count = 0
+    """Tokens of prompts that the server's prefix cache had."""
+    repeated: Count = 0
+    """Tokens of prompts that the rollout had sent or been given before: what a cache can have."""
+    reused: Count = 0
+    """Those of them that it had."""
+    sampled: Count = 0
+    """By calls that were timed: those that ended whole."""
+    llm_s: float = 0.0
+
+    def plus(self, other: Served) -> Served:
+        """The sum of both."""
+        return Served(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def since(self, before: Served) -> Served:
+        """What came after `before`; all of it where the count began anew."""
+        grown = Served(*(mine - theirs for mine, theirs in zip(self, before, strict=True)))
+        return self if min(grown) < 0 else grown
+
+
 class Stats(Payload, frozen=True, kw_only=True):
     """(stage): gauges of a worker, each half second."""
 
@@ -107,8 +131,10 @@ class Stats(Payload, frozen=True, kw_only=True):
     """Seconds of all slots together."""
     tokens: Count = 0
     """Sampled so far."""
-    prompts: Mapping[str, tuple[Count, Count]] = {}
-    """RUN: tokens of prompts so far by backend, and how many of them were cached there."""
+    backends: Mapping[str, Served] = {}
+    """RUN: model calls so far by backend."""
+    runs: Mapping[str, Served] = {}
+    """RUN: the same by run, of those that it worked for lately."""
 
 
 # ---- down

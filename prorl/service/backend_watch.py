@@ -12,9 +12,12 @@ import logging
 from collections.abc import Callable
 
 from prorl.backends.catalogue import is_server
+from prorl.control import Stats
 from prorl.limits import Clock
 from prorl.service.balancer import Balancer
 from prorl.service.health import Health, HealthVerdict
+from prorl.service.pace import Paces
+from prorl.service.reuse import Share, grown, note
 from prorl.service.state import State
 from prorl.types import Json, Trouble
 
@@ -31,6 +34,8 @@ class BackendWatch:
     def __init__(self, state: State, clock: Clock) -> None:
         self._state, self._clock = state, clock
         self._health: dict[str, Health] = {}
+        self.reuse: dict[str, Share] = {}
+        self._paces = Paces(clock)
         self.on_change: Callable[[], None] = lambda: None
         self.on_doubt: Callable[[str], None] = lambda name: None
         self.on_back: Callable[[str], None] = lambda name: None
@@ -51,6 +56,8 @@ class BackendWatch:
     def forget(self, name: str) -> None:
         """It is watched no longer."""
         self._health.pop(name, None)
+        self._paces.forget(name)
+        self.reuse.pop(name, None)
         self._balancer.restore(name)
 
     def gone(self) -> list[str]:
@@ -92,25 +99,26 @@ class BackendWatch:
         ):
             return
         health.out(self._clock(), reason)
+        self._paces.forget(name)
         log.warning("backend %s is out: %s", name, reason)
         self.on_change()
 
-    def _cached_share(self, name: str) -> float | None:
-        """Share of prompt tokens that its prefix cache had, as the RUN workers of now saw it; None
-        before the first.
-        """
-        counts = [
-            worker.stats.prompts[name]
-            for worker in self._state.of_role("run")
-            if worker.stats is not None and name in worker.stats.prompts
-        ]
-        total = sum(prompt for prompt, _ in counts)
-        return sum(cached for _, cached in counts) / total if total else None
+    def served(self, before: Stats | None, now: Stats) -> None:
+        """What a RUN worker says of its model calls, and what it said before."""
+        at = self._clock()
+        for run_id, calls in grown(before.runs if before else {}, now.runs).items():
+            if (run := self._state.runs.get(run_id)) is not None:
+                note(run.reuse, f"run {run_id}", calls, at)
+        for name, calls in grown(before.backends if before else {}, now.backends).items():
+            note(self.reuse.setdefault(name, Share()), f"backend {name}", calls, at)
+            self._paces.add(name, calls)
+        if now.backends:
+            self._balancer.weigh(self._paces.weights())
 
     def view(self) -> list[dict[str, Json]]:
         """What `status` shows of each backend."""
         names = {**dict.fromkeys(self._balancer.states), **dict.fromkeys(sorted(self.names()))}
-        pool = self._balancer.states
+        pool, nothing = self._balancer.states, Share()
         return [
             {
                 "name": name,
@@ -118,7 +126,7 @@ class BackendWatch:
                 "in_flight": self._balancer.in_flight(name),
                 "in_pool": name in pool,
                 "reason": self._health[name].reason if name in self._health else "",
-                "cached_share": self._cached_share(name),
+                **self.reuse.get(name, nothing).view(),
             }
             for name in names
         ]

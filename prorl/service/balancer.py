@@ -2,10 +2,10 @@
 
 Pure.
 
-A backend's weight is the number of rollouts that it serves *now*: `release` lowers it when a
-rollout ends (a count that never goes down is round-robin with extra steps). Equal weights go to the
-one that was chosen longest ago. Health and weights are kept for every backend, in the pool or named
-by a run alone.
+A backend's load is the number of rollouts that it serves *now*: `release` lowers it when a
+rollout ends (a count that never goes down is round-robin with extra steps). On a slow server a
+rollout weighs more (`weigh`, from `pace.py`). Equal loads go to the one that was chosen longest
+ago. Health and loads are kept for every backend, in the pool or named by a run alone.
 
 Invariants: the in-flight counts sum to the number of rollouts assigned; a rollout keeps its backend
 until released, even when that backend is drained, ejected or removed; slow answers alone never take
@@ -49,7 +49,8 @@ class Balancer:
         self._owner: dict[Hashable, str] = {}
         self._ejected: set[str] = set()
         self._fenced: set[str] = set()
-        self._heap: list[tuple[int, int, str]] = []
+        self._weight: dict[str, float] = {}
+        self._heap: list[tuple[float, int, str]] = []
         self._ticks = 0
         for name in names:
             self.add(name)
@@ -79,6 +80,18 @@ class Balancer:
     def owner(self, rollout: Hashable) -> str:
         """The rollout's backend; empty when it has none."""
         return self._owner.get(rollout, "")
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """What a rollout weighs on each backend; 1 where nothing is said."""
+        changed = self._weight.keys() | weights.keys()
+        changed = {n for n in changed if self._weight.get(n, 1.0) != weights.get(n, 1.0)}
+        self._weight = {name: weight for name, weight in weights.items() if weight != 1.0}
+        for name in changed:
+            self._push(name)
+
+    def load(self, name: str) -> float:
+        """What the backend would have to do with one rollout more."""
+        return (self.in_flight(name) + 1) * self._weight.get(name, 1.0)
 
     def add(self, name: str) -> None:
         """Put a backend into the pool, or end its drain; idempotent. Says nothing of its health."""
@@ -183,16 +196,16 @@ class Balancer:
         it surfaces.
         """
         if self._able(name):
-            heapq.heappush(self._heap, (self._in_flight[name], self._chosen[name], name))
+            heapq.heappush(self._heap, (self.load(name), self._chosen[name], name))
         if len(self._heap) > 64 + 8 * len(self._state):
             ready = [n for n in self._state if self._able(n)]
-            self._heap = [(self._in_flight[n], self._chosen[n], n) for n in ready]
+            self._heap = [(self.load(n), self._chosen[n], n) for n in ready]
             heapq.heapify(self._heap)
 
     def _least(self) -> str | None:
         while self._heap:
-            count, chosen, name = self._heap[0]
-            if self._able(name) and (count, chosen) == (self._in_flight[name], self._chosen[name]):
+            load, chosen, name = self._heap[0]
+            if self._able(name) and (load, chosen) == (self.load(name), self._chosen[name]):
                 return name
             heapq.heappop(self._heap)
         return None
@@ -202,7 +215,7 @@ class Balancer:
     ) -> str | None:
         return min(
             self._able_of(among, suits),
-            key=lambda name: (name in avoid, self.in_flight(name), self._chosen.get(name, 0)),
+            key=lambda name: (name in avoid, self.load(name), self._chosen.get(name, 0)),
             default=None,
         )
 

@@ -215,7 +215,8 @@ class Core:
                 worker.leaving = True
                 self.journal.ack(worker, row.seq)
             case Kind.STATS:
-                worker.stats = row.read(Stats)
+                before, worker.stats = worker.stats, row.read(Stats)
+                self.watched.served(before, worker.stats)
                 self.journal.ack(worker, row.seq)
             case Kind.RESERVE:
                 reserved = self.commits.reserve(worker, row.read(Reserve).attempts)

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from prorl.service.core import Core
 from prorl.service.observed import BUCKETS, Observed
+from prorl.service.reuse import Share
 from prorl.service.state import RunRecord, State, WorkerRecord
 from prorl.types import FAILURE_CLASS, GroupState, RolloutState
 
@@ -73,6 +74,7 @@ def _of_runs(state: State) -> Iterator[Metric]:
     )
     for name, text, read in _RUN_GAUGES:
         yield _gauge(name, text, ("run",), [((run.run_id,), read(run)) for run in runs])
+    yield from _reuse("run", "run", {run.run_id: run.reuse for run in runs})
 
 
 _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
@@ -132,7 +134,6 @@ _COUNTERS = {
 
 def _of_backends(core: Core) -> Iterator[Metric]:
     views = core.watched.view()
-    prompts = _prompts(core.state)
     yield _gauge(
         "backend_up",
         "1 if it may be given work.",
@@ -145,18 +146,7 @@ def _of_backends(core: Core) -> Iterator[Metric]:
         ("backend",),
         [((view["name"],), view["in_flight"]) for view in views],
     )
-    yield _counter(
-        "backend_prompt_tokens",
-        "Tokens of prompts that it was sent.",
-        ("backend",),
-        [((name,), total) for name, (total, _) in prompts.items()],
-    )
-    yield _counter(
-        "backend_cached_tokens",
-        "Those that its prefix cache had.",
-        ("backend",),
-        [((name,), cached) for name, (_, cached) in prompts.items()],
-    )
+    yield from _reuse("backend", "backend", core.watched.reuse)
     yield _gauge(
         "rollouts_without_backend",
         "Attempts that wait for a backend.",
@@ -190,13 +180,29 @@ def _cumulated(counts: list[int]) -> list[tuple[str, float]]:
     return pairs
 
 
-def _prompts(state: State) -> dict[str, tuple[int, int]]:
-    sums: dict[str, tuple[int, int]] = {}
-    for worker in state.of_role("run"):
-        for name, (total, cached) in (worker.stats.prompts if worker.stats else {}).items():
-            before = sums.get(name, (0, 0))
-            sums[name] = before[0] + total, before[1] + cached
-    return sums
+def _reuse(prefix: str, label: str, shares: Mapping[str, Share]) -> Iterator[Metric]:
+    """Prompts and their prefix caches."""
+    for name, text, read in _REUSE:
+        values = [((key,), float(read(share))) for key, share in shares.items()]
+        yield _counter(f"{prefix}_{name}_tokens", text, (label,), values)
+    yield _gauge(
+        f"{prefix}_reuse_alarm",
+        "1 while prefix reuse has collapsed.",
+        (label,),
+        [((key,), float(bool(share.alarm))) for key, share in shares.items()],
+    )
+
+
+_REUSE: tuple[tuple[str, str, Callable[[Share], int]], ...] = (
+    ("prompt", "Tokens of prompts.", lambda share: share.total.prompt),
+    ("cached", "Those that a prefix cache had.", lambda share: share.total.cached),
+    (
+        "repeated",
+        "Tokens of prompts that their rollout had said before.",
+        lambda share: share.total.repeated,
+    ),
+    ("reused", "Those of them that a prefix cache had.", lambda share: share.total.reused),
+)
 
 
 def _count(workers: Iterable[WorkerRecord]) -> Mapping[tuple[str, ...], int]:

@@ -21,6 +21,7 @@ from prorl.filters import find_filter
 from prorl.service.balancer import Balancer, Suits
 from prorl.service.lifecycle import Event, EventKind, RolloutLife
 from prorl.service.pool import GroupPool
+from prorl.service.reuse import Share
 from prorl.service.sampler import Demand, reached
 from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
@@ -192,6 +193,8 @@ class RunRecord:
     """Reported since the gateway started."""
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
     """Last signs of progress, and when they changed."""
+    reuse: Share = field(default_factory=Share)
+    """Its prompts in prefix caches, since the gateway started."""
     stuck: str = ""
     """What it waits for, when it does not move."""
     expired: bool = False

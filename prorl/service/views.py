@@ -14,7 +14,7 @@ from prorl.service.snapshot import wanted
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
 from prorl.types import GroupState, Json, RolloutState, Stage
 
-_GAUGES = tuple(name for name in Stats.__struct_fields__ if name != "prompts")
+_GAUGES = tuple(name for name in Stats.__struct_fields__ if name not in ("backends", "runs"))
 
 
 def run_summary(run: RunRecord) -> dict[str, Json]:
@@ -28,6 +28,7 @@ def run_summary(run: RunRecord) -> dict[str, Json]:
         "stuck": run.stuck,
         "reward_mean": run.reward_sum / run.num_rewards if run.num_rewards else None,
         "num_rewards": run.num_rewards,
+        **run.reuse.view(),
         "created_at": run.created_at,
         "started_at": run.started_at or None,
         "finished_at": run.finished_at or None,
@@ -137,7 +138,7 @@ def status(core: Core, leases_waiting: int, listener: Listener | None = None) ->
                 "slots": w.slots,
                 "held": len(w.held),
                 "leaving": w.leaving,
-                "stats": msgspec.structs.asdict(w.stats) if w.stats else {},
+                "stats": {name: getattr(w.stats, name) for name in _GAUGES} if w.stats else {},
             }
             for w in state.workers.values()
         ],

@@ -137,6 +137,8 @@ async def test_a_run_needs_a_backend(tmp_path: Path) -> None:
             "in_pool": True,
             "reason": "",
             "cached_share": None,
+            "reused_share": None,
+            "alarm": "",
         }
 
 

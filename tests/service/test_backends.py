@@ -14,7 +14,7 @@ import pytest
 from prorl.backends import open_backend
 from prorl.backends.server import TokenServer
 from prorl.cli.app import dispatch
-from prorl.control import Assigned, BackendsTold, Failover, Kind, Started, Stats
+from prorl.control import Assigned, BackendsTold, Failover, Kind, Served, Started, Stats
 from prorl.envs import get_env
 from prorl.errors import FencedError
 from prorl.testing import RENDERER
@@ -183,7 +183,7 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
 ) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     async with served() as url, world(tmp_path) as w, w.worker("run") as run:
-        run.stats = Stats(prompts={url: (200, 150)})
+        run.stats = Stats(backends={url: Served(prompt=400, cached=150, repeated=200, reused=150)})
         async with asyncio.timeout(30):
             while w.core.state.workers["run-0"].stats != run.stats:
                 await asyncio.sleep(0.05)

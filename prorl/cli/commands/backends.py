@@ -13,6 +13,7 @@ from prorl.errors import UserError
 
 Action = Literal["ls", "add", "rm", "drain", "set"]
 
+SHARES = ("cached_share", "reused_share")
 LOOK_S = 2.0
 """A person waits for the answer."""
 
@@ -24,8 +25,10 @@ def backends(
     url: str = "",
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """The pool of model servers: state, work, prefix reuse. A server is asked for its health, model
-    and logprobs before it counts; what is taken out stays out until it is added again.
+    """The pool of model servers: state, work, and the share of prompt tokens that their prefix
+    caches had (`cached`: of all, `reused`: of those that their rollout had said before). A server
+    is asked for its health, model and logprobs before it counts; what is taken out stays out until
+    it is added again.
 
     Example: prorl backends
 
@@ -68,10 +71,10 @@ def backends(
             one["name"],
             one["state"] if one["in_pool"] else f"{one['state']}, of a run",
             one["in_flight"],
-            "-" if one["cached_share"] is None else f"{one['cached_share']:.0%}",
-            clean(one["reason"]),
+            *("-" if one[key] is None else f"{one[key]:.0%}" for key in SHARES),
+            clean(one["reason"] or one["alarm"]),
         )
         for one in found
     ]
-    table(("backend", "state", "rollouts", "cached", "why"), rows)
+    table(("backend", "state", "rollouts", "cached", "reused", "why"), rows)
     return 0

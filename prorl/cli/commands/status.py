@@ -60,11 +60,12 @@ def status(
             r["state"],
             " ".join(f"{k} {n}" for k, n in r["counts"].items() if n),
             r["reward_mean"],
+            "-" if r["reused_share"] is None else f"{r['reused_share']:.0%}",
         )
         for r in found["runs"]
     ]
     if states:
-        table(("run", "state", "rollouts", "reward"), states)
+        table(("run", "state", "rollouts", "reward", "reused"), states)
     if found["bottleneck"]:
         stage = found["stages"][found["bottleneck"]]
         say(
@@ -74,4 +75,10 @@ def status(
     for one in found["runs"]:
         if one["stuck"]:
             say(f"{one['run_id']} is stuck: {clean(one['stuck'])}")
+    for one in found["runs"]:
+        if one["alarm"]:
+            say(f"{one['run_id']}: {clean(one['alarm'])}")
+    for one in found["backends"]:
+        if one["alarm"]:
+            say(f"{one['name']}: {clean(one['alarm'])}")
     return 0

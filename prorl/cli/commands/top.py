@@ -45,7 +45,10 @@ def sheets(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) 
         for stage, g in now["stages"].items()
     ]
     backends = [
-        (b["name"], b["state"], b["in_flight"], _share(b["cached_share"]), clean(b["reason"]))
+        (
+            *(b["name"], b["state"], b["in_flight"], _share(b["reused_share"])),
+            clean(b["reason"] or b["alarm"]),
+        )
         for b in now["backends"]
     ]
     runs = [
@@ -53,7 +56,8 @@ def sheets(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) 
             r["run_id"],
             " ".join(f"{name} {n}" for name, n in r["counts"].items() if n),
             r["reward_mean"],
-            clean(r["stuck"]),
+            _share(r["reused_share"]),
+            clean(r["stuck"] or r["alarm"]),
         )
         for r in now["runs"]
         if r["state"] == "open"
@@ -61,8 +65,8 @@ def sheets(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) 
     columns = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
     return [
         Sheet(columns, stages),
-        Sheet(("backend", "state", "rollouts", "cached", "why"), backends),
-        Sheet(("run", "rollouts", "reward", "stuck"), runs),
+        Sheet(("backend", "state", "rollouts", "reused", "why"), backends),
+        Sheet(("run", "rollouts", "reward", "reused", "why"), runs),
     ]
 
 
