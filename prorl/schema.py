@@ -24,7 +24,8 @@ larger; rows are hashed by value (`row_hashes`), never by IPC bytes. Both ends o
 
 Tables of a run directory: `sequences` (what trainers stream; numbers only, no nulls), `rollouts`
 (what SQL filters), `turns`, `messages` (for people), `groups` (append-only events), `tasks`. Beside
-them `trained` (which sequences made which checkpoint) and `annotations` are appended to.
+them `trained` (which sequences made which checkpoint), `annotations` and `versions` (published
+weights) are appended to.
 `partial` keeps attempts that did not commit, in SCORED's shape.
 """
 
@@ -321,8 +322,27 @@ ANNOTATIONS = versioned(
 )
 """What people and scripts say of rollouts; append-only."""
 
+VERSIONS = versioned(
+    [
+        RUN_ID,
+        required("version", pa.int32()),
+        required("path", pa.utf8()),
+        required("pause", pa.utf8()),
+        required("adapter", pa.bool_()),
+        required("took", list_of(pa.utf8())),
+        required("failed", list_of(pa.utf8())),
+        required("load_s", pa.float64()),
+        required("at", pa.timestamp("us", tz="UTC")),
+    ],
+    "versions",
+)
+"""One row per published policy version: where its weights are (empty: the trainer brought them to
+its servers itself), which servers took them at once and which later or never (with the reason), and
+how long that took. Version 0, what served when the run began, has none.
+"""
+
 APPENDED: Mapping[str, pa.Schema] = MappingProxyType(
-    {"trained": TRAINED, "annotations": ANNOTATIONS}
+    {"trained": TRAINED, "annotations": ANNOTATIONS, "versions": VERSIONS}
 )
 """Tables that grow beside the commits, by whoever appends (`prorl/storage/appended.py`)."""
 

@@ -117,6 +117,18 @@ select rollout_id::varchar as x, num_sampled / greatest(usual, 1) as y, task_id,
         count(*) over (partition by task_id) as n from rollouts where {_MEMBER} and reward > 0)
 where n >= 4 and num_sampled < usual / 3 order by y limit 20""",
     ),
+    "reuse": Analysis(
+        title="Share of repeated prompt tokens that prefix caches had, by server",
+        sql="""
+select backend as x, sum(least(cached_tokens, repeated)) / nullif(sum(repeated), 0) as y,
+    sum(cached_tokens) as cached, sum(prompt_tokens) as prompt, count(*) as calls
+from (
+    select backend, cached_tokens, prompt_tokens, least(prompt_tokens, coalesce(
+        lag(prompt_tokens + completion_tokens) over (
+            partition by rollout_id, attempt, segment order by turn), 0)) as repeated
+    from turns)
+group by 1 order by 1""",
+    ),
     "cost": Analysis(
         title="Seconds of model and tools per unit of reward, by source of tasks",
         sql=f"""

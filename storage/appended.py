@@ -1,5 +1,5 @@
-"""Tables that grow beside the commits: `trained` (what a trainer did with the rollouts) and
-`annotations` (what people and scripts say of them).
+"""Tables that grow beside the commits: `trained` (what a trainer did with the rollouts),
+`annotations` (what people and scripts say of them), `versions` (weights that were published).
 
     RUN/<table>/0000000007.parquet               one append: one put of the next free number
     RUN/<table>/0000000001-0000000064.parquet    appends 1 to 64 merged

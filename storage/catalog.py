@@ -4,8 +4,8 @@ Only files that commits name are opened. DuckDB sees registered datasets and not
 (`LockedDuckDB`), so that SQL from a user can neither write nor read another file. Views:
 `sequences, rollouts, turns, messages, groups, tasks`, `deliveries` (group_id, delivery_seq,
 min_version: the order in which groups were handed out), `scores` (rewards given later), `trained`
-(which sequences made which checkpoint), `annotations`, and `partial` (attempts that did not commit,
-superseded ones too).
+(which sequences made which checkpoint), `annotations`, `versions` (published weights and where
+they are), and `partial` (attempts that did not commit, superseded ones too).
 """
 
 from __future__ import annotations

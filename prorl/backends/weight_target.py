@@ -6,8 +6,10 @@ understands.
 | `PRORL` | the embedded backend | `POST /update_weights {"path", "version"}` |
 | `VLLM_TRANSFER` | vLLM with weight transfer by disk | `/{start,finish}_weight_update` around it |
 | `VLLM_RELOAD` | any vLLM in developer mode | `/collective_rpc`, `/update_weight_version` |
+| `VLLM_ADAPTER` | vLLM with LoRA, for a directory that holds an adapter | `/v1/load_lora_adapter` |
 
-`VLLM_RELOAD` is wrong for tied embeddings.
+`VLLM_RELOAD` is wrong for tied embeddings. An adapter takes the place of the one that the service's
+`model` names.
 
 Invariants: a dialect is found by asking the server, once; every call is answered before the next is
 sent; whatever goes wrong is a BackendError. Not promised: that a server which failed in the middle
@@ -16,6 +18,7 @@ still serves what it served before: ask `version`. Protocol as measured with vLL
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -45,8 +48,8 @@ class WeightDialect:
     """What a kind of server wants to hear."""
 
     name: str
-    update: Callable[[str, int, str], tuple[WeightCall, ...]]
-    """(path, version, label) -> the calls between pause and resume."""
+    update: Callable[[str, int, str, str], tuple[WeightCall, ...]]
+    """(path, version, label, model) -> the calls between pause and resume."""
     states_labels: bool = False
     """Each reply says which weights sampled it; else RUN asks after the call."""
 
@@ -56,14 +59,14 @@ _NEITHER = WeightCall("/update_weight_version", {"new_version": "loading"})
 
 PRORL = WeightDialect(
     name="prorl",
-    update=lambda path, version, label: (
+    update=lambda path, version, label, model: (
         WeightCall("/update_weights", {"path": path, "version": version, "label": label}),
     ),
     states_labels=True,
 )
 VLLM_TRANSFER = WeightDialect(
     name="vllm-transfer",
-    update=lambda path, version, label: (
+    update=lambda path, version, label, model: (
         _NEITHER,
         WeightCall("/start_weight_update"),
         WeightCall("/update_weights", {"update_info": {"path": path}}),
@@ -72,7 +75,7 @@ VLLM_TRANSFER = WeightDialect(
 )
 VLLM_RELOAD = WeightDialect(
     name="vllm-reload",
-    update=lambda path, version, label: (
+    update=lambda path, version, label, model: (
         _NEITHER,
         WeightCall(
             "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}
@@ -80,13 +83,35 @@ VLLM_RELOAD = WeightDialect(
         WeightCall("/update_weight_version", {"new_version": label}),
     ),
 )
+VLLM_ADAPTER = WeightDialect(
+    name="vllm-adapter",
+    update=lambda path, version, label, model: (
+        _NEITHER,
+        WeightCall(
+            "/v1/load_lora_adapter",
+            {"lora_name": model, "lora_path": path, "load_inplace": True},
+        ),
+        WeightCall("/update_weight_version", {"new_version": label}),
+    ),
+)
+
+ADAPTER_FILE = "adapter_config.json"
+
+
+def is_adapter(path: str) -> bool:
+    """Whether a directory holds a LoRA adapter as PEFT writes it, not a whole checkpoint."""
+    return bool(path) and os.path.exists(os.path.join(path, ADAPTER_FILE))
 
 
 class WeightTarget:
-    """One model server that takes weights. Its session belongs to the caller."""
+    """One model server that takes weights. Its session belongs to the caller. `model`: the name
+    that rollouts ask for.
+    """
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, key: str = "") -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, key: str = "", model: str = ""
+    ) -> None:
+        self.url, self._model = url.rstrip("/"), model
         self._session = session
         # After an error vLLM closes a connection that it has just said to keep, and the next call
         # would be lost with it.
@@ -111,8 +136,19 @@ class WeightTarget:
         Raises BackendError.
         """
         dialect = await self.dialect()
-        for call in dialect.update(path, version, label):
+        if is_adapter(path):
+            dialect = self._adapted(dialect)
+        for call in dialect.update(path, version, label, self._model):
             await self._call("POST", call.path, call.body)
+
+    def _adapted(self, dialect: WeightDialect) -> WeightDialect:
+        if dialect is PRORL or not self._model:
+            raise BackendError(
+                FailureCode.BACKEND_PROTOCOL,
+                f"{self.url} takes no adapter: start vLLM with --enable-lora --lora-modules"
+                " NAME=DIR, and set the service's `model` to NAME",
+            )
+        return VLLM_ADAPTER
 
     async def label(self) -> str:
         """What the server calls the weights that it serves. Raises BackendError."""

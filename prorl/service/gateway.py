@@ -44,7 +44,9 @@ from prorl.service.publish import Publisher
 from prorl.service.servers import Servers
 from prorl.service.snapshot import run_snapshot, wanted
 from prorl.service.state import UPSTREAM, RunRecord, WorkerRecord
+from prorl.service.versions import keep_version
 from prorl.service.watchdog import ProgressWatchdog
+from prorl.storage.layout import RunDir
 
 LAZY_S = 0.1
 """How long changes that nobody waits for may wait for company in a transaction."""
@@ -97,7 +99,16 @@ class Gateway:
             self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
         )
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
-        self.publisher = Publisher(self.core, self.durable, self._tell_paused, self.servers.key_of)
+        self.publisher = Publisher(
+            self.core,
+            self.durable,
+            self._tell_paused,
+            self.servers.key_of,
+            model=config.model,
+            record=lambda record: keep_version(
+                RunDir(config.run_directory(record.run_id)), record, wall()
+            ),
+        )
         self.core.watched.on_change = self.backends_changed
         self._channels: dict[WorkerRecord, Channel] = {}
         self._live_store: WorkerRecord | None = None

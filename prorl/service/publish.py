@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -28,7 +29,7 @@ import aiohttp
 
 from prorl.backends.catalogue import is_server
 from prorl.backends.labels import label_of
-from prorl.backends.weight_target import WeightTarget
+from prorl.backends.weight_target import WeightTarget, is_adapter
 from prorl.errors import BackendError, RolloutError, UnavailableError, boundary
 from prorl.service.core import Core
 from prorl.service.state import RunRecord
@@ -64,6 +65,19 @@ class ServedWeights(NamedTuple):
         return label.startswith(label_of(self.tag, self.version, ""))
 
 
+class Record(NamedTuple):
+    """A row of the run's table `versions`."""
+
+    run_id: str
+    version: int
+    path: str
+    pause: str
+    adapter: bool
+    took: tuple[str, ...]
+    failed: Mapping[str, str]
+    load_s: float
+
+
 class Published(NamedTuple):
     """The outcome of a publication."""
 
@@ -88,9 +102,12 @@ class Publisher:
         durable: Durable,
         tell_paused: TellPaused,
         key_of: Callable[[str], str] = lambda name: "",
+        *,
+        model: str = "",
+        record: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self._core, self._durable, self._tell_paused = core, durable, tell_paused
-        self._key_of = key_of
+        self._key_of, self._model, self._record = key_of, model, record
         self._session: aiohttp.ClientSession | None = None
         self._targets: dict[str, WeightTarget] = {}
         self._wanted: dict[str, ServedWeights] = {}
@@ -143,6 +160,7 @@ class Publisher:
         version, path = weights.version, weights.path
         async with self._turn:
             failed: dict[str, str] = {}
+            began = time.monotonic()
             names = self._servers(run) if path and version >= run.version else []
             if names:
                 failed = await self._spread(names, weights, pooled=not run.config.backends)
@@ -153,7 +171,23 @@ class Publisher:
                     )
             fresh = self._core.publish(run, version, by_service=bool(names))
             await self._durable()
+            took = tuple(name for name in names if name not in failed)
+            load_s = time.monotonic() - began
+            record = Record(
+                run.run_id, version, path, weights.pause, is_adapter(path), took, failed, load_s
+            )
+            await self._keep(record)
             return Published(version, fresh, failed)
+
+    async def _keep(self, record: Record) -> None:
+        """In the run's directory, for readers: a disk that refuses stops no training."""
+        try:
+            await asyncio.to_thread(self._record, record)
+        except OSError as error:
+            log.warning(
+                "version %d of run %s is not in the run's table: %s",
+                *(record.version, record.run_id, error),
+            )
 
     def _servers(self, run: RunRecord) -> list[str]:
         names = run.config.backends or tuple(self._core.state.balancer.states)
@@ -254,7 +288,8 @@ class Publisher:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         if name not in self._targets:
-            self._targets[name] = WeightTarget(self._session, name, self._key_of(name))
+            key = self._key_of(name)
+            self._targets[name] = WeightTarget(self._session, name, key, self._model)
         return self._targets[name]
 
     # ---- backends that join, or come back

@@ -15,6 +15,8 @@ from aiohttp import web
 from prorl.control import Kind, Paused, VersionPublished
 from prorl.service import probes, publish
 from prorl.service.balancer import Balancer
+from prorl.storage.catalog import StoredRun
+from prorl.storage.verify import verify
 from prorl.types import Json
 from tests.service.world import World, group, world
 
@@ -25,7 +27,7 @@ class ModelServer:
     def __init__(self, vllm: str = "") -> None:
         self.said: list[str] = []
         self.version = "default" if vllm else "0"
-        self.path = ""
+        self.path = self.adapter = ""
         self.refuses = self.paused = self.silent = self.serves = False
         self.freezes_at = ""
         self.others: list[ModelServer] = []
@@ -92,6 +94,9 @@ class ModelServer:
                 self.path, self.version = body["path"], str(body["label"])
             case "/update_weights":
                 self.path = body["update_info"]["path"]
+            case "/v1/load_lora_adapter":
+                assert body["load_inplace"] is True
+                self.path, self.adapter = body["lora_path"], body["lora_name"]
             case "/collective_rpc":
                 self.path = body["kwargs"]["weights_path"]
             case "/finish_weight_update":
@@ -212,6 +217,57 @@ async def test_vllm_is_spoken_to_in_its_own_words(
             "/resume",
         ]
         assert (server.path, server.number) == ("/w/1", "1")
+
+
+@pytest.mark.parametrize("pause", ["wait", "keep"])
+async def test_what_becomes_of_calls_that_run_is_the_trainers_choice(
+    tmp_path: Path, pause: str
+) -> None:
+    async with servers(1, "0.27") as (server,), world(tmp_path, backends=(server.url,)) as w:
+        await w.run()
+        body = {"path": "/w/1", "pause": pause}
+        assert (await w.http("POST", "/v1/runs/r/versions", body))[0] == 201
+        assert server.said[1] == f"/pause?mode={pause}"
+        (row,) = StoredRun(w.config.run_directory("r")).sql("from versions").to_pylist()
+        assert row["pause"] == pause
+
+
+async def test_an_adapter_takes_the_place_of_the_one_that_the_model_names(tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora" / "adapter_config.json").write_text("{}")
+    path = str(tmp_path / "lora")
+    async with (
+        servers(1, "0.32") as (server,),
+        world(tmp_path, backends=(server.url,), model="policy") as w,
+    ):
+        await w.run()
+        assert (await say(w, path))[0] == 201
+        words = ["/update_weight_version", "/v1/load_lora_adapter", "/update_weight_version"]
+        assert server.said[2:-1] == words, "its label says neither while it loads"
+        assert (server.path, server.adapter, server.number) == (path, "policy", "1")
+        assert (await say(w, "/w/2"))[0] == 201
+        assert (server.path, server.number) == ("/w/2", "2"), "a whole checkpoint again"
+    (tmp_path / "o").mkdir()
+    async with servers(1) as (ours,), world(tmp_path / "o", backends=(ours.url,)) as w:
+        await w.run()
+        status, answer = await say(w, path)
+        assert (status, "takes no adapter" in answer["message"]) == (503, True)
+
+
+async def test_versions_are_a_table_of_the_run_directory(tmp_path: Path) -> None:
+    async with servers(2) as found, world(tmp_path, backends=urls(found)) as w:
+        await w.run()
+        assert (await say(w, "/w/1"))[0] == 201
+        found[1].refuses = True
+        assert (await say(w, "/w/2"))[0] == 201
+        assert (await say(w, "/w/2", version=2))[0] == 200
+        rows = StoredRun(w.config.run_directory("r")).sql("from versions order by version")
+        kept = [(row["version"], row["path"], len(row["took"])) for row in rows.to_pylist()]
+        assert kept == [(1, "/w/1", 2), (2, "/w/2", 1)], "once each, however often it was said"
+        (why,) = rows.column("failed")[1].as_py()
+        assert why.startswith(found[1].url)
+        assert rows.column("at")[0].as_py().year >= 2026
+    assert not verify(w.config.run_directory("r"))
 
 
 async def test_a_backend_that_refuses_is_fenced_and_reported_until_it_takes_them(
