@@ -109,11 +109,11 @@ class Served(NamedTuple):
 
     def plus(self, other: Served) -> Served:
         """The sum of both."""
-        return Served(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return Served._make(mine + theirs for mine, theirs in zip(self, other, strict=True))
 
     def since(self, before: Served) -> Served:
         """What came after `before`; all of it where the count began anew."""
-        grown = Served(*(mine - theirs for mine, theirs in zip(self, before, strict=True)))
+        grown = Served._make(mine - theirs for mine, theirs in zip(self, before, strict=True))
         return self if min(grown) < 0 else grown
 
 

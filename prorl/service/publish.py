@@ -104,7 +104,7 @@ class Publisher:
         key_of: Callable[[str], str] = lambda name: "",
         *,
         model: str = "",
-        record: Callable[[Record], None] = lambda record: None,
+        record: Callable[[Record], object] = lambda record: None,
     ) -> None:
         self._core, self._durable, self._tell_paused = core, durable, tell_paused
         self._key_of, self._model, self._record = key_of, model, record
