@@ -61,10 +61,10 @@ class Site:
         self.service.running(SLOTS + 1)
 
     def busy(self) -> int:
-        """RUN slots that are in use."""
+        """How many RUNs have something in hand."""
         with prorl.connect(self.service.root) as client:
             found = client.status()["workers"]
-        return sum(worker["in_flight"] > 0 for worker in found if worker["role"] == "run")
+        return sum(worker["held"] > 0 for worker in found if worker["role"] == "run")
 
     def close(self) -> None:
         """End the placer in order."""
