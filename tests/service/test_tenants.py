@@ -115,11 +115,36 @@ def test_a_tenant_with_ten_thousand_queued_groups_takes_half_and_no_more(tmp_pat
     beside_few = mean_wait(tmp_path / "few", 200)
     beside_many = mean_wait(tmp_path / "many", 10_000)
     weighed = mean_wait(tmp_path / "weighed", 10_000, small=Quota(weight=3))
-    print(f"mean wait {alone:.2f} s alone, {beside_few:.2f} beside 200 groups,", end=" ")
+    share = mean_wait(tmp_path / "share", 0, small=Quota(rollouts_in_hand=SLOTS // 2))
+    print(f"mean wait {alone:.2f} s alone, {share:.2f} alone on half of the slots,")
+    print(f"{beside_few:.2f} beside 200 groups,", end=" ")
     print(f"{beside_many:.2f} beside 10,000; {weighed:.2f} with three times their weight")
     assert beside_many == pytest.approx(beside_few)
     assert beside_many < 2.1 * alone
+    assert beside_many < 1.1 * share, "who queues more moves nobody's fair share"
     assert weighed < 1.5 * alone
+
+
+def test_a_tenant_below_its_share_waits_for_one_rollout_to_end_at_most(tmp_path: Path) -> None:
+    """It has fewest in hand, so each slot that comes free is its own: a rollout takes at most twice
+    what it takes on an idle service.
+    """
+    waits: list[float] = []
+    with shop(tmp_path) as s:
+        s.submit(s.run("theirs", tenant="big", max_open_groups=10**6), 1000)
+        ours = s.run("ours", tenant="small", max_open_groups=10**6)
+        s.step()
+        for _ in range(20):
+            began, first = s.now, ours.next_rollout
+            s.submit(ours, SLOTS // 2)
+            while ours.in_hand or ours.rollout_states[RolloutState.QUEUED]:
+                s.step()
+            leased = {k.rollout_id: at for k, at in s.leased_at.items() if k.run_id == "ours"}
+            waits += [leased[i] - began for i in range(first, first + SLOTS // 2)]
+    slowed = (max(waits) + ROLLOUT_S) / ROLLOUT_S
+    mean = 1 + sum(waits) / len(waits) / ROLLOUT_S
+    print(f"from submission to the end {mean:.2f}x on average, {slowed:.2f}x at most")
+    assert max(waits) <= ROLLOUT_S
 
 
 def test_many_runs_of_one_tenant_share_its_part(tmp_path: Path) -> None:
