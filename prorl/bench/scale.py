@@ -1,10 +1,14 @@
 """`prorl bench scale`: nodes of this machine, placed by Dask, over TLS, on rollouts that only wait.
 
-Rows: `rollouts_per_s.N` on N nodes with `efficiency.N`, its ratio to N times one node's;
-`gateway_ms.N`, CPU of the gateway a rollout; `simulated.N`, the efficiency that the model of
-`scale_model.py` expects with these costs, up to 1,024 nodes; `saturates_at_nodes`. The waiting
-times are quantiles of a stored run's turns and tools when PRORL_BENCH_RUN names its directory, else
-of a log-normal distribution. PRORL_BENCH_PLOT names a PNG for the picture with the ideal line.
+Rows: `rollouts_per_s.N` on N nodes with `efficiency.N`, its ratio to N times one node's, and what
+the model of `scale_model.py` expects of the same work; `gateway_ms.N`, CPU of the gateway a
+rollout; `node_share`, what an idle node costs the gateway; `simulated.N`, the efficiency with these
+costs in a service that is never empty, up to 1,024 nodes; `saturates_at_nodes`, as it is, with two
+gateways, and with half the heartbeats. The waiting times are quantiles of a stored run's turns and
+tools when PRORL_BENCH_RUN names its directory, else of a log-normal distribution. PRORL_BENCH_PLOT
+names a PNG for the picture with the ideal line. PRORL_BENCH_DELAY_MS=50 puts service and nodes on
+two hosts (network namespaces, root) whose every word takes so long each way, and measures only the
+largest number of nodes.
 
 One machine's cores are shared by all nodes: what is measured is what the service costs, so the
 rollouts must wait for longer than all of that takes.
@@ -17,13 +21,16 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from prorl.bench.report import Figure, Report, machine
-from prorl.bench.scale_model import Costs, saturation, simulate
+from prorl.bench.scale_model import Costs, Point, makespan_s, saturation, simulate
+from prorl.bench.wire import HERE, far_apart
 from prorl.client.client import Client, connect
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
@@ -33,9 +40,12 @@ from prorl.types import Task
 
 SLOTS = 16
 """RUN slots of a node."""
-ROUNDS = 6
+ROUNDS = 4
 """Rollouts of each slot."""
 NUM_TIMES = 8
+IDLE_S = 4.0
+SHORT_S = 0.1
+"""Wait of rollouts that fill the cores: what a rollout costs a service that is never empty."""
 COMMON = {"init": {"slots": SLOTS}, "run": {"slots": SLOTS}, "eval": {"slots": SLOTS}}
 PATIENCE_S = 600.0
 
@@ -58,65 +68,90 @@ def times_s(run: str, mean_s: float) -> tuple[float, ...]:
 async def run(quick: bool) -> Report:
     """Measure 1, 2 nodes when quick, else 1, 2, 4 and 8; then the model with these costs."""
     waits = times_s(os.environ.get("PRORL_BENCH_RUN", ""), 2.0 if quick else 8.0)
-    measured = [await _measure(nodes, waits) for nodes in ((1, 2) if quick else (1, 2, 4, 8))]
-    rows = [row for point in measured for row in _rows(point, measured[0])]
-    costs = Costs(gateway_s=measured[0]["gateway_s"], store_s=measured[0]["store_s"])
-    model = [simulate(2**power, SLOTS, waits, costs) for power in range(11)]
-    rows += [
-        Figure(
-            what=f"simulated.{point.nodes}",
-            value=point.efficiency,
-            unit="of ideal",
-            note=f"gateway {point.gateway_busy:.0%}, store {point.store_busy:.0%} of a core",
-        )
-        for point in model
-    ]
-    limit = float(saturation(SLOTS, waits, costs))
-    rows.append(Figure(what="saturates_at_nodes", value=limit, unit="nodes at 95 %"))
+    delay_ms = float(os.environ.get("PRORL_BENCH_DELAY_MS", "0"))
+    counts = (1, 2) if quick else (1, 2, 4, 8)
+    if delay_ms:
+        with far_apart(delay_ms / 1000) as ends:
+            ends.enter()
+            points = await _measure(counts[-1:], waits, HERE, ends.there)
+        rows = _far_rows(points[0], delay_ms)
+        return Report(bench="scale", machine=machine(), rows=tuple(rows))
+    points = await _measure(counts, waits)
+    model = Model.of(points, waits)
+    rows = [row for point in points for row in _rows(point, points[0], model)]
+    rows += model.rows()
     if plot := os.environ.get("PRORL_BENCH_PLOT", ""):
-        _plot(Path(plot), measured, [(point.nodes, point.rate) for point in model])
+        _plot(Path(plot), points, model)
     return Report(bench="scale", machine=machine(), rows=tuple(rows))
 
 
-async def _measure(nodes: int, waits: tuple[float, ...]) -> dict[str, float]:
-    """So many nodes: rollouts a second, and CPU of gateway and store for each."""
+async def _measure(
+    counts: tuple[int, ...],
+    waits: tuple[float, ...],
+    host: str = "127.0.0.1",
+    before: tuple[str, ...] = (),
+) -> list[Measured]:
+    """One service that is given more and more nodes."""
     from prorl.deploy import cluster as clusters
     from prorl.deploy.leavers import Leavers
 
     leavers = Leavers(drain_s=5.0, term_s=1.0)
+    points = []
     with tempfile.TemporaryDirectory(prefix="prorl-scale-") as folder:
         root = Path(folder) / "root"
-        async with Supervisor(_config(root, waits)) as service:
+        async with Supervisor(_config(root, waits, host)) as service:
             client = await asyncio.to_thread(connect, root)
             settings = clusters.write_settings(Path(folder), COMMON)
             join = root / "join" / "node.json"
-            async with clusters.local(join, settings, leavers) as cluster:
-                cluster.scale(nodes)
-                await asyncio.to_thread(_wait_for_nodes, client, nodes)
-                await asyncio.to_thread(_work, client, "warm-up", nodes * SLOTS)
-                pids = [service.children[name].pid for name in ("gateway", "store")]
-                before = [cpu_s(pid) for pid in pids]
-                num = nodes * SLOTS * ROUNDS
-                took_s = await asyncio.to_thread(_work, client, "work", num)
-                used = [cpu_s(pid) - then for pid, then in zip(pids, before, strict=True)]
+            placing = clusters.local(join, settings, leavers, host=host, before=before)
+            async with placing as cluster:
+                for nodes in counts:
+                    cluster.scale(nodes)
+                    await asyncio.to_thread(_wait_for_nodes, client, nodes)
+                    pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
+                    points.append(await asyncio.to_thread(_point, client, nodes, pids, waits))
                 leavers.ending = True
             await leavers.gone()
             client.close()
-    return {
-        "nodes": nodes,
-        "rate": num / took_s,
-        "gateway_s": used[0] / num,
-        "store_s": used[1] / num,
-    }
+    return points
 
 
-def _config(root: Path, waits: tuple[float, ...]) -> ServiceConfig:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+def _point(client: Client, nodes: int, pids: list[int], waits: tuple[float, ...]) -> Measured:
+    """What so many nodes, which are there, do and cost."""
+    _work(client, f"warm-up-{nodes}", nodes * SLOTS, (SHORT_S,))
+    num = nodes * SLOTS * ROUNDS
+    idle = _used(pids, lambda: time.sleep(IDLE_S))
+    took_s: list[float] = []
+    busy = _used(pids, lambda: took_s.append(_work(client, f"work-{nodes}", num, waits)))
+    burst = _used(pids, lambda: took_s.append(_work(client, f"burst-{nodes}", num, (SHORT_S,))))
+    return Measured(
+        nodes=nodes,
+        rate=num / took_s[0],
+        gateway_s=busy[0] / num,
+        idle_share=idle[0] / IDLE_S,
+        full_gateway_s=max(1e-4, (burst[0] - took_s[1] * idle[0] / IDLE_S) / num),
+        full_store_s=max(1e-4, (burst[1] - took_s[1] * idle[1] / IDLE_S) / num),
+    )
+
+
+def _used(pids: list[int], work: Callable[[], object]) -> list[float]:
+    """CPU seconds of each of these processes while something is done."""
+    before = [cpu_s(pid) for pid in pids]
+    work()
+    return [cpu_s(pid) - then for pid, then in zip(pids, before, strict=True)]
+
+
+def _config(root: Path, waits: tuple[float, ...], host: str) -> ServiceConfig:
+    with socket.create_server((host, 0)) as probe:
         port = min(probe.getsockname()[1], 65000)
     values: dict[str, Any] = {stage: {**pool, "workers": 0} for stage, pool in COMMON.items()}
-    values |= {"root": root, "listen": f"127.0.0.1:{port}"}
-    values["backends"] = tuple(f"scripted:noop?delay_s={wait}" for wait in waits)
+    values |= {"root": root, "listen": f"{host}:{port}"}
+    values["backends"] = tuple(map(_server, (*waits, SHORT_S)))
     return ServiceConfig.model_validate(values)
+
+
+def _server(wait_s: float) -> str:
+    return f"scripted:noop?delay_s={wait_s}"
 
 
 def _wait_for_nodes(client: Client, nodes: int) -> None:
@@ -126,51 +161,156 @@ def _wait_for_nodes(client: Client, nodes: int) -> None:
     )
 
 
-def _work(client: Client, name: str, num: int) -> float:
-    """Seconds from the submission of so many rollouts to the run's end."""
-    client.create_run(run_id=name, max_open_groups=max(256, 2 * num))
-    began = time.monotonic()
+def _work(client: Client, name: str, num: int, waits: tuple[float, ...]) -> float:
+    """Seconds from the first lease of so many rollouts to the run's end."""
+    servers = list(map(_server, waits))
+    client.create_run(run_id=name, max_open_groups=max(256, 2 * num), backends=servers)
     tasks = (Task(task_id=f"{name}/{i}", env="noop", prompt="wait") for i in range(num))
     client.submit(name, tasks, 1, key=name, last=True)
-    _until(lambda: client.run(name)["state"] == "finished", f"run {name}")
-    return time.monotonic() - began
+    _until(lambda: client.run(name)["state"] == "finished", f"run {name}", look_s=1.0)
+    view = client.run(name)
+    return float(view["finished_at"] - view["started_at"])
 
 
-def _until(holds: Any, what: str) -> None:
+def _until(holds: Any, what: str, look_s: float = 0.2) -> None:
     end = time.monotonic() + PATIENCE_S
     while not holds():
         if time.monotonic() > end:
             raise UnavailableError(f"not there within {PATIENCE_S:g} s: {what}")
-        time.sleep(0.1)
+        time.sleep(look_s)
 
 
-def _rows(point: dict[str, float], one: dict[str, float]) -> list[Figure]:
-    nodes = int(point["nodes"])
-    efficiency = point["rate"] / (nodes * one["rate"])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a number of nodes did, and what it cost."""
+
+    nodes: int
+    rate: float
+    """Rollouts a second, from the first lease to the last row."""
+    gateway_s: float
+    """CPU seconds a rollout, heartbeats included."""
+    idle_share: float
+    """Of a core, that the gateway takes with these nodes when nobody has anything to do."""
+    full_gateway_s: float
+    """CPU seconds a rollout at full rate, heartbeats left out."""
+    full_store_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The model, fed with what was measured."""
+
+    costs: Costs
+    lived: tuple[float, ...]
+    """Waiting times, each as often as servers that are kept equally busy give it."""
+
+    @classmethod
+    def of(cls, points: list[Measured], waits: tuple[float, ...]) -> Model:
+        """Costs of a rollout from the largest point at full rate, of a node from the idle times of
+        all; the hand-offs from the first point, so that it is the others that are foretold.
+        """
+        counts = [point.nodes for point in points]
+        share, base = np.polyfit(counts, [point.idle_share for point in points], 1)
+        costs = Costs(
+            gateway_s=points[-1].full_gateway_s,
+            store_s=points[-1].full_store_s,
+            node_share=max(0.0, float(share)),
+            base_share=max(0.0, float(base)),
+        )
+        often = [max(1, round(4 * max(waits) / wait)) for wait in waits]
+        lived = [wait for wait, times in zip(waits, often, strict=True) for _ in range(times)]
+        blank = cls(costs=costs, lived=tuple(lived))
+        one = points[0]
+        empty_s = SLOTS * ROUNDS * one.nodes * (1 / one.rate - 1 / blank.rate(one.nodes)) / ROUNDS
+        return replace(blank, costs=replace(costs, handoff_s=max(0.0, empty_s)))
+
+    def rate(self, nodes: int) -> float:
+        """Of the work that was measured."""
+        took_s = makespan_s(nodes, SLOTS, self.lived, self.costs, per_slot=ROUNDS)
+        return nodes * SLOTS * ROUNDS / took_s
+
+    def points(self) -> list[Point]:
+        """1 to 1,024 nodes of a service that is never empty."""
+        return [simulate(2**power, SLOTS, self.lived, self.costs) for power in range(11)]
+
+    def rows(self) -> list[Figure]:
+        """Its part of the report."""
+        costs = self.costs
+        rows = [
+            Figure(what="node_share", value=1000 * costs.node_share, unit="ms CPU/s of gateway"),
+            Figure(what="full_gateway", value=1000 * costs.gateway_s, unit="ms CPU/rollout"),
+            Figure(what="full_store", value=1000 * costs.store_s, unit="ms CPU/rollout"),
+            Figure(what="handoffs", value=1000 * costs.handoff_s, unit="ms between two rollouts"),
+        ]
+        for point in self.points():
+            note = f"gateway {point.gateway_busy:.0%}, store {point.store_busy:.0%} of a core"
+            what = f"simulated.{point.nodes}"
+            rows.append(Figure(what=what, value=point.efficiency, unit="of ideal", note=note))
+        helped = {
+            "": (costs, SLOTS, self.lived),
+            ".two_gateways": (replace(costs, gateways=2), SLOTS, self.lived),
+            ".half_the_heartbeats": (
+                replace(costs, node_share=costs.node_share / 2),
+                SLOTS,
+                self.lived,
+            ),
+            ".rollouts_of_a_minute": (costs, SLOTS, tuple(7.5 * wait for wait in self.lived)),
+        }
+        for name, (changed, slots, waits) in helped.items():
+            value = float(saturation(slots, waits, changed))
+            what = f"saturates_at_nodes{name}"
+            rows.append(Figure(what=what, value=value, unit="nodes at 95 %"))
+        return rows
+
+
+def _rows(point: Measured, one: Measured, model: Model) -> list[Figure]:
+    nodes = point.nodes
+    off = point.rate / model.rate(nodes)
     return [
-        Figure(what=f"rollouts_per_s.{nodes}", value=point["rate"], unit="1/s"),
-        Figure(what=f"efficiency.{nodes}", value=efficiency, unit="of ideal"),
         Figure(
-            what=f"gateway_ms.{nodes}",
-            value=1000 * point["gateway_s"],
-            unit="ms CPU/rollout",
-            note=f"{point['gateway_s'] / one['gateway_s']:.2f} of one node's",
+            what=f"rollouts_per_s.{nodes}",
+            value=point.rate,
+            unit="1/s",
+            note=f"{off:.3f} of what the model expects",
         ),
+        Figure(
+            what=f"efficiency.{nodes}",
+            value=point.rate / (nodes * one.rate),
+            unit="of ideal",
+        ),
+        _gateway_row(point, f"{point.gateway_s / one.gateway_s:.2f} of one node's"),
     ]
 
 
-def _plot(path: Path, measured: list[dict[str, float]], model: list[tuple[int, float]]) -> None:
+def _far_rows(point: Measured, delay_ms: float) -> list[Figure]:
+    note = f"{delay_ms:g} ms each way between service and nodes"
+    rate = Figure(what=f"rollouts_per_s.{point.nodes}", value=point.rate, unit="1/s", note=note)
+    return [rate, _gateway_row(point, note)]
+
+
+def _gateway_row(point: Measured, note: str) -> Figure:
+    value = 1000 * point.gateway_s
+    what = f"gateway_ms.{point.nodes}"
+    return Figure(what=what, value=value, unit="ms CPU/rollout", note=note)
+
+
+def _plot(path: Path, measured: list[Measured], model: Model) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    one = measured[0]["rate"]
-    axes.plot([n for n, _ in model], [n * one for n, _ in model], "--", color="gray", label="ideal")
-    axes.plot([n for n, _ in model], [rate for _, rate in model], label="simulated")
-    points = [(point["nodes"], point["rate"]) for point in measured]
-    axes.plot(*zip(*points, strict=True), "o", label="measured")
+    simulated = model.points()
+    one = measured[0].rate
+    counts = [point.nodes for point in simulated]
+    axes.plot(counts, [n * one for n in counts], "--", color="gray", label="ideal")
+    axes.plot(counts, [point.rate for point in simulated], label="simulated, always full")
+    finite = [point.nodes for point in measured]
+    axes.plot(finite, [model.rate(n) for n in finite], "x", label="simulated, the measured work")
+    points = [(point.nodes, point.rate) for point in measured]
+    axes.plot(*zip(*points, strict=True), "o", label="measured", fillstyle="none", markersize=9)
     axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="rollouts a second")
+    axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(path, dpi=150, bbox_inches="tight")

@@ -1,20 +1,18 @@
 """A discrete-event model of one gateway, one store and N nodes, fed with measured costs.
 
-    python -m prorl.bench.scale_model        # the table, with the costs below
-
 Each RUN slot has one rollout after the other: it asks for a lease, works for a time drawn from the
 measured ones, and its row is stored. Gateway and store are one core each and take one thing after
 the other: a rollout costs the gateway `gateway_s` of CPU and the store `store_s`, and every node
-costs the gateway `node_share` of a core (heartbeats). What is not modelled: the network (a round
-trip is hidden by leases ahead of credit), fsync (shared by all that wait), and model servers, which
-are assumed to keep up.
+costs the gateway `node_share` of a core (heartbeats). `handoff_s` is what a rollout waits between
+two stages when nobody is busy. What is not modelled: the network (a round trip is hidden by leases
+ahead of credit), fsync (shared by all that wait), and model servers, which are assumed to keep up.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -28,6 +26,12 @@ class Costs:
     """CPU seconds of the store for a rollout."""
     node_share: float = 0.0045
     """CPU seconds a second that a node costs the gateway."""
+    base_share: float = 0.0
+    """The same of a gateway without nodes."""
+    handoff_s: float = 0.0
+    """What a slot is empty between two rollouts."""
+    gateways: int = 1
+    """Each with a store of its own, and an equal part of the nodes: runs are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,34 +58,78 @@ def simulate(
     >>> 0.98 < alone.efficiency <= 1.0
     True
     """
-    draw = random.Random(nodes).choice
-    slowed = max(1e-9, 1.0 - nodes * costs.node_share)  # of its core that is left for rollouts
-    lease_s, stored_s = costs.gateway_s / slowed, costs.store_s
-    total, warm = nodes * slots * per_slot, nodes * slots * per_slot // 4
-    # Slots start spread over the mean time, as they do once a service has run for a while.
     mean_s = sum(times_s) / len(times_s)
+    # Slots start spread over the mean time, as they do once a service has run for a while.
     spread = random.Random(nodes + 1).uniform
-    ends = [spread(0.0, mean_s) for _ in range(nodes * slots)]
-    heapq.heapify(ends)
-    gateway_free = store_free = began_s = ended_s = 0.0
-    for done in range(total):
-        now = heapq.heappop(ends)
-        store_free = max(store_free, now) + stored_s
-        # A row that the store has not taken holds its place in EVAL: the slot waits for it.
-        gateway_free = max(gateway_free, now) + lease_s
-        ended_s = max(gateway_free, store_free)
-        heapq.heappush(ends, ended_s + draw(times_s))
-        if done == warm:
-            began_s = ended_s
-    took_s = max(ended_s - began_s, 1e-9)
-    rate = (total - 1 - warm) / took_s
+    starts = [spread(0.0, mean_s) for _ in range(-(-nodes * slots // costs.gateways))]
+    total = len(starts) * per_slot
+    stored = _stored(starts, nodes, times_s, costs, total, supply=2 * total)
+    warm = total // 4
+    took_s = max(stored[-1] - stored[warm], 1e-9)
+    rate = costs.gateways * (total - 1 - warm) / took_s
+    shared = costs.base_share + nodes / costs.gateways * costs.node_share
     return Point(
         nodes=nodes,
         rate=rate,
         efficiency=min(1.0, rate * mean_s / (nodes * slots)),
-        gateway_busy=min(1.0, rate * costs.gateway_s + nodes * costs.node_share),
-        store_busy=min(1.0, rate * costs.store_s),
+        gateway_busy=min(1.0, rate / costs.gateways * costs.gateway_s + shared),
+        store_busy=min(1.0, rate / costs.gateways * costs.store_s),
     )
+
+
+def makespan_s(
+    nodes: int, slots: int, times_s: Sequence[float], costs: Costs, *, per_slot: int
+) -> float:
+    """Seconds from the first lease of a run of so many rollouts a slot to its last row: what a
+    measurement that begins and ends with empty slots should show.
+
+    >>> makespan_s(1, 4, [2.0], Costs(gateway_s=0.0, store_s=0.0), per_slot=3)
+    6.0
+    """
+    total = nodes * slots * per_slot
+    return _stored([0.0] * nodes * slots, nodes, times_s, costs, total, supply=total)[-1]
+
+
+def _stored(
+    free_at: list[float],
+    nodes: int,
+    times_s: Sequence[float],
+    costs: Costs,
+    total: int,
+    supply: int,
+) -> list[float]:
+    """When each of the first `total` rollouts of `supply` is stored, given when each slot is free
+    for its first one.
+    """
+    deal = _dealt(times_s, random.Random(nodes))
+    shared = costs.base_share + nodes / costs.gateways * costs.node_share
+    lease_s = costs.gateway_s / max(1e-3, 1.0 - shared)
+    slots = list(free_at)
+    heapq.heapify(slots)
+    # Rollouts that work, by their end; a slot is either here or there.
+    working: list[float] = []
+    gateway_free = store_free = 0.0
+    started = 0
+    stored: list[float] = []
+    while len(stored) < total:
+        if slots and started < supply and (not working or slots[0] <= working[0]):
+            gateway_free = max(gateway_free, heapq.heappop(slots)) + lease_s
+            heapq.heappush(working, gateway_free + costs.handoff_s + next(deal))
+            started += 1
+        else:
+            # A row that the store has not taken holds its place in EVAL: the slot waits for it.
+            store_free = max(store_free, heapq.heappop(working)) + costs.store_s
+            stored.append(store_free)
+            heapq.heappush(slots, store_free)
+    return stored
+
+
+def _dealt(times_s: Sequence[float], draw: random.Random) -> Iterator[float]:
+    """The times in random order, again and again: each comes as often as the others, as it does
+    from servers that are kept equally busy.
+    """
+    while True:
+        yield from draw.sample(times_s, len(times_s))
 
 
 def saturation(slots: int, times_s: Sequence[float], costs: Costs, floor: float = 0.95) -> int:

@@ -15,7 +15,7 @@ import asyncio
 import math
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,17 @@ class NodeProcess(ProcessInterface):  # type: ignore[misc]
     """A node as a process of this host."""
 
     def __init__(
-        self, scheduler: str, name: str, join: Path, config: Path, leavers: Leavers
+        self,
+        scheduler: str,
+        name: str,
+        join: Path,
+        config: Path,
+        leavers: Leavers,
+        before: Sequence[str] = (),
     ) -> None:
         super().__init__(scheduler=scheduler, name=name)
         self._leavers = leavers
-        self._argv = [sys.executable, "-m", MODULE, scheduler, *arguments(join, config)]
+        self._argv = [*before, sys.executable, "-m", MODULE, scheduler, *arguments(join, config)]
         self._argv += ["--name", str(name)]
         self.process: asyncio.subprocess.Process | None = None
 
@@ -126,15 +132,24 @@ def write_settings(folder: Path, settings: Mapping[str, Json]) -> Path:
     return path
 
 
-def local(join: Path, config: Path, leavers: Leavers) -> SpecCluster:
-    """Nodes as processes of this host; to be entered with `async with`."""
-    options = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}
+def local(
+    join: Path,
+    config: Path,
+    leavers: Leavers,
+    *,
+    host: str = "127.0.0.1",
+    before: Sequence[str] = (),
+) -> SpecCluster:
+    """Nodes as processes of this host; to be entered with `async with`. `host`: address of the
+    scheduler; `before`: words that go before the command of a node (`nsenter ...`).
+    """
+    options = {"host": host, "dashboard": False, "dashboard_address": ":0"}
     return SpecCluster(
         workers={},
         scheduler={"cls": Scheduler, "options": options},
         worker={
             "cls": NodeProcess,
-            "options": {"join": join, "config": config, "leavers": leavers},
+            "options": {"join": join, "config": config, "leavers": leavers, "before": before},
         },
         asynchronous=True,
         name="prorl",
