@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,34 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     )
     assert not [line for line in done.stderr.splitlines() if "prorl.service" in line], done.stderr
     assert done.returncode == 0, done.stderr
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Of the container file, continued lines joined."""
+    text = (CONFIGS / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.partition(" ") for line in text.splitlines() if line and line[0] != "#"]
+    return [(name, rest.strip()) for name, _, rest in lines]
+
+
+def test_the_container_file_copies_what_there_is_and_installs_extras_that_exist() -> None:
+    extras = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["project"]
+    asked = instructions()
+    copied = [word for name, rest in asked if name == "COPY" for word in rest.split()[:-1]]
+    assert all((CONFIGS.parent / word).exists() for word in copied)
+    links = [path for path in (CONFIGS.parent / "prorl").iterdir() if path.is_symlink()]
+    assert links
+    assert {path.resolve().name for path in links} <= set(copied), "what prorl/ links to goes along"
+    found = re.search(r"/src\[(.*?)\]", " ".join(rest for name, rest in asked if name == "RUN"))
+    assert found
+    assert set(found[1].split(",")) <= set(extras["optional-dependencies"])
+
+
+@pytest.mark.parametrize("kind", ["CMD", "HEALTHCHECK"])
+def test_the_container_runs_commands_that_exist(kind: str) -> None:
+    (rest,) = (rest for name, rest in instructions() if name == kind)
+    words = json.loads(rest[rest.index("[") :])
+    words = words[1:] if words[0] == "prorl" else words
+    command, bound, ignored = build().parse_args(words, exit_on_error=False, print_error=False)[:3]
+    assert command.__name__ == words[0]
+    assert "root" in bound.arguments
+    assert not ignored
