@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from prorl.bench.scale import NUM_TIMES, times_s
-from prorl.bench.scale_model import Costs, saturation, simulate
+from prorl.bench.scale_model import Costs, makespan_s, saturation, simulate
 
 WAITS = (5.0, 10.0, 15.0)
 CHEAP = Costs(gateway_s=1e-6, store_s=1e-6, node_share=0.0)
@@ -19,7 +21,7 @@ def test_where_nothing_is_shared_nodes_add_up(nodes: int) -> None:
 
 @pytest.mark.parametrize("which", ["gateway_s", "store_s"])
 def test_a_core_that_is_full_is_the_limit(which: str) -> None:
-    costs = Costs(**{"gateway_s": 1e-6, "store_s": 1e-6, "node_share": 0.0, which: 0.05})
+    costs = replace(CHEAP, **{which: 0.05})  # type: ignore[arg-type]  # a field of floats
     assert simulate(64, 16, WAITS, costs).rate == pytest.approx(20.0, rel=0.1)
 
 
@@ -38,3 +40,15 @@ def test_waits_have_the_mean_that_was_asked_for() -> None:
     assert len(waits) == NUM_TIMES
     assert np.mean(waits) == pytest.approx(8.0, abs=0.01)
     assert list(waits) == sorted(waits)
+
+
+def test_a_second_gateway_carries_as_many_again() -> None:
+    costs = Costs(gateway_s=0.05, store_s=1e-6, node_share=0.0)
+    one, two = (simulate(64, 16, WAITS, replace(costs, gateways=n)).rate for n in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.1)
+
+
+def test_a_measurement_that_begins_and_ends_empty_takes_its_longest_rollouts_longer() -> None:
+    assert makespan_s(1, 4, [2.0], CHEAP, per_slot=3) == pytest.approx(6.0, abs=0.01)
+    handed = replace(CHEAP, handoff_s=0.5)
+    assert makespan_s(1, 4, [2.0], handed, per_slot=3) == pytest.approx(7.5, abs=0.01)
