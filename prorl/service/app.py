@@ -19,17 +19,15 @@ from starlette.exceptions import HTTPException
 from prorl import plugins
 from prorl.agents import get_agent
 from prorl.backends.catalogue import is_server
-from prorl.backends.vllm_probe import Vocabulary
 from prorl.config import NAME, RunConfig
 from prorl.envs import get_env
 from prorl.errors import ConfigError, ProrlError, TaskError, UserError
 from prorl.filters import FILTERS
 from prorl.protocols import Env
 from prorl.renderer.check import check as check_renderer
-from prorl.renderer.load import SAMPLE
 from prorl.service import metrics, views
 from prorl.service.accept import Candidate, CheckTask
-from prorl.service.backend_routes import backend_routes
+from prorl.service.backend_routes import backend_routes, vocabulary_of
 from prorl.service.bodies import GroupsBody
 from prorl.service.gateway import Gateway
 from prorl.service.http import GuardMiddleware, error_body, status_of
@@ -150,11 +148,9 @@ async def _check_backends(
     known = gateway.core.watched.names()
     fresh = [name for name in config.backends if name not in known]
     await asyncio.gather(*(gateway.servers.check(name, ours=False) for name in fresh))
-    limits = config.limits
-    said = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
-    wanted = Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], said)
     names = config.backends or tuple(gateway.core.state.balancer.states)
     servers = [name for name in names if is_server(name)]
+    wanted = vocabulary_of(config, renderer)
     await asyncio.gather(*(gateway.servers.check_vocabulary(name, wanted) for name in servers))
 
 

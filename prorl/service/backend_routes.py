@@ -8,13 +8,18 @@ stays out after a restart until it is added again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from prorl.backends.catalogue import is_server
+from prorl.backends.vllm_probe import Vocabulary
+from prorl.config import RunConfig
 from prorl.errors import NotFoundError
+from prorl.renderer.load import SAMPLE
 from prorl.service.gateway import Gateway
+from prorl.service.manifest import read_renderer
 from prorl.service.servers import valid_url
 from prorl.types import Json
 
@@ -51,7 +56,7 @@ def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
         """Ask a backend what it is and put it into the pool, or end its drain. 422 says why not."""
         name = valid_url(body.name)
         if name not in core.state.balancer.states:
-            await gateway.servers.check(name, ours=True)
+            await _check(gateway, name)
         _set(gateway, name, "ready")
         await gateway.durable()
         return reply({"name": name, "state": core.state.balancer.state(name).value}, 201)
@@ -61,9 +66,7 @@ def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
         """Make this the whole pool, at once or not at all."""
         names = list(dict.fromkeys(map(valid_url, body.backends)))
         before = set(core.state.balancer.states)
-        await asyncio.gather(
-            *(gateway.servers.check(name, ours=True) for name in names if name not in before)
-        )
+        await asyncio.gather(*(_check(gateway, name) for name in names if name not in before))
         for name in names:
             _set(gateway, name, "ready")
         for name in before.difference(names):
@@ -79,6 +82,26 @@ def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
         _set(gateway, name, "draining" if drain else "removed")
         await gateway.durable()
         return reply({"name": name, "state": "draining" if drain else "removed"}, 200)
+
+
+async def _check(gateway: Gateway, name: str) -> None:
+    """Everything that a backend must be, for each run that it would serve from now on, too."""
+    await gateway.servers.check(name, ours=True)
+    if not is_server(name):
+        return
+    open_runs = [run for run in gateway.core.state.open.values() if not run.config.backends]
+    for run in open_runs:
+        renderer = await asyncio.to_thread(read_renderer, gateway.config, run.run_id)
+        if renderer:
+            wanted = vocabulary_of(run.config, renderer)
+            await gateway.servers.check_vocabulary(name, wanted, ours=True)
+
+
+def vocabulary_of(config: RunConfig, renderer: Mapping[str, Json]) -> Vocabulary:
+    """What a server must share with a run; `renderer` is what was proved of its renderer."""
+    limits = config.limits
+    said = limits.max_tokens if "max_tokens" in limits.model_fields_set else 0
+    return Vocabulary(renderer["vocab_size"], SAMPLE, renderer["sample_ids"], said)
 
 
 def _set(gateway: Gateway, name: str, state: str) -> None:

@@ -98,6 +98,13 @@ def check_directories(service: ServiceConfig, runs: Iterable[RunRecord]) -> None
             RunDir(service.run_directory(run.run_id)).check_known(run.next_commit - 1)
 
 
+def read_renderer(service: ServiceConfig, run_id: str) -> Json:
+    """Read what was proved of a run's renderer when it was made; None where nothing is said."""
+    found = _read(RunDir(service.run_directory(run_id))) or {}
+    renderer = found.get("renderer")
+    return renderer if isinstance(renderer, dict) and "sample_ids" in renderer else None
+
+
 def _content(
     service: ServiceConfig, run: RunConfig, config: Json, created_at: float, renderer: Json
 ) -> dict[str, Json]:

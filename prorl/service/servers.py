@@ -98,12 +98,13 @@ class Servers:
                 f"{name} did not answer within {CHECK_S:g} s", "a model server", "is it frozen?"
             ) from None
 
-    async def check_vocabulary(self, name: str, wanted: Vocabulary) -> None:
+    async def check_vocabulary(self, name: str, wanted: Vocabulary, *, ours: bool = False) -> None:
         """A run's vocabulary is the server's. Raises ConfigError; one that is away is not asked."""
+        key = self._config.backend_key if ours else self.key_of(name)
         try:
             async with (
                 asyncio.timeout(VOCABULARY_S),
-                self._open(name, self.key_of(name)) as backend,
+                self._open(name, key) as backend,
             ):
                 await check_vocabulary(backend, wanted)
         except (TimeoutError, BackendError) as error:

@@ -94,6 +94,21 @@ async def test_a_run_that_wants_a_longer_context_than_its_servers_have_is_refuse
             assert (await w.http("POST", "/v1/runs", asked))[0] == 201
 
 
+async def test_a_server_that_comes_while_runs_are_open_is_asked_for_their_vocabularies(
+    tmp_path: Path,
+) -> None:
+    async with served(context=512) as short, world(tmp_path) as w:
+        long: Json = {"run_id": "long", "limits": {"max_tokens": 513}}
+        assert (await w.http("POST", "/v1/runs", long))[0] == 201
+        for method, path, body in (
+            ("POST", "/v1/backends", {"name": short}),
+            ("PUT", "/v1/backends", {"backends": [short]}),
+        ):
+            status, answer = await w.http(method, path, body)
+            assert (status, "--max-model-len" in answer["message"]) == (422, True)
+        assert list(await names(w)) == ["scripted:oracle"]
+
+
 async def test_the_pool_is_what_was_said_last_also_over_restarts(tmp_path: Path) -> None:
     """The log's word stands over the config's."""
     more: Json = {"backends": ("scripted:oracle", "scripted:noop")}

@@ -13,7 +13,7 @@ from prorl.errors import BackendError
 from prorl.service.backend_watch import BackendWatch
 from prorl.service.balancer import BackendState, Balancer
 from prorl.service.health import DEAD_MISSES, SLOW_MISSES, Health, HealthVerdict
-from prorl.service.probes import Probes
+from prorl.service.probes import PROBE_S, PROBE_TIMEOUT_S, Probes
 from prorl.service.state import State
 from prorl.types import FailureCode, Trouble
 
@@ -23,8 +23,10 @@ class Server:
 
     def __init__(self) -> None:
         self.well, self.silent, self.url = True, False, ""
+        self.asked = 0
 
     async def health(self, request: web.Request) -> web.Response:
+        self.asked += 1
         if self.silent:
             await asyncio.Event().wait()
         return web.Response(status=200 if self.well else 503)
@@ -94,6 +96,21 @@ async def test_a_sole_server_that_refuses_is_out_at_once_and_its_silence_a_littl
     async with watching(pool, server):
         await until(pool, server.url, BackendState.EJECTED)
         assert pool.health(server.url).misses == 1
+
+
+async def test_a_frozen_server_is_out_by_its_probes_alone() -> None:
+    """Nothing is asked of it but its health, so that no reply's silence says anything."""
+    server, other = Server(), Server()
+    async with listening(server), listening(other):
+        pool = pool_of(server.url, other.url)
+        async with watching(pool, server):
+            while not server.asked:
+                await asyncio.sleep(0.01)
+            server.silent, server.asked = True, 0
+            await until(pool, server.url, BackendState.EJECTED)
+            assert pool.health(server.url).misses == server.asked == SLOW_MISSES
+            assert pool._balancer.state(other.url) is BackendState.READY
+    assert PROBE_S + SLOW_MISSES * PROBE_TIMEOUT_S < 3.0, "from the freeze to the verdict"
 
 
 async def test_a_name_that_no_resolver_takes_is_that_names_trouble() -> None:
