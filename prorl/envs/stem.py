@@ -22,6 +22,7 @@ import re
 import string
 from collections.abc import Sequence
 
+from prorl.envs.answers import MARKED, final_answer
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.tools import PYTHON
 from prorl.envs.units import equal, quantity
@@ -33,8 +34,6 @@ LETTERS = string.ascii_uppercase
 TOLERANCE = 0.01
 MAX_ANSWER_CHARS = 500
 
-_MARK = re.compile(r"####[ \t]*([^\n]+)")
-_SAID = re.compile(r"(?:answer|option|choice)\s*(?:is|:|=)\s*:?\s*([^\n]+)", re.IGNORECASE)
 _DRESS = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}|[*`$]")
 _LETTER = re.compile(
     r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\].:,]*(?:\s+(.*))?", re.DOTALL
@@ -97,29 +96,17 @@ class StemEnv(BaseEnv):
 
 
 def final_text(text: str) -> tuple[str, str]:
-    """(the final answer, how it was found).
+    """(the final answer, how it was found): as in mathematics, but an unmarked one is the last line
+    as it stands, with its unit.
 
     >>> final_text("So v = 3.\\n#### 3 m/s"), final_text("The answer is (B).")
     (('3 m/s', '####'), ('(B).', 'answer is'))
     """
-    if marks := [mark for mark in _MARK.findall(text) if mark.strip()]:
-        return _bare(marks[-1]), "####"
-    if boxed := _boxed(text):
-        return _bare(boxed), "boxed"
-    if said := _SAID.findall(text):
-        return _bare(said[-1]), "answer is"
+    answer, found = final_answer(text)
+    if found in MARKED:
+        return _bare(answer), found
     lines = [line for line in text.splitlines() if line.strip()]
     return (_bare(lines[-1]), "last line") if lines else ("", "nothing")
-
-
-def _boxed(text: str) -> str:
-    start = text.rfind("\\boxed{")
-    depth = 0
-    for index in range(start + 6, min(len(text), start + MAX_ANSWER_CHARS)) if start >= 0 else ():
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return text[start + 7 : index]
-    return ""
 
 
 def _bare(text: str) -> str:

@@ -16,7 +16,7 @@ from prorl.envs.answers import final_answer, judge
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.parse import parse
 
-TABLES = ("math_table.jsonl", "math_more.jsonl")
+TABLES = ("math_table.jsonl", "math_more.jsonl", "math_third.jsonl")
 ACCURACY, FALSE_POSITIVES = 0.97, 0.003
 SLOWEST_CPU_S = 2.0
 _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
@@ -33,6 +33,7 @@ _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
         (r"\boxed{1} \boxed{x_{1}}", "x_{1}", "boxed"),
         (r"\boxed{1} and \boxed{2}", "1, 2", "boxed"),
         (r"\boxed{\boxed{8}}", "8", "boxed"),
+        ("x = 2 or x = -5", "x = 2 or x = -5", "last sentence"),
         (r"so \boxed{was left open 3", "3", "last number"),
         ("first 3 then 1,234.5.", "1,234.5", "last number"),
         ("The answer is 12, not 17.", "12", "answer is"),
@@ -91,6 +92,33 @@ def test_the_tables_are_judged_rightly(name: str, capsys: pytest.CaptureFixture[
 def test_a_reference_that_cannot_be_read_is_no_verdict(reference: str) -> None:
     assert judge(reference, "2")[0] is None
     assert judge(reference, reference) == (True, "text")
+
+
+def test_brackets_too_deep_are_not_read() -> None:
+    assert parse("(" * 9 + "1" + ")" * 9)
+    with pytest.raises(UnreadableError, match="too deep"):
+        parse("(" * 60 + "1" + ")" * 60)
+
+
+def test_only_the_last_boxes_are_one_list() -> None:
+    found = final_answer(", ".join(f"\\boxed{{{number}}}" for number in range(1000))).text
+    assert found == ", ".join(map(str, range(980, 1000)))
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer", "right"),
+    [
+        ("90^\\circ", "\\frac{\\pi}{2}", True),
+        ("90^\\circ", "\\frac{\\pi}{3}", False),
+        ("\\frac{\\pi}{6}", "30^\\circ", True),
+        ("\\frac{\\pi}{6}", "60^\\circ", False),
+        ("30", "30^\\circ", True),
+        ("243_5", "243_{\\text{five}}", True),
+        ("243_5", "243_{\\text{six}}", False),
+    ],
+)
+def test_angles_and_bases(reference: str, answer: str, right: bool) -> None:
+    assert judge(reference, answer)[0] is right
 
 
 @given(st.integers(-(10**12), 10**12))

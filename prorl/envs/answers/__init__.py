@@ -12,7 +12,7 @@ Pure functions of bounded work, no I/O. Nothing is guessed: an answer that has n
 a reference that has none is said to have none.
 """
 
-from prorl.envs.answers.find import MAX_ANSWER_CHARS, Answer, final_answer
+from prorl.envs.answers.find import MARKED, MAX_ANSWER_CHARS, Answer, final_answer
 from prorl.envs.answers.judge import judge
 
-__all__ = ["MAX_ANSWER_CHARS", "Answer", "final_answer", "judge"]
+__all__ = ["MARKED", "MAX_ANSWER_CHARS", "Answer", "final_answer", "judge"]

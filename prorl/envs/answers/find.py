@@ -15,12 +15,14 @@ from prorl.envs.answers.words import bare, doubtful
 MAX_ANSWER_CHARS = 1000
 """A longer final answer is no answer; it bounds what a grader can be made to chew on."""
 
+MARKED = ("####", "boxed", "answer is")
+"""Ways to find an answer that says of itself that it is one."""
 _MAX_BOXES = 20
 _MARK = re.compile(r"####[ \t]*([^\n]*)")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 _JOINT = re.compile(r"[\s$,;]*(?:and|or|,|;)[\s$]*|[\s$]*,[\s$]*")
 _SAID = re.compile(
-    r"(?:\banswers?|\bans|\bresult|\bsolutions?)\b[^\w\n=]{0,6}"
+    r"(?:\banswers?|\bans|\bresult|\bsolutions?|\boption|\bchoice)\b[^\w\n=]{0,6}"
     r"(?:to (?:the|this) (?:question|problem) )?"
     r"(?:(?:is|are|was|equals)\b|=|:)[ \t]*:?[*\s]*([^\n]+)",
     re.IGNORECASE,
@@ -29,6 +31,10 @@ _HEADING = re.compile(
     r"[\s*_:]*(?:the )?(?:final )?(?:answer|solution|result)[\s*_:]*", re.IGNORECASE
 )
 _CORRECTION = re.compile(r"[,;]\s*(?:and |but )?(?:not|rather than|instead of|no longer)\b.*$")
+_EACH = re.compile(
+    r"(?:^|\s)([A-Za-z]\s*=\s*[^=]{1,80}(?:\bor\b|\band\b|,)\s*[A-Za-z]\s*=[^=]{1,80})$"
+)
+"""Several letters with their values."""
 _END = re.compile(r"(?<=[^\d\s.])[.!?](?=\s+[A-Z\\$])|(?<=\d)[.!?](?=\s+[A-Z\\$])|;\s")
 _COPULA = re.compile(
     r"(?:\b(?:is|are|equals?|gives?|obtains?|gets?|be|becomes?|makes?|yields?)\b|=|≈|:\s)(?=[^=]*$)"
@@ -147,6 +153,8 @@ def _unmarked(text: str) -> Answer:
     maths = [part for found in _MATHS.findall(sentence) for part in found if part]
     if maths and not doubtful(_MATHS.sub(" ", sentence)):
         return Answer(maths[-1].strip(), "last sentence")
+    if each := _EACH.search(sentence):
+        return Answer(each[1].strip(" *"), "last sentence")
     copula = _COPULA.search(_CORRECTION.sub("", sentence))
     if copula:
         rest = _CORRECTION.sub("", sentence)[copula.end() :].strip(" *")

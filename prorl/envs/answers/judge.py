@@ -70,9 +70,14 @@ _CHOSEN = re.compile(
     r"[(\[{]?\s*([A-Ja-j])\s*(?:[)\]}.:,]+|$)(?:\s*(.*))?",
     re.IGNORECASE,
 )
-_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)?\s*_\s*\{*\s*\(?(\d{1,2}|two|eight|ten|sixteen)\)?\s*\}*")
+_BASED = re.compile(r"[({]*([0-9A-Za-z]+)[)}]*\s*_\s*\{*\s*\(?(\d{1,2}|[a-z]{3,7})\)?\s*\}*")
 _IN_BASE = re.compile(r"([0-9A-Za-z]+)\s*\(?(?:in )?base[ -](\w+)\)?", re.IGNORECASE)
-_BASES = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
+_BASES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16, "twenty": 20,
+}  # fmt: skip
+_DEGREES = re.compile(r"\^?\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?|°|\\?\bdegrees?\b")
+_PI = re.compile(r"\\pi(?![a-zA-Z])|π|\bpi\b")
 _PREFIXED = re.compile(r"0([bBoOxX])([0-9A-Fa-f]+)")
 _TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
@@ -271,15 +276,25 @@ def _mathematics(reference: str, answer: str) -> bool | None:
     if not wanted:
         return None
     lists = any(node.op in ("list", "sequence") for node in wanted)
-    unread = 0
-    for node in _readings(answer, is_list=lists):
-        for one in wanted:
-            try:
-                if same(one, node):
-                    return True
-            except (UnreadableError, UndefinedError):
-                unread += 1
+    for text in (answer, *_turned(reference, answer)):
+        for node in _readings(text, is_list=lists):
+            for one in wanted:
+                try:
+                    if same(one, node):
+                        return True
+                except (UnreadableError, UndefinedError):
+                    continue
     return False if _has_value(wanted) else None
+
+
+def _turned(reference: str, answer: str) -> tuple[str, ...]:
+    """An angle in degrees as one in radians that tell of pi, and the other way round."""
+    wanted, given = bool(_DEGREES.search(reference)), bool(_DEGREES.search(answer))
+    if given and not wanted and _PI.search(reference):
+        return (f"({_DEGREES.sub('', bare(answer))})*\\pi/180",)
+    if wanted and not given and _PI.search(answer):
+        return (f"({bare(answer)})*180/\\pi",)
+    return ()
 
 
 def _has_value(readings: list[Node]) -> bool:
