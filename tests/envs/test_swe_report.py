@@ -120,6 +120,52 @@ PYTEST = (
         ("jest", "jest", {"opens", "Box > when wet > rusts"}, {"closes", "lid"}),
         ("mocha", "jest", {"opens", "Box > when wet > rusts"}, {"closes"}),
         ("tap", "tap", {"opens"}, {"closes", "lid"}),
+        (
+            "django-5.2",
+            "python",
+            {
+                *(f"test_{name} (app.tests.BoxTests)" for name in ("opens", "prints", "rust")),
+                "test_stored (app.tests.StoredTests.test_stored)",
+            },
+            {
+                *(f"test_{name} (app.tests.BoxTests)" for name in ("closes", "raises", "lid")),
+                "test_many (app.tests.BoxTests.test_many)",
+            },
+        ),
+        (
+            "tox-4",
+            "python",
+            {f"tests/test_a.py::{name}" for name in ("TestBox::test_opens", "test_many[one]")},
+            {
+                f"tests/test_a.py::{name}"
+                for name in ("TestBox::test_closes", "test_errors", "test_many[two words]")
+            },
+        ),
+        (
+            "cargo-nocapture",
+            "cargo",
+            {"tests::adds", "tests::panics - should panic", "src/lib.rs - twice (line 3)"},
+            {"tests::carries", "tests::errs", "tests::later"},
+        ),
+        ("ctest", "ctest", {"opens", "rusts"}, {"closes", "lid", "raises", "hangs"}),
+        (
+            "go",
+            "go",
+            {"TestBox/opens", "TestAdds", "TestWaits"},
+            {"TestBox", "TestBox/closes", "TestBox/lid", "TestRaises"},
+        ),
+        (
+            "maven",
+            "maven",
+            {"a.LidTest"},
+            {"a.BoxTest", "BoxTest.closes", "BoxTest.raises", "a.LaterTest"},
+        ),
+        (
+            "gradle",
+            "gradle",
+            {"BoxTest > opens()", "LidTest > adds(int, int) > [1] 1, 1"},
+            {"BoxTest > closes()", "BoxTest > lid()", "BoxTest > raises()"},
+        ),
     ],
 )
 def test_logs_of_real_runs(name: str, parser: str, passed: set[str], failed: set[str]) -> None:
@@ -130,7 +176,34 @@ def test_logs_of_real_runs(name: str, parser: str, passed: set[str], failed: set
         failed = {f"tests/test_a.py::{one}" for one in failed}
     assert passed <= found.passed - found.failed
     assert failed <= found.failed
-    assert not failed & found.passed
+    assert not failed & (found.passed - found.failed)
+
+
+PASSES = {
+    "python": "PASSED {0}\n{0} ... ok",
+    "cargo": "test {0} ... ok",
+    "go": "--- PASS: {0} (0.00s)",
+    "jest": "  ✓ {0} (1 ms)",
+    "tap": "ok 1 - {0}",
+    "ctest": "1/3 Test #1: {0} ............   Passed    0.01 sec",
+    "maven": "[INFO] Tests run: 1, Failures: 0, Errors: 0, Skipped: 0, Time elapsed: 0 s -- in {0}",
+    "gradle": "{0} PASSED",
+}
+
+
+@pytest.mark.parametrize("path", sorted(LOGS.glob("*.txt")), ids=lambda path: path.stem)
+def test_no_test_prints_itself_a_pass(path: Path) -> None:
+    """Whatever line of the log a forged pass of a failed test follows, it has failed."""
+    parser = path.stem.partition("-")[0]
+    parser = parser if parser in PARSERS else {"mocha": "jest"}.get(parser, "python")
+    log = path.read_text()
+    honest = read_log(log, parser)
+    lines = log.splitlines(keepends=True)
+    for name in honest.failed:
+        for place in range(len(lines)):
+            text = "".join([*lines[:place], PASSES[parser].format(name) + "\n", *lines[place:]])
+            found = read_log(text, parser)
+            assert name not in found.passed - found.failed, (name, place)
 
 
 @pytest.mark.parametrize("parser", PARSERS)

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from prorl.envs.swe.logs import javascript, jvm, python
+from prorl.envs.swe.logs import javascript, jvm, python, rust
 
 
 class Found(NamedTuple):
@@ -72,7 +72,7 @@ PARSERS: Mapping[str, Parser] = {
     "python": python.verdicts,
     "sympy": by_line(r"^(?P<name>test_\w+) (?P<status>ok|F|E|f|s|w)\b", "ok"),
     "go": by_line(r"^\s*--- (?P<status>PASS|FAIL|SKIP): (?P<name>\S+)", "PASS"),
-    "cargo": by_line(r"^test (?P<name>\S.*?) \.\.\. (?P<status>ok|FAILED|ignored)", "ok"),
+    "cargo": rust.verdicts,
     "jest": javascript.verdicts,
     "maven": jvm.surefire,
     "gradle": by_line(r"^(?P<name>\S.* > .*?) (?P<status>PASSED|FAILED|SKIPPED)$", "PASSED"),

@@ -26,12 +26,13 @@ def verdicts(log: str) -> tuple[set[str], set[str]]:
         test = _MARK.match(line)
         suite = None if test else _SUITE.match(line)
         indent = len((test or suite)[1]) if test or suite else 0  # type: ignore[index]
-        while suites and suites[-1][0] >= indent:
-            suites.pop()
-        if test:
-            names = [name for _, name in suites] + [test[3]]
+        if test:  # it ends no suite: a test may print such a line
+            names = [name for depth, name in suites if depth < indent] + [test[3]]
             known = {test[3], " > ".join(names), " ".join(names)}
             (passed if test[2] in _GOOD else failed).update(known)
-        elif suite and indent:
+            continue
+        while suites and suites[-1][0] >= indent:
+            suites.pop()
+        if suite and indent:
             suites.append((indent, suite[2]))
     return passed, failed
