@@ -1,15 +1,18 @@
 """Programs with cases, the second shape of the `code` env: an input and what must be printed for
-it, or arguments and what a function must give (Codeforces, APPS, TACO, LiveCodeBench ...).
+it, arguments and what a function must give (Codeforces, APPS, TACO, LiveCodeBench ...), or an
+interactor that talks with the program.
 """
 
 from __future__ import annotations
 
+import ast
 import secrets
 from functools import cache
 from importlib.resources import files
 
 import orjson
 
+from prorl.envs.tools import text_field
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -32,6 +35,9 @@ def check_cases(task: Task) -> None:
             f"task {task.task_id!r}: data.function is {function!r}"[:300],
             "the name of a function, or none for programs that read and print",
         )
+    if "interactor" in task.data:
+        check_interactor(task)
+        return
     kind, expected = (list, "a list of arguments") if function else (str, "a text")
     for number, case in enumerate(cases):
         if not isinstance(case, dict) or not {"input", "output"} <= case.keys():
@@ -43,6 +49,28 @@ def check_cases(task: Task) -> None:
             raise TaskError(
                 f"task {task.task_id!r}: data.cases[{number}]: {case!r}"[:300],
                 f"{expected} as input{'' if function else ' and as output'}",
+            )
+
+
+def check_interactor(task: Task) -> None:
+    """It defines `interact`, and each case has an input. Raises TaskError."""
+    source = text_field(task, "interactor")
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as cause:
+        raise TaskError(f"task {task.task_id!r}: data.interactor: {cause}", "Python") from cause
+    defined = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
+    if "interact" not in defined or task.data.get("function"):
+        raise TaskError(
+            f"task {task.task_id!r}: data.interactor defines"
+            f" {', '.join(sorted(defined)) or 'nothing'}",
+            "a function `interact(case, talk)`, and no data.function",
+        )
+    for number, case in enumerate(task.data["cases"]):
+        if not isinstance(case, dict) or "input" not in case:
+            raise TaskError(
+                f"task {task.task_id!r}: data.cases[{number}] is {case!r}"[:300],
+                "an object with input, which the interactor gets",
             )
 
 
@@ -61,14 +89,15 @@ async def judge_cases(
         "program": artefact.decode("utf-8", "replace"),
         "cases": task.data["cases"],
         "function": task.data.get("function", ""),
+        "interactor": task.data.get("interactor", ""),
         "case_s": float(task.data.get("case_s", CASE_S)),
         "total_s": total_s,
         "stop_early": not is_partial,
         "nonce": nonce,
     }
-    done = await sandbox.exec(
-        ["python3", "-I", "-c", _judge_source()], total_s + START_S, orjson.dumps(job)
-    )
+    judge = _judge_source("judge_talks.py" if job["interactor"] else "judge_cases.py")
+    argv = ["python3", "-I", "-c", judge]
+    done = await sandbox.exec(argv, total_s + START_S, orjson.dumps(job))
     log = done.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
     if f"{nonce} start" not in done.output:
         raise GraderError(FailureCode.GRADER_ERROR, f"the cases could not run: {log}")
@@ -76,6 +105,8 @@ async def judge_cases(
         raise GraderError(
             FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the cases"
         )
+    if done.output.rstrip().endswith(f"\n{nonce} error"):
+        raise GraderError(FailureCode.GRADER_ERROR, f"the task's interactor failed: {log}")
     words = done.output.rstrip().rsplit("\n", 1)[-1].split()
     if len(words) != 3 or words[0] != nonce:
         return Judgement(0.0, f"the program ended the judge\n{log}")
@@ -84,5 +115,5 @@ async def judge_cases(
 
 
 @cache
-def _judge_source() -> str:
-    return files("prorl.envs").joinpath("judge_cases.py").read_text()
+def _judge_source(name: str) -> str:
+    return files("prorl.envs").joinpath(name).read_text()

@@ -1,5 +1,7 @@
 """Real repositories' fixes through the real service, by archives and by images: the reference
 resolves each of eight siblings, a policy that does nothing none, and preparation is done once.
+
+`-k boltons`, `-k images` run pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.storage.catalog import StoredRun
 from prorl.types import Json
-from tests.envs.real_repositories import FIXES, row
+from tests.envs.real_repositories import FIXES, Fix, row
 from tests.integration.checks import check_complete, rows
 from tests.sandbox.conftest import why_not
 
@@ -37,19 +39,31 @@ LIMITS = [
 ]
 
 PACKAGES = "python3,python3-pytest,python3-six,python3-idna,git"
-NOT_IN_IMAGES = ("parso/parso",)
-"""Three of its tests tell micro versions of Python apart; Debian's is another one."""
+NOT_IN_IMAGES = {"parso": "its tests tell micro versions of Python apart; Debian's is another one"}
 LEFT = ("archive", "environment", "requirements")
 """What an image brings itself."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
+class Rows:
+    """Rows by the fix they come from, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[Fix], Row]) -> None:
+        self._make = make
+        self._made: dict[str, Row] = {}
+
+    def __call__(self, fix: Fix) -> Row:
+        if fix.name not in self._made:
+            self._made[fix.name] = self._make(fix)
+        return self._made[fix.name]
+
+
 @pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
-    """Every row that could be made, its setup marked so that preparations can be counted."""
-    made: list[Row] = []
-    for fix in FIXES:
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    """Rows with an archive, their setup marked so that preparations can be counted."""
+
+    def make(fix: Fix) -> Row:
         try:
             found = row(fix, tmp_path_factory.mktemp(fix.name))
         except (subprocess.SubprocessError, OSError) as cause:
@@ -61,12 +75,13 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
         tests = " ".join(re.findall(r"^\+\+\+ b/(\S+\.py)$", found["test_patch"], re.MULTILINE))
         tests = " ".join(path for path in tests.split() if re.search(r"(^|/)test", path))
         found["test_command"] = f"python3 -m pytest -rA -p no:cacheprovider {tests}; cat .mark"
-        made.append(found)
-    return made
+        return found
+
+    return Rows(make)
 
 
 @pytest.fixture(scope="module")
-def images(archives: list[Row], tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def images(archives: Rows, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The same in images as SWE-bench has them: /testbed and its Python in a conda environment."""
     if why_not("bwrap") or not shutil.which("mmdebstrap") or os.getuid() != 0:
         pytest.skip("needs bwrap, and mmdebstrap as root")
@@ -76,10 +91,10 @@ def images(archives: list[Row], tmp_path_factory: pytest.TempPathFactory) -> lis
         _alone(make_image(root, job, 1200.0))
     except StorageError as cause:
         pytest.skip(f"no Debian image can be made here: {cause}")
-    base, made = Registry(root).find("base").path, []
-    for one in archives:
-        if one["repo"] in NOT_IN_IMAGES:
-            continue
+    base = Registry(root).find("base").path
+
+    def make(fix: Fix) -> Row:
+        one = archives(fix)
         image = root / f"image-{one['instance_id']}"
         subprocess.run(["cp", "-al", base, str(image)], check=True)  # shared inodes, read-only
         conda, testbed = image / "opt/miniconda3/envs/testbed/bin", image / "testbed"
@@ -88,8 +103,9 @@ def images(archives: list[Row], tmp_path_factory: pytest.TempPathFactory) -> lis
         (conda / "python").symlink_to("/usr/bin/python3")
         shutil.unpack_archive(one["archive"], testbed, filter="data")
         kept = {key: value for key, value in one.items() if key not in LEFT}
-        made.append({**kept, "docker_image": str(image)})
-    return made
+        return {**kept, "docker_image": str(image)}
+
+    return Rows(make)
 
 
 def _alone(work: Coroutine[Any, Any, Image]) -> None:
@@ -98,47 +114,52 @@ def _alone(work: Coroutine[Any, Any, Image]) -> None:
         pool.submit(asyncio.run, work).result()
 
 
-async def _rewards(make_plan: Make, tasks: list[Row], policy: str, *sets: str) -> StoredRun:
+async def _rewards(make_plan: Make, task: Row, policy: str, *sets: str) -> StoredRun:
+    """Eight siblings; the reference resolves each of them, no change none."""
     sets = ("service.topology=inline", *sets, *LIMITS)
     began = time.monotonic()
-    plan = make_plan(tasks, *sets, "run.sampling.max_tokens=131072", policy=policy, n=SIBLINGS)
+    plan = make_plan([task], *sets, "run.sampling.max_tokens=131072", policy=policy, n=SIBLINGS)
     await run_plan(plan, show=Show.NOTHING, json=True)
-    took_s = (time.monotonic() - began) / (SIBLINGS * len(tasks))
-    stored = check_complete(plan.directory, SIBLINGS * len(tasks))
-    print(f"{policy}: {took_s:.2f} s a rollout, {SIBLINGS} siblings of {len(tasks)} tasks")
-    wanted = SIBLINGS if policy == "oracle" else 0
-    found = rows(stored, "select task_id, sum(reward) as reward from rollouts group by 1")
-    assert {each["task_id"]: each["reward"] for each in found} == {
-        task["instance_id"]: wanted for task in tasks
-    }
+    took_s = (time.monotonic() - began) / SIBLINGS
+    stored = check_complete(plan.directory, SIBLINGS)
+    print(f"{task['instance_id']} {policy}: {took_s:.2f} s a rollout, {SIBLINGS} siblings")
+    query = "select reward, failure_code, failure_message from rollouts"
+    wanted = 1.0 if policy == "oracle" else 0.0
+    found = rows(stored, query)
+    assert [each["reward"] for each in found] == [wanted] * SIBLINGS, found
     return stored
 
 
-def _num_setups(stored: StoredRun, tasks: list[Row]) -> int:
+def _num_setups(stored: StoredRun) -> int:
+    """How many preparations made the workspaces that were scored."""
     query = "select content from messages where role = 'grader'"
     marks = [
         re.findall(r"^([0-9a-f-]{36})$", each["content"], re.M) for each in rows(stored, query)
     ]
-    assert len(marks) == SIBLINGS * len(tasks)
+    assert len(marks) == SIBLINGS
+    assert all(len(found) == 1 for found in marks), marks
     return len({mark for found in marks for mark in found})
 
 
+@pytest.mark.parametrize("fix", FIXES, ids=[fix.name for fix in FIXES])
 @pytest.mark.parametrize("how", ["archives", "images"])
 async def test_references_resolve_and_nothing_does_not(
-    make_plan: Make, how: str, request: pytest.FixtureRequest, tmp_path: Path
+    make_plan: Make, how: str, fix: Fix, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    tasks: list[Row] = request.getfixturevalue(how)
-    assert len(tasks) >= 10
+    if how == "images" and fix.name in NOT_IN_IMAGES:
+        pytest.skip(NOT_IN_IMAGES[fix.name])
+    task: Row = request.getfixturevalue(how)(fix)
     registry = tmp_path / "images"
     sets = [f"service.sandbox.images={registry}", "service.sandbox.snapshot_bytes=4294967296"]
     sets += ["service.sandbox.kind=bwrap"] if how == "images" else []
-    stored = await _rewards(make_plan, tasks, "oracle", *sets)
-    assert _num_setups(stored, tasks) == len(tasks), "each repository is prepared once a node"
-    layers = [image.source for image in Registry(registry).list()]
+    stored = await _rewards(make_plan, task, "oracle", *sets)
+    assert _num_setups(stored) == 1, "each repository is prepared once a node"
     if how == "archives":
-        assert sorted(layers) == [
-            "packages pytest from host",
-            "packages pytest, idna",
-            "packages pytest, six",
-        ]
-    await _rewards(make_plan, tasks, "noop", *sets)
+        packages = f"packages {', '.join(('pytest', *fix.needs))}"
+        layers = [image.source for image in Registry(registry).list()]
+        assert layers == [packages if fix.needs else "packages pytest from host"]
+    await _rewards(make_plan, task, "noop", *sets)
+
+
+def test_there_are_ten_of_each_kind() -> None:
+    assert len([fix for fix in FIXES if fix.name not in NOT_IN_IMAGES]) >= 10

@@ -236,7 +236,7 @@ class SweEnv(BaseEnv):
             after = await self._tested(task, sandbox, deadline, command, is_ours=True)
             check_reference(task, after)
             before = before._replace(
-                replaced=before.replaced | after.replaced, expected=before.expected | after.expected
+                suspects=before.suspects | after.suspects, expected=before.expected | after.expected
             )
         while len(_VERIFIED) >= MAX_VERIFIED:
             del _VERIFIED[next(iter(_VERIFIED))]
@@ -293,7 +293,12 @@ class SweEnv(BaseEnv):
         environment = {**fields.environment(task), **ours}
         image = shell.IMAGE_ENVIRONMENT if task.data.get("image") else ""
         tested = await run_tests(
-            sandbox, image + command, limit_s, environment, fields.log_parser(task)
+            sandbox,
+            image + command,
+            limit_s,
+            environment,
+            fields.log_parser(task),
+            guard.watched(fields.rules(task)),
         )
         if tested.timed_out and limit_s < wanted_s:
             raise GraderError(

@@ -38,6 +38,7 @@ PROTECTED = (
     ".pytest.toml",
     "tox.ini",
     "noxfile.py",
+    ".coveragerc",
     "sitecustomize.py",
     "usercustomize.py",
     "*.pth",
@@ -95,6 +96,7 @@ RUNNERS = frozenset(
         "asynctest",
         "prorl_witness",
         "prorl_pytest",
+        "prorl_suspects",
     ]
 )
 """Packages that a Python test runner imports besides the standard library."""
@@ -189,7 +191,7 @@ def left_out(paths: Collection[str], rules: Rules, there: Collection[str]) -> di
             reasons[path] = "graded"
         elif path in rules.reference:
             continue
-        elif any(path.startswith(f"{folder}/") for folder in folders):
+        elif any(f"{path}/".startswith(f"{folder}/") for folder in folders):
             reasons[path] = "in the graded tests' folder"
         elif is_protected(path, rules.protected):
             reasons[path] = "steers the test runner"
@@ -198,6 +200,12 @@ def left_out(paths: Collection[str], rules: Rules, there: Collection[str]) -> di
         elif shadow(path, there):
             reasons[path] = f"shadows {shadow(path, there)}"
     return reasons
+
+
+def watched(rules: Rules) -> list[str]:
+    """Files and folders that do not change while tests run: the graded ones, and their folders."""
+    known = {path for path in rules.graded if not path.startswith("/")}
+    return sorted(known | {folder for path in known if (folder := test_folder(path))})
 
 
 def is_graded(path: str, graded: Collection[str]) -> bool:
@@ -304,7 +312,14 @@ def _pyproject(text: str) -> dict[str, Json]:
 def _setup_cfg(text: str) -> dict[str, Json]:
     parser = configparser.RawConfigParser(strict=False)
     parser.read_string(text)
-    names = ("tool:pytest", "pytest", "nosetests", "aliases", "options.entry_points")
+    names = (
+        "tool:pytest",
+        "pytest",
+        "nosetests",
+        "aliases",
+        "options.entry_points",
+        "coverage:run",
+    )
     return {name: dict(parser[name]) for name in names if parser.has_section(name)}
 
 

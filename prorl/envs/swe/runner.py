@@ -3,7 +3,7 @@
 A program for `python3 -I -c`, shipped as text: standard library, Python 3.8 or newer.
 
     stdin: one JSON object {"nonce", "command", "limit_s", "witness", "harness", "environment",
-    "report", "max_log_bytes"}
+    "report", "max_log_bytes", "watched"}
     stdout: `NONCE {"digest", "exit_code", "timed_out"}`; all else is in the file `report`
 
 The tests are a child with pipes of its own. This process is not dumpable, so that its memory and
@@ -32,7 +32,8 @@ from typing import Any
 
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 GRACE_S = 5.0
-MAX_SAID_BYTES = 16 << 20
+MAX_WATCHED = 5000
+MAX_SAID_BYTES = 64 << 20
 """More is not listened to: the session counts as one that never ended."""
 
 
@@ -79,8 +80,11 @@ class Sessions:
     def _take(self, message: dict[str, Any]) -> None:
         say = message.pop("say", "")
         if say == "start":
-            self.found.append({"ended": False})
+            self.found.append({"ended": False, "outcomes": {}})
         elif self.found:
+            told = self.found[-1]["outcomes"]
+            for name, good in message.pop("outcomes", {}).items():
+                told[name] = good and told.get(name, True)
             self.found[-1].update(message)
             if say == "bye":
                 self.found[-1]["ended"] = True
@@ -114,8 +118,29 @@ def module_file(content: bytes) -> int:
     return read_only
 
 
+def stamps(paths: list[str]) -> dict[str, tuple[int, int]]:
+    """Of files, and of Python files below folders: (inode, time of the last change, which no
+    program can set); at most MAX_WATCHED.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for top in paths:
+        inner = [top]
+        if os.path.isdir(top):
+            walk = os.walk(top)
+            inner = [os.path.join(place, one) for place, _, names in walk for one in names]
+            inner = [path for path in inner if path.endswith(".py")]
+        for path in inner[: MAX_WATCHED - len(found)]:
+            try:
+                about = os.lstat(path)
+            except OSError:
+                continue
+            found[path] = (about.st_ino, about.st_ctime_ns)
+    return found
+
+
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Start the tests, listen until they end or time is up, end what is left."""
+    before = stamps(job["watched"])
     ours, theirs = socket.socketpair()
     module = module_file(base64.b64decode(job["witness"]))
     place = f"/proc/self/fd/{module}"
@@ -133,7 +158,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     os.close(module)
     log, timed_out = listen(child, ours, sessions, job)
     end_all(child)
+    after = stamps(job["watched"])
     return {
+        "touched": [
+            f"wrote {path} while the tests ran"
+            for path, stamp in before.items()
+            if after.get(path) != stamp
+        ],
         "workspace": os.getcwd(),
         "exit_code": child.returncode,
         "timed_out": timed_out,

@@ -31,8 +31,9 @@ RUNNER_S = 15.0
 """For the runner's own work, beside the tests' limit."""
 
 _CANARY = "prorl_canary"
-_PYTEST = """import prorl_witness
-_seen = prorl_witness.connect()
+_PYTEST = """import prorl_suspects
+import prorl_witness
+_seen = prorl_witness.connect(prorl_suspects.Suspects())
 
 
 def pytest_configure(config):
@@ -45,8 +46,10 @@ found = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path
 if found is not None and found.loader is not None:
     from importlib.util import module_from_spec
     found.loader.exec_module(module_from_spec(found))
+import unittest.result
+import prorl_suspects
 import prorl_witness
-prorl_witness.watch_unittest()
+prorl_witness.watch_unittest(prorl_suspects.Suspects())
 """
 
 
@@ -59,8 +62,8 @@ class Tested(NamedTuple):
     timed_out: bool = False
     is_witnessed: bool = False
     """Whether pytest or unittest told what passed; else it was read from the log."""
-    replaced: frozenset[str] = frozenset()
-    """Functions of the test runner that were other ones at the end."""
+    suspects: frozenset[str] = frozenset()
+    """What code of the repository did to the judgement (`suspects.py`, `runner.py`)."""
     modules: Mapping[str, str] = {}
     """Where top-level modules came from."""
     failed: frozenset[str] = frozenset()
@@ -80,10 +83,15 @@ class Tested(NamedTuple):
 
 
 async def run_tests(
-    sandbox: Sandbox, command: str, limit_s: float, environment: Mapping[str, str], parser: str
+    sandbox: Sandbox,
+    command: str,
+    limit_s: float,
+    environment: Mapping[str, str],
+    parser: str,
+    watched: Sequence[str] = (),
 ) -> Tested:
-    """Run the command; `parser` reads its log where no witness tells. Raises GraderError when it
-    cannot be run, SandboxError.
+    """Run the command; `parser` reads its log where no witness tells; `watched` are files and
+    folders that it must not write. Raises GraderError when it cannot be run, SandboxError.
     """
     nonce = secrets.token_hex(16)
     job = {
@@ -94,6 +102,7 @@ async def run_tests(
         "witness": base64.b64encode(_witness("pytest" not in command)).decode(),
         "report": REPORT,
         "max_log_bytes": MAX_LOG_BYTES,
+        "watched": list(watched),
     }
     argv = ["python3", "-I", "-c", _source("runner.py")]
     done = await sandbox.exec(argv, limit_s + RUNNER_S, orjson.dumps(job))
@@ -126,12 +135,12 @@ def _read(report: Json, parser: str) -> Tested:
     log, sessions = report["log"], report["sessions"]
     if report["timed_out"]:
         return Tested(frozenset(), f"{log}\nthe tests did not end in time", timed_out=True)
+    suspects: set[str] = set(report["touched"])
     if not sessions:
         good, bad = read_log(log, parser)
-        return Tested(good - bad, log, failed=bad)
+        return Tested(good - bad, log, failed=bad, suspects=frozenset(suspects))
     passed: set[str] = set()
     failed: set[str] = set()
-    replaced: set[str] = set()
     expected: set[str] = set()
     modules: dict[str, str] = {}
     for session in sessions:
@@ -142,14 +151,14 @@ def _read(report: Json, parser: str) -> Tested:
             continue
         passed.update(name for name, good in outcomes.items() if good)
         failed.update(name for name, good in outcomes.items() if not good)
-        replaced.update(session.get("replaced", []))
+        suspects.update(session.get("suspects", []))
         expected.update(session.get("expected", []))
         modules.update(session.get("modules", {}))
     return Tested(
         frozenset(passed - failed - {_CANARY}),
         log,
         is_witnessed=True,
-        replaced=frozenset(replaced),
+        suspects=frozenset(suspects),
         modules=modules,
         failed=frozenset(failed),
         expected=frozenset(expected),
@@ -166,6 +175,7 @@ def _source(name: str) -> str:
 def _witness(with_unittest: bool) -> bytes:
     """The modules that go in front of the tests' own, as a zip."""
     members = {"prorl_witness.py": _source("witness.py"), "prorl_pytest.py": _PYTEST}
+    members["prorl_suspects.py"] = _source("suspects.py")
     if with_unittest:
         members["sitecustomize.py"] = _SITE
     out = io.BytesIO()

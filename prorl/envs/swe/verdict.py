@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from prorl.envs.swe import guard
 from prorl.envs.swe.fields import test_names
+from prorl.envs.swe.suspects import CORE
 from prorl.envs.swe.tested import Tested
 from prorl.errors import RolloutError
 from prorl.types import FailureCode, RewardPart, Score, Task
 
 NOTHING = Tested(frozenset(), "")
 LOG_CHARS = 4000
+_SHOWN = 5
+_ALWAYS = ("wrote ", *(f"replaced {module}." for module in CORE))
+"""What no repository of its own does."""
 
 
 def score_of(task: Task, tested: Tested, log: str) -> Score:
@@ -29,8 +33,11 @@ def forged(tested: Tested, before: Tested) -> str:
     """Why a run's verdicts are not believed, given one without the change; empty when they are."""
     if before.is_witnessed and not tested.is_witnessed and not tested.timed_out:
         return "the tests did not report as they do on the untouched repository"
-    if replaced := sorted(tested.replaced - before.replaced):
-        return f"the change replaced functions of the test runner: {', '.join(replaced)}"
+    new = tested.suspects - before.suspects
+    if not before.is_witnessed:  # what the repository does itself is not known
+        new = frozenset(one for one in new if one.startswith(_ALWAYS))
+    if new:
+        return f"the change reaches into the judgement: {'; '.join(sorted(new)[:_SHOWN])}"
     return ""
 
 

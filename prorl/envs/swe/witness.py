@@ -20,93 +20,54 @@ import os
 import socket
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # in a sandbox there is no prorl
+    from prorl.envs.swe.suspects import Suspects
 
 CANARY = "prorl_canary"
-FUNCTIONS = (
-    ("_pytest.runner", "CallInfo.from_call"),
-    ("_pytest.runner", "call_runtest_hook"),
-    ("_pytest.runner", "call_and_report"),
-    ("_pytest.runner", "runtestprotocol"),
-    ("_pytest.runner", "pytest_runtest_call"),
-    ("_pytest.runner", "pytest_runtest_makereport"),
-    ("_pytest.reports", "TestReport.from_item_and_call"),
-    ("_pytest.reports", "TestReport.__init__"),
-    ("_pytest.python", "pytest_pyfunc_call"),
-    ("_pytest.python", "Function.runtest"),
-    ("_pytest.unittest", "TestCaseFunction.runtest"),
-    ("_pytest.unittest", "TestCaseFunction.addFailure"),
-    ("_pytest.unittest", "TestCaseFunction.addError"),
-    ("_pytest.python_api", "raises"),
-    ("_pytest.raises", "raises"),
-    ("_pytest.python_api", "approx"),
-    ("_pytest.outcomes", "fail"),
-    ("_pytest.assertion.rewrite", "AssertionRewriter.run"),
-    ("pluggy", "HookCaller.__call__"),
-    ("pluggy._hooks", "HookCaller.__call__"),
-    ("pluggy._hooks", "_HookCaller.__call__"),
-    ("unittest.case", "TestCase.__call__"),
-    ("unittest.case", "TestCase.run"),
-    ("unittest.case", "TestCase._callTestMethod"),
-    ("unittest.case", "TestCase.fail"),
-    ("unittest.case", "TestCase.assertTrue"),
-    ("unittest.case", "TestCase.assertFalse"),
-    ("unittest.case", "TestCase.assertEqual"),
-    ("unittest.case", "TestCase._baseAssertEqual"),
-    ("unittest.case", "TestCase._getAssertEqualityFunc"),
-    ("unittest.case", "TestCase.assertRaises"),
-    ("unittest.case", "TestCase.assertIn"),
-    ("unittest.case", "TestCase.assertIs"),
-    ("unittest.case", "TestCase.assertIsNone"),
-    ("unittest.case", "TestCase.assertMultiLineEqual"),
-    ("unittest.case", "TestCase.assertSequenceEqual"),
-    ("unittest.case", "TestCase.assertDictEqual"),
-    ("unittest.case", "TestCase.assertListEqual"),
-    ("unittest.case", "_AssertRaisesContext.__exit__"),
-    ("unittest.case", "_Outcome.testPartExecutor"),
-    ("unittest.suite", "TestSuite.run"),
-    ("unittest.loader", "TestLoader.loadTestsFromModule"),
-    ("unittest.loader", "TestLoader.loadTestsFromName"),
-)
 
 
 class Witness:
-    """One session's outcomes, kept here until its end."""
+    """One session's outcomes, each told at once: the runner forgets no failure."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, suspects: Suspects) -> None:
         self._socket = socket.socket(fileno=fd)
         os.set_inheritable(fd, False)
         self._key = self._socket.recv(64)
         self._pid = os.getpid()
         self._outcomes: dict[str, bool] = {}
         self._expected: set[str] = set()
-        self._before = fingerprints()
+        self._suspects = suspects
         self._send({"say": "start"})
         atexit.register(self._bye)
 
     def note(self, names: Iterable[str], good: bool, expected: bool = False) -> None:
         """A test's verdict; one that is ever bad stays bad. `expected`: good since it failed."""
-        for name in names:
-            self._outcomes[name] = good and self._outcomes.get(name, True)
-            if expected:
-                self._expected.add(name)
+        if os.getpid() != self._pid:
+            return
+        self._suspects.look()
+        said = {name: good for name in names if self._outcomes.get(name, not good) is not good}
+        self._outcomes.update(said)
+        if expected:
+            self._expected.update(said)
+        if said:
+            self._send({"say": "seen", "outcomes": said})
 
     def tell(self) -> None:
-        """Everything seen so far, and what was replaced."""
+        """What was expected to fail, and what code of the repository did beside being right."""
         if os.getpid() == self._pid:
-            now = fingerprints()
-            changed = sorted(
-                name for name, mark in self._before.items() if now.get(name, mark) != mark
-            )
+            suspects = self._suspects.found()
             expected = sorted(self._expected)
-            self._send(
-                {
-                    "say": "seen",
-                    "outcomes": self._outcomes,
-                    "expected": expected,
-                    "replaced": changed,
-                }
-            )
+            self._send({"say": "seen", "expected": expected, "suspects": suspects})
+
+    def tests(self, paths: Iterable[str]) -> None:
+        """Files whose tests are run."""
+        self._suspects.tests.update(os.path.realpath(path) for path in paths)
+
+    def plugin(self, plugin: Any) -> None:
+        """A plugin of pytest that came."""
+        self._suspects.plugin(plugin)
 
     def _bye(self) -> None:
         if os.getpid() == self._pid:
@@ -114,20 +75,6 @@ class Witness:
 
     def _send(self, message: dict[str, Any]) -> None:
         self._socket.sendall(self._key + json.dumps(message).encode() + b"\n")
-
-
-def fingerprints() -> dict[str, tuple[int, int]]:
-    """What the runner's functions are: identity of function and code."""
-    found = {}
-    for module, path in FUNCTIONS:
-        thing: Any = sys.modules.get(module)
-        if thing is None:
-            continue
-        for name in path.split("."):
-            thing = getattr(thing, name, None)
-        thing = getattr(thing, "__func__", thing)
-        found[f"{module}.{path}"] = (id(thing), id(getattr(thing, "__code__", None)))
-    return found
 
 
 def origins() -> dict[str, str]:
@@ -143,7 +90,7 @@ def origins() -> dict[str, str]:
     return found
 
 
-def connect() -> Witness | None:
+def connect(suspects: Suspects) -> Witness | None:
     """The witness of this process, once; None where nobody listens."""
     fd = os.environ.pop("PRORL_WITNESS", "")
     # what the tests start themselves must find neither
@@ -157,7 +104,7 @@ def connect() -> Witness | None:
     if not fd:
         return None
     try:
-        return Witness(int(fd))
+        return Witness(int(fd), suspects)
     except (OSError, ValueError):
         return None
 
@@ -182,9 +129,14 @@ class Plugin:
 
     def pytest_collection_modifyitems(self, session: Any, items: list[Any]) -> None:
         """One more test, which must fail."""
+        self._witness.tests(str(item.fspath) for item in items)
         canary = make_canary(session)
         if canary is not None:
             items.append(canary)
+
+    def pytest_plugin_registered(self, plugin: Any) -> None:
+        """Code under test may register hooks of its own."""
+        self._witness.plugin(plugin)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Each phase of each test."""
@@ -241,7 +193,7 @@ def attach(config: Any, witness: Witness | None) -> None:
 # ---- unittest
 
 
-def watch_unittest() -> None:
+def watch_unittest(suspects: Suspects) -> None:
     """Wrap what every result of unittest goes through."""
     import unittest.result
 
@@ -251,7 +203,7 @@ def watch_unittest() -> None:
     def witness() -> Any:
         if not state["asked"]:
             state["asked"] = True
-            state["witness"] = connect()
+            state["witness"] = connect(suspects)
             if state["witness"] is not None:
                 atexit.register(finish)
         return state["witness"]
@@ -270,6 +222,7 @@ def watch_unittest() -> None:
             seen = witness()
             if seen is not None and not str(getattr(test, "id", str)()).endswith(CANARY):
                 fine = good if name != "addSubTest" else rest[-1] is None
+                seen.tests(file_of(test))
                 seen.note(names_of(test), fine, name == "addExpectedFailure")
             return original(self, test, *rest)
 
@@ -306,6 +259,13 @@ def canary_of_unittest() -> bool:
     outcome = unittest.TestResult()
     Canary(CANARY).run(outcome)
     return len(outcome.failures) == 1
+
+
+def file_of(test: Any) -> list[str]:
+    """Where a test's class was written."""
+    module = sys.modules.get(type(test).__module__)
+    path = getattr(module, "__file__", None)
+    return [path] if isinstance(path, str) else []
 
 
 def names_of(test: Any) -> set[str]:
