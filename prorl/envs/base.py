@@ -16,6 +16,7 @@ each method of `prorl.protocols.Env` may be replaced. README, "An env of your ow
 | `task.data` | read by every env that derives from this one |
 |---|---|
 | tools | names of further tools (`prorl/tools`) |
+| mcp | servers of the Model Context Protocol, which run inside (`mcp.py`) |
 | user | what a user says to each answer, in order; the answer to the last of it is the final one |
 | image | a name (`prorl image ls`), or the absolute path of a folder or .sif |
 | rewards | further parts of the reward, name -> weight (`prorl/rewards.py`) |
@@ -31,8 +32,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from prorl.envs.mcp import ROW as MCP
+from prorl.envs.mcp import inside as mcp_inside
+from prorl.envs.mcp import mcp_tools
 from prorl.envs.requirements import requirements_of, wheels_of
-from prorl.envs.tools import BAD_CALL, Solution, call_problem, make_spec, run_call, text_field
+from prorl.envs.tools import (
+    BAD_CALL,
+    Solution,
+    call_problem,
+    make_spec,
+    run_call,
+    served,
+    text_field,
+)
 from prorl.envs.user_tools import task_tools
 from prorl.errors import TaskError
 from prorl.limits import Deadline
@@ -102,9 +114,10 @@ class BaseEnv:
         return (*self.own_tools.values(), *self._inside(task))
 
     def _inside(self, task: Task) -> tuple[ToolSpec, ...]:
-        if "tools" not in task.data:
-            return self.offers
-        return (*self.offers, *(spec for spec in task_tools(task) if spec not in self.offers))
+        found = self.offers
+        if "tools" in task.data:
+            found = (*found, *(spec for spec in task_tools(task) if spec not in found))
+        return (*found, *mcp_tools(task)) if "mcp" in task.data else found
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
         """The sandbox that a task needs: in RUN if some tool runs in one, in EVAL if the rubric
@@ -129,7 +142,10 @@ class BaseEnv:
         """Run a tool: of its own here, any other in the sandbox."""
         spec = self.own_tools.get(call.name)
         if spec is None or call.error:
-            return await run_call(self.tools(task), sandbox, call, timeout_s)
+            tools = self.tools(task)
+            if "mcp" in task.data and not call_problem(tools, call):
+                call, tools = mcp_inside(task, call), (*tools, served("mcp"))
+            return await run_call(tools, sandbox, call, timeout_s)
         if problem := call_problem((spec,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
         answer = getattr(self, call.name)(task, **call.arguments)
@@ -181,6 +197,12 @@ def tool(
     return mark
 
 
+def _served_by(task: Task, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    """Names of what the sandbox's tool server serves: MCP servers' tools by one row."""
+    theirs = {spec.name for spec in mcp_tools(task)}
+    return tuple(dict.fromkeys(MCP if spec.name in theirs else spec.name for spec in tools))
+
+
 def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
     """A sandbox with the task's image and resources. Raises TaskError."""
     asked: Json = task.data.get("sandbox", {})
@@ -202,7 +224,7 @@ def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
             )
     spec = SandboxSpec(
         image=task.data.get("image", ""),
-        tools=tuple(spec.name for spec in tools),
+        tools=_served_by(task, tools),
         requirements=requirements_of(task),
         wheels=wheels_of(task),
     )

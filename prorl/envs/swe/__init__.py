@@ -34,7 +34,7 @@ Who can forge a verdict. The tests share a process with the code that they test,
 
 | harness | told by | what remains possible |
 |---|---|---|
-| pytest, unittest | a witness in the process | finding it there; values equal to everything |
+| pytest, unittest | a witness in the process (`suspects.py`) | finding it by ctypes; lies about one type |
 | any other (`logs/`) | its log | code that prints the log of tests that passed |
 """
 
