@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 BUILT_IN: Mapping[str, str] = {
     "native": "prorl.agents.native:NativeAgent",
-    "native-drop": "prorl.agents.shorten:native_drop",
-    "native-summary": "prorl.agents.shorten:native_summary",
+    "native-drop": "prorl.agents.variants:native_drop",
+    "native-summary": "prorl.agents.variants:native_summary",
 }
 
 ENTRY_POINTS = "prorl.agents"

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from prorl.types import Message
-
-if TYPE_CHECKING:
-    from prorl.agents.native import NativeAgent
 
 DROPPED = "[output dropped: the context is full]"
 ASK = (
@@ -76,17 +73,3 @@ async def summarise(messages: Sequence[Message], room: Room) -> Sequence[Message
     told = replace(last, content=f"{asked}\n\n{SUMMARY}{summary}")
     shorter = [*task[:-1], told]
     return shorter if room.fits(shorter) else None
-
-
-def native_drop() -> NativeAgent:
-    """Make the agent `native-drop`, which leaves out the oldest tool outputs."""
-    from prorl.agents.native import NativeAgent
-
-    return NativeAgent(drop_outputs)
-
-
-def native_summary() -> NativeAgent:
-    """Make the agent `native-summary`, whose policy sums up what went before."""
-    from prorl.agents.native import NativeAgent
-
-    return NativeAgent(summarise)

@@ -24,8 +24,8 @@ import numpy as np
 import orjson
 
 from prorl.backends.labels import Labels
+from prorl.backends.logprobs import check_logprobs
 from prorl.backends.vllm_http import Connections, HttpLimits
-from prorl.backends.vllm_probe import check_logprobs
 from prorl.backends.vllm_reply import Events, Reply
 from prorl.completion import check_completion
 from prorl.errors import BackendError, boundary
@@ -150,7 +150,7 @@ class VllmBackend:
         Raises ConfigError, or BackendError when the server cannot be asked.
         """
         await self.discover()
-        await check_logprobs(self)
+        await check_logprobs(self, self.vocab_size)
 
     def weights_changed(self) -> None:
         """The server serves others from here on: what it last said of them is over."""

@@ -20,13 +20,9 @@ from prorl.backends.catalogue import (
     is_server,
     open_url,
 )
+from prorl.backends.logprobs import first_token
 from prorl.backends.vllm import VllmBackend
-from prorl.backends.vllm_probe import (
-    Vocabulary,
-    check_server,
-    check_vocabulary,
-    first_token,
-)
+from prorl.backends.vllm_probe import Vocabulary, check_server, check_vocabulary
 from prorl.config import ServiceConfig
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError

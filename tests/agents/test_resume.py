@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prorl.agents.native import NativeAgent
-from prorl.agents.shorten import native_drop, native_summary
+from prorl.agents.variants import native_drop, native_summary
 from prorl.errors import SandboxError
 from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
 from prorl.journal.attempt import ForkOrigin

@@ -16,8 +16,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from prorl.backends.logprobs import first_token
 from prorl.backends.vllm import VllmBackend
-from prorl.backends.vllm_probe import first_token
 from prorl.cli.progress import Show, follow
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.storage.analyses import ANALYSES
