@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,9 @@ async def test_what_a_silent_worker_has_not_taken_goes_to_others(tmp_path: Path,
     }
     again = sum(row["attempt"] > 1 for row in found)
     assert again if role != "eval" else not again, "the frozen one was given work"
+    with closing(sqlite3.connect(tmp_path / "root" / "control.db")) as log:
+        losses = log.execute("SELECT sum(worker_losses) FROM rollouts").fetchone()
+    assert losses == (0,), "it did not die: nobody is charged"
 
 
 async def _all_there(client: object) -> None:
