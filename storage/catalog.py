@@ -16,10 +16,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from prorl.errors import NotFoundError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
@@ -183,6 +185,19 @@ class StoredRun:
         events = self.read("groups", ["group_id", "event", "delivery_seq", "min_version"])
         given = events.filter(pc.equal(events.column("event"), "delivered"))
         return given.select(_DELIVERIES.names).sort_by("delivery_seq")
+
+    def delivered(self) -> NDArray[np.int64]:
+        """Group ids in delivery order. Raises StorageError for an order with a hole."""
+        order = self.deliveries()
+        seqs = order.column("delivery_seq").to_numpy()
+        if not np.array_equal(seqs, np.arange(len(seqs))):
+            raise StorageError(
+                f"the delivery order of {self.directory.where} has holes or doubles",
+                "each delivery_seq from 0 on, once",
+                "`prorl verify` says what is damaged",
+            )
+        groups: NDArray[np.int64] = order.column("group_id").to_numpy()
+        return groups
 
 
 def is_intact(run: RunDir, file: PartFile) -> bool:

@@ -12,14 +12,22 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from itertools import count, islice
+from itertools import count
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from prorl.control import HandedOut, KeptGroup
+import numpy as np
+from numpy.typing import NDArray
+
+from prorl.control import GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError
 from prorl.limits import Clock
+
+_KNOWN_MORE = 4096
+NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class Wanted(NamedTuple):
@@ -138,9 +146,10 @@ class LiveOrder:
         self._oldest_first: list[_Entry] = []
         """A heap over `_kept`; an entry whose group is not kept any more is skipped."""
         self._decisions = count()
-        self._delivered: list[int] = []
+        self._delivered = array("q")
         self._cursors: dict[str, int] = {}
-        self._known: set[int] = set()
+        self._known = bytearray()
+        """1 for each group that was ever kept: 9 bytes of memory are all that an old one costs."""
         self._finished = False
         self._stuck = ""
         self._changed = asyncio.Event()
@@ -170,16 +179,32 @@ class LiveOrder:
         """See `Order`."""
         return self._cursors.get(consumer, 0)
 
-    def restore(self, delivered: Iterable[tuple[int, int]], cursors: Mapping[str, int]) -> None:
-        """Take over what the log says; what is known already stays. Idempotent."""
-        for group_id, seq in sorted(delivered, key=lambda pair: pair[1]):
-            self._place(group_id, seq)
+    def restore(self, delivered: NDArray[np.int64]) -> None:
+        """Take over what an earlier life delivered, in order, before anything else is told."""
+        self._delivered.frombytes(delivered.tobytes())
+        known = np.zeros(int(delivered.max(initial=-1)) + 1, np.uint8)
+        known[delivered] = 1
+        self._known = bytearray(known.tobytes())
+
+    def told(self, events: Iterable[GroupEventRow], cursors: Mapping[str, int] = NOBODY) -> None:
+        """What the log says: groups that were handed out have their place, and consumers theirs.
+        Idempotent.
+        """
+        for event in events:
+            if event.event == "delivered":
+                self._place(event.group_id, event.delivery_seq)
         self._cursors |= cursors
+
+    def _is_new(self, group_id: int) -> bool:
+        """Whether nothing was known of a group; something is, from now on."""
+        if group_id >= len(self._known):
+            self._known.extend(bytes(group_id + _KNOWN_MORE - len(self._known)))
+        known, self._known[group_id] = self._known[group_id], 1
+        return not known
 
     def keep(self, group_id: int, min_version: int) -> None:
         """The log decided to keep a group: it may be served from now on. Idempotent."""
-        if group_id not in self._known:
-            self._known.add(group_id)
+        if self._is_new(group_id):
             self._kept[group_id] = min_version
             heapq.heappush(self._oldest_first, _Entry(min_version, next(self._decisions), group_id))
             self._wake()
@@ -196,7 +221,7 @@ class LiveOrder:
         self._changed = asyncio.Event()
 
     def _place(self, group_id: int, seq: int) -> None:
-        self._known.add(group_id)
+        self._is_new(group_id)
         self._kept.pop(group_id, None)
         if seq == len(self._delivered):
             self._delivered.append(group_id)
@@ -213,7 +238,7 @@ class LiveOrder:
         self._used_at = self._clock()
         await self._until_ready(wanted)
         groups = bounded(
-            islice(self._delivered, wanted.seq, None),
+            (self._delivered[seq] for seq in range(wanted.seq, self.delivered)),
             self._size,
             wanted.max_groups,
             wanted.max_bytes,

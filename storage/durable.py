@@ -58,12 +58,18 @@ def write_local(path: Path, content: bytes | pa.Buffer) -> None:
     """The local rule (Pillai et al., OSDI 2014): rename without fsync can leave an empty file after
     a crash.
     """
-    view = memoryview(content)
     if path.exists():
-        return _same(path.read_bytes(), view, str(path))
+        return _same(path.read_bytes(), memoryview(content), str(path))
+    replace_local(path, content)
+
+
+def replace_local(path: Path, content: bytes | pa.Buffer) -> None:
+    """The same for a name that is given again: readers see what was there or what is new, whole,
+    whatever dies in between.
+    """
     temp = path.with_name(f"{TEMP_MARK}{os.getpid()}-{path.name}")
     try:
-        _write_synced(temp, view)
+        _write_synced(temp, memoryview(content))
         failpoint("file.synced")
         temp.rename(path)
         failpoint("file.renamed")

@@ -24,10 +24,12 @@ from prorl.control import (
     CommitCursor,
     Decision,
     GroupComplete,
+    GroupEventRow,
     HandedOut,
     Handout,
     KeptGroup,
     Propose,
+    Rows,
     RunSnapshot,
 )
 from prorl.linux.failpoints import failpoint
@@ -64,6 +66,8 @@ class LiveRun:
         self.run_id = snapshot.run_id
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
+        self._early = list[GroupEventRow]()
+        """Told before what earlier lives have stored was read."""
         self._facts = FactBook()
         self._streams = streams = snapshot.delivery == "stream"
         self._settings, self._helper = settings, helper
@@ -105,10 +109,13 @@ class LiveRun:
         Raises what only a new start of the process can mend.
         """
         await self.writer.open(self._snapshots[0])
-        for rollouts in await on_own_thread(self._load, f"open {self.run_id}"):
-            self._facts.add(rollouts)
+        await on_own_thread(
+            lambda: read_back(self.index, self._facts, self.order), f"open {self.run_id}"
+        )
         while self._snapshots:
             await self._take_over(self._snapshots.pop(0))
+        self.order.told(self._early)
+        self._early.clear()
         self._endpoint.add(self.order, self.index, self.index.run)
         self.ready.set()
         try:
@@ -128,17 +135,6 @@ class LiveRun:
         if self._filter is not None:
             self._filter.close()
 
-    def _load(self) -> list[pa.Table]:
-        """What earlier lives of the store committed: facts' columns, and the index.
-
-        Blocking; nobody else has the index yet.
-        """
-        if not self.index.run.commits():
-            return []
-        stored = StoredRun(self.index.run.where)
-        self.index.take_over(self.index.look(stored.commits))
-        return [read_part(stored.directory, file, COLUMNS) for file in stored.files("rollouts")]
-
     async def restore(self, snapshot: RunSnapshot) -> None:
         """The gateway was away: take over what it knows and we may not, after `writer.restore`."""
         if self.ready.is_set():
@@ -147,7 +143,7 @@ class LiveRun:
             self._snapshots.append(snapshot)
 
     async def _take_over(self, snapshot: RunSnapshot) -> None:
-        self.order.restore(snapshot.delivered, snapshot.cursors)
+        self.order.told(snapshot.group_events, snapshot.cursors)
         for group_id in snapshot.kept:
             self.order.keep(group_id, self._facts.min_version(group_id))
         for group in snapshot.complete:
@@ -155,6 +151,16 @@ class LiveRun:
         if snapshot.state == "finished":
             self.finish()
         await self.writer.publish_missing(snapshot)
+
+    def add_rows(self, rows: Rows) -> None:
+        """New rows of `tasks` and `groups`; what was handed out has its place by them, even when
+        the answer that said so was lost.
+        """
+        self.writer.add_rows(rows)
+        if self.ready.is_set():
+            self.order.told(rows.events)
+        else:
+            self._early += rows.events
 
     def _committed(self, written: Written) -> None:
         """A part is in the log: its groups can be decided and served from now on."""
@@ -275,3 +281,17 @@ class LiveRun:
         self._draining = True
         self._asked.set()
         self.writer.drain()
+
+
+def read_back(index: GroupIndex, facts: FactBook, order: LiveOrder) -> None:
+    """What earlier lives of the store committed.
+
+    Blocking; nobody else has any of them yet. Raises StorageError.
+    """
+    if not index.run.commits():
+        return
+    stored = StoredRun(index.run.where)
+    index.take_over(index.look(stored.commits))
+    for file in stored.files("rollouts"):
+        facts.add(read_part(stored.directory, file, COLUMNS))
+    order.restore(stored.delivered())

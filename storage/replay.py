@@ -13,7 +13,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,7 +69,9 @@ class ReplayOrder:
     async def take(self, wanted: Wanted) -> Given:
         """See `Order`; waits for recorded moments only."""
         check_seq(wanted.seq, self.delivered, self.run_id)
-        ahead = islice(self._groups, wanted.seq, await self._until_due(wanted))
+        due = await self._until_due(wanted)
+        until = self.delivered if due is None else min(due, self.delivered)
+        ahead = (self._groups[seq] for seq in range(wanted.seq, until))
         groups = bounded(
             ahead, lambda group: self._sizes.get(group, 0), wanted.max_groups, wanted.max_bytes
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from prorl.control.payload import Count, Kind, Payload, Record, Version
-from prorl.control.requests import Delivered, PartFile
+from prorl.control.requests import PartFile
 from prorl.members import GroupMember
 from prorl.types import FailureClass, FailureCode, RolloutState
 
@@ -122,14 +122,13 @@ class RunSnapshot(Payload, frozen=True, kw_only=True):
     tasks: tuple[TaskRow, ...] = ()
     """Not stored yet."""
     group_events: tuple[GroupEventRow, ...] = ()
-    """Not stored yet."""
+    """Not stored yet. With those that are, they say what was handed out, and in which order."""
     terminals: tuple[Terminal, ...] = ()
     """Not stored yet."""
     complete: tuple[GroupComplete, ...] = ()
     """Not decided yet."""
     kept: tuple[Count, ...] = ()
     """Groups that are not handed out yet."""
-    delivered: tuple[Delivered, ...] = ()
     cursors: Mapping[str, int] = {}
     unpublished: tuple[Unpublished, ...] = ()
     num_commits: Count = 0

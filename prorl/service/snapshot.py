@@ -1,6 +1,9 @@
 """What a store that has just come must know of a run, read from the log: exactly what is durable,
 nothing that is still in the journal.
 
+It says what is alive, however long the run: what was handed out lies in the store's own files, but
+for the group events that are not stored yet.
+
 Everything that happens after the snapshot's transaction reaches that store as messages, so nothing
 is said twice and nothing is missed.
 """
@@ -12,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from prorl.control import ControlRow, Delivered, PartFile, Rows, RunSnapshot, Unpublished
+from prorl.control import ControlRow, PartFile, Rows, RunSnapshot, Unpublished
 from prorl.service import log_schema as sql
 from prorl.service import messages
 from prorl.service.log import ControlLog
@@ -34,10 +37,6 @@ _COMPLETE = """
 _KEPT = (
     "SELECT group_id FROM groups INDEXED BY groups_kept WHERE run_id = ? AND state = 'kept'"
     " ORDER BY group_id"
-)
-_DELIVERED = (
-    "SELECT group_id, delivery_seq FROM groups WHERE run_id = ? AND delivery_seq >= 0"
-    " ORDER BY delivery_seq"
 )
 _EVENTS = (
     f"SELECT {', '.join(sql.EVENT_COLUMNS)} FROM group_events WHERE run_id = ? AND event_seq >= ?"
@@ -103,7 +102,6 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
         ),
         complete=tuple(messages.group_complete(group) for group in groups(_COMPLETE)),
         kept=tuple(_as_decided(log, run, column(_KEPT))),
-        delivered=tuple(Delivered(*row) for row in log.read(_DELIVERED, (run_id,))),
         group_events=tuple(
             messages.event_row(values) for values in log.read(_EVENTS, (run_id, run.events_stored))
         ),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prorl.control import Delivered, HandedOut, KeptGroup
+from prorl.control import Delivered, GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
 from prorl.storage.delivery import Given, LiveOrder, Wanted
 
@@ -181,7 +182,8 @@ def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) 
                 made.keep(*kept[-1])
             elif kind == "restart":
                 made = order(log)
-                made.restore([(group, seq) for group, seq in log.seqs.items()], {})
+                order_before = sorted(log.seqs, key=log.seqs.__getitem__)
+                made.restore(np.array(order_before, np.int64))
                 for group, version in kept:
                     if group not in log.seqs:
                         made.keep(group, version)
@@ -194,6 +196,31 @@ def test_every_kept_group_comes_once_in_one_order(steps: list[tuple[str, int]]) 
         assert sorted(log.seqs.values()) == list(range(len(kept)))
 
     asyncio.run(play())
+
+
+def test_what_the_log_tells_of_hand_outs_has_its_place_once() -> None:
+    made = order(Log())
+    made.restore(np.array([4, 2], np.int64))
+    told = [
+        GroupEventRow(
+            event_seq=seq,
+            group_id=group,
+            event="delivered",
+            kept=True,
+            reason="",
+            delivery_seq=seq,
+            num_members=1,
+            num_valid=1,
+            min_version=0,
+            mean_reward=None,
+            at=0,
+        )
+        for seq, group in ((1, 2), (2, 7))
+    ]
+    for _ in range(2):
+        made.told(told, {"primary": 1})
+    made.keep(7, 0)
+    assert (made.delivered, made.num_kept, made.committed("primary")) == (3, 0, 1)
 
 
 async def test_who_waits_hears_at_once_why_the_run_does_not_move() -> None:
