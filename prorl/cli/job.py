@@ -34,6 +34,8 @@ from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.envs import get_env
 from prorl.errors import ConfigError, ConflictError
 from prorl.filters import FILTERS
+from prorl.linux.files import make_folder
+from prorl.storage.durable import replace_local
 from prorl.tasks import TaskSet, read_tasks
 from prorl.tasks.generated import is_generated
 from prorl.types import Json, Task
@@ -155,13 +157,25 @@ def _resumed(job: Job, root: Path) -> Job:
             f"one of: {known}",
             "name another with --name or --root",
         )
-    before = orjson.loads(path.read_bytes())
+    before = _read(path)
     now = job.model_dump(mode="json", exclude_unset=True)
     sections = {
         section: {**before.get(section, {}), **now.get(section, {})}
         for section in ("service", "run")
     }
     return Job.model_validate({**before, **now, **sections, "name": name})
+
+
+def _read(path: Path) -> dict[str, Json]:
+    """A job file. Raises ConfigError for one that is damaged."""
+    try:
+        values = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError:
+        values = None
+    if not isinstance(values, dict):
+        hint = "write it again, or give a new run the same tasks under another name"
+        raise ConfigError(f"{path} is damaged", "a JSON object, as `prorl run` writes it", hint)
+    return values
 
 
 def load(job: Job) -> list[TaskSet]:
@@ -302,10 +316,9 @@ async def _follow(plan: JobPlan, running: Running, stop: Stop, show: Show) -> fl
 
 def _create(client: Client, plan: JobPlan) -> None:
     client.create_run(**plan.run.model_dump(mode="json", exclude_unset=True))
-    plan.directory.mkdir(exist_ok=True)
-    (plan.directory / JOB_FILE).write_bytes(
-        orjson.dumps(_absolute(plan.job), option=orjson.OPT_INDENT_2)
-    )
+    make_folder(plan.directory)
+    written = orjson.dumps(_absolute(plan.job), option=orjson.OPT_INDENT_2)
+    replace_local(plan.directory / JOB_FILE, written)
 
 
 def _absolute(job: Job) -> dict[str, Json]:

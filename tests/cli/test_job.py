@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -57,6 +61,14 @@ def test_planning_makes_nothing(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("content", [b"", b'{"name": "r", "ta', b"[]"])
+def test_a_damaged_job_is_one_line(tmp_path: Path, content: bytes) -> None:
+    _started(tmp_path, "r")
+    (tmp_path / "r" / JOB_FILE).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"job.json is damaged; expected a JSON object"):
+        Plan.make(None, {"name": "r"}, [], root=tmp_path, resume=True)
+
+
 def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: Path) -> None:
     _started(
         tmp_path,
@@ -103,3 +115,24 @@ def test_a_filter_is_a_name_sql_or_a_file_of_it(tmp_path: Path) -> None:
         match="No such file or directory; expected none, dapo, or a readable file of SQL",
     ):
         filter_text("dapoo")
+
+
+WRITE = """
+import sys
+from pathlib import Path
+from prorl.cli.job import Plan, _create
+
+class Nobody:
+    def create_run(self, **config): pass
+
+_create(Nobody(), Plan.make(None, {"name": "r"}, [], root=Path(sys.argv[1]), resume=True))
+"""
+
+
+def test_a_job_that_is_written_again_is_never_half_a_job(tmp_path: Path) -> None:
+    _started(tmp_path, "r", tasks=_tasks(tmp_path, "noop"), policy="noop")
+    before = (tmp_path / "r" / JOB_FILE).read_bytes()
+    env = {**os.environ, "PRORL_FAILPOINTS": "file.synced:kill"}
+    argv = [sys.executable, "-c", WRITE, str(tmp_path)]
+    assert subprocess.run(argv, env=env).returncode == -signal.SIGKILL
+    assert (tmp_path / "r" / JOB_FILE).read_bytes() == before
