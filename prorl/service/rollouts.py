@@ -12,8 +12,8 @@ returned instead of lost: charged to nobody.
 
 from __future__ import annotations
 
-import random
 from typing import NamedTuple
+from zlib import crc32
 
 from prorl.control import Cancel, ControlRow
 from prorl.limits import Clock
@@ -96,7 +96,7 @@ class Rollouts:
                     record.group.pending -= 1
             self._journal.mark_rollout(record)
         failed_again = life.infra_failures > before.infra_failures
-        rest_s = _rest_s(life.infra_failures) if failed_again else 0.0
+        rest_s = _rest_s(record) if failed_again else 0.0
         for action in actions:
             self._act(record, action, rest_s)
         return Action.FENCE not in actions
@@ -270,6 +270,10 @@ class Rollouts:
             self.leave(record, worker, RELEASE_GRACE_S, returned)
 
 
-def _rest_s(failures: int) -> float:
-    """What broke needs time, and those that it broke together must not come back together."""
-    return min(LAST_REST_S, FIRST_REST_S * 2.0 ** (failures - 1)) * random.uniform(0.5, 1.0)
+def _rest_s(record: RolloutRecord) -> float:
+    """What broke needs time, and those that it broke together must not come back together: each has
+    a jitter of its own, the same whenever it is asked for.
+    """
+    jitter = crc32(repr(record.key).encode()) / (1 << 32)
+    longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))
+    return longest * (0.5 + 0.5 * jitter)

@@ -20,6 +20,7 @@ from prorl.control import Stats, TrajectorySummary
 from prorl.filters import find_filter
 from prorl.service.balancer import Balancer, Suits
 from prorl.service.lifecycle import Event, EventKind, RolloutLife
+from prorl.service.ordered import Ordered
 from prorl.service.pool import GroupPool
 from prorl.service.reuse import Share
 from prorl.service.sampler import Demand, reached
@@ -57,7 +58,7 @@ class RolloutRecord:
     """Of the store, that holds its row; empty = not stored."""
     summary: TrajectorySummary = NO_TRAJECTORY
     """Of the committed trajectory."""
-    holders: set[WorkerRecord] = field(default_factory=set)
+    holders: Ordered[WorkerRecord] = field(default_factory=Ordered)
     taken: bool = False
     """Whether INIT said that it has the lease."""
     since: float = 0.0
@@ -301,7 +302,7 @@ class WorkerRecord:
     pid: int
     location: str
     slots: int
-    held: set[RolloutRecord] = field(default_factory=set)
+    held: Ordered[RolloutRecord] = field(default_factory=Ordered)
     stats: Stats | None = None
     """What it said last; None until it says something."""
     seen_at: float = 0.0

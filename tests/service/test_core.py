@@ -240,7 +240,7 @@ class Machine(RuleBasedStateMachine):
     def commit(self, picks: list[int], all_ended: bool, rows: bool) -> None:
         """The store commits what it reserved, rows of ended rollouts, tasks and events."""
         reserved = [r for r in self.live() if r.life.state is RolloutState.RESERVED]
-        chosen = {reserved[pick % len(reserved)] for pick in picks} if reserved else set()
+        chosen = list(dict.fromkeys(reserved[pick % len(reserved)] for pick in picks if reserved))
         ended = [
             r
             for r in self.live()

@@ -1,0 +1,51 @@
+"""What the core decides follows from its events: the same ones lead to the same state again,
+wherever objects lie in memory and whatever else draws random numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from prorl.control import ControlRow, Hello
+from prorl.schema_fields import SCHEMA_VERSION
+from prorl.service.core import Core
+from prorl.service.log import ControlLog
+from tests.service.test_memory import submit
+from tests.service.world import run_config
+
+COUNT = 40
+
+
+def _lives(folder: Path, seed: int) -> tuple[list[int], list[tuple[float, int]]]:
+    """Forty leases in the hands of a worker, in an order of the caller's; ten of them fail, it
+    dies: who waits for a lease, in order, and who rests until when.
+    """
+    log = ControlLog(folder / f"{seed}" / "control.db")
+    core = Core(log, ["scripted:oracle"], lambda: 0.0, lambda: 0.0)
+    core.create_run(run_config(limits={"max_attempts": 10}))
+    hello = Hello(worker="init", role="init", schema_version=SCHEMA_VERSION)
+    worker = core.workers.hello(1, ControlRow.of(hello))
+    submit(core, "r", COUNT)
+    core.pump(COUNT)
+    run = core.run("r")
+    for rollout_id in _order():
+        core.rollouts.hold(run.rollouts[rollout_id], worker)
+    random.seed(seed)
+    for rollout_id in range(0, COUNT, 4):
+        core.rollouts.failed(run.rollouts[rollout_id], 1, "sandbox_start", "")
+    core.workers.gone(worker)
+    log.close()
+    resting = [(until, rollout_id) for until, rollout_id, _ in sorted(run.resting)]
+    return [record.rollout_id for record in run.ready], resting
+
+
+def _order() -> list[int]:
+    return sorted(range(COUNT), key=lambda rollout_id: rollout_id * 7 % COUNT)
+
+
+def test_the_same_events_lead_to_the_same_state(tmp_path: Path) -> None:
+    ready, resting = _lives(tmp_path, 1)
+    assert ready == [i for i in reversed(_order()) if i % 4], "the last one taken goes first"
+    assert (ready, resting) == _lives(tmp_path, 2)
+    assert len({until for until, _ in resting}) == COUNT // 4, "they do not come back together"
