@@ -5,26 +5,34 @@ The gateway's mind and its log, driven by hand: every step is what the gateway d
 so the longest step is how long that loop was blocked (the transaction runs on a thread of its own
 and is counted apart). CPU milliseconds per item and of the longest step; `ratio` is the cost at the
 smallest size divided by the cost at this one: below 0.67 it has grown by more than half.
+
+Logs of all sizes are open at once and take turns, so that whatever else the machine does is in
+every figure alike. `grown.py` makes their histories. A restart of the store is what it reads back
+of an open run, per rollout of it; `repeats` of the others are the rounds.
 """
 
 from __future__ import annotations
 
 import gc
+import shutil
 import tempfile
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from prorl.bench.grown import repeat
 from prorl.bench.report import Figure, Report, machine
+from prorl.bench.stored import make_run
 from prorl.config import RunConfig
 from prorl.control import (
     CommitPart,
     CommittedRollout,
     ControlRow,
     Decision,
+    HandedOut,
     Hello,
     KeptGroup,
 )
@@ -36,10 +44,29 @@ from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.snapshot import run_snapshot
 from prorl.service.state import RunRecord
+from prorl.storage.delivery import LiveOrder
+from prorl.storage.facts import FactBook
+from prorl.storage.groups import GroupIndex
+from prorl.storage.layout import RunDir
+from prorl.storage.liverun import read_back
 from prorl.types import AttemptKey, Task
 
 SIZES = (1_000, 10_000, 100_000)
 FULL = (*SIZES, 1_000_000)
+SEED = 1_000
+"""Rollouts that SQL repeats."""
+
+SMALL = 10_000
+"""A log of at most so many is made anew in every round: it would not stay that small."""
+
+ROUNDS, QUICK_ROUNDS = 8, 4
+MORE = 1_000
+"""Rollouts that come to each log in a round."""
+
+CANCELLED = 4_000
+COMMITS = 64
+"""Commits, or packs of them, that a store reads back."""
+
 N = 8
 CHUNK = PIECE // N
 """Groups of a request that are accepted in one step."""
@@ -75,11 +102,16 @@ class Meter:
 
 
 class Life:
-    """One run from its first group to its last ack."""
+    """One run of a log: what happens to its rollouts."""
 
-    def __init__(self, log: ControlLog, meter: Meter, size: int) -> None:
-        self.log, self.meter, self.groups = log, meter, size // N
+    def __init__(self, path: Path, meter: Meter) -> None:
+        self.log, self.meter = ControlLog(path), meter
         self.core = self._start()
+
+    @property
+    def run(self) -> RunRecord:
+        """The run."""
+        return self.core.run("a")
 
     def _start(self) -> Core:
         core = Core(self.log, ["scripted:oracle"], max_queued=1 << 40)
@@ -97,19 +129,23 @@ class Life:
         with self.meter("journal", 0):
             self.core.durable(batch)
 
-    def accept(self, run: RunRecord, begin: int = 0) -> None:
-        """All groups of the run, from `begin` on."""
-        for first in range(begin, self.groups, CHUNK):
-            bodies = [_body(first + i) for i in range(min(CHUNK, self.groups - first))]
-            with self.meter("accept", N * len(bodies)):
+    def accept(self, rollouts: int) -> None:
+        """So many more."""
+        run, missing = self.run, rollouts // N
+        while missing:
+            first, count = run.next_group, min(CHUNK, missing)
+            bodies = [_body(first + i) for i in range(count)]
+            with self.meter("accept", N * count):
                 checked = self.core.acceptance.check(run, bodies, _fine, {})
                 self.core.acceptance.groups(run, checked)
-            self.write(N * len(bodies))
+            self.write(N * count)
+            missing -= count
 
-    def work(self, run: RunRecord) -> None:
-        """Lease, commit, decide, hand out and ack, a window at a time."""
+    def work(self) -> None:
+        """Lease, commit, decide, hand out and ack all that wait, a window at a time."""
+        run = self.run
         init, store = (self.core.state.workers[role] for role in ("init", "store"))
-        while run.next_delivery < self.groups:
+        while run.next_delivery < run.next_group:
             with self.meter("lease", N * WINDOW):
                 self.core.pump(N * WINDOW)
             given = [r for r in run.rollouts.values() if r.life.state == "leased"]
@@ -142,32 +178,96 @@ class Life:
                 self.core.groups.cursor(run, "primary", run.next_delivery)
             self.write(len(given))
 
-    def cancel(self, run: RunRecord) -> None:
-        """A pool that never starts; the store decides what has ended meanwhile."""
-        with self.meter("cancel", 0):
+    def commit_rest(self) -> None:
+        """What the log knows and no part holds: the events of the last hand-outs."""
+        run = self.run
+        part = CommitPart(part="rest", tasks_upto=run.next_group, group_events_upto=run.next_event)
+        self.core.commits.commit(run, part)
+        self.core.commits.published(run, run.next_commit - 1)
+        self.write(0)
+
+    def cancel(self, rollouts: int) -> None:
+        """So many of a pool that never starts; the store decides what has ended meanwhile."""
+        run, before = self.run, self.run.rollout_states["cancelled"]
+        with self.meter("cancel", rollouts):
             self.core.cancel_run(run)
-        more, items = True, N * self.groups
-        while more:
-            with self.meter("cancel", items):
-                more, items = self.core.grants.prune(), 0
+        while run.rollout_states["cancelled"] - before < rollouts:
+            with self.meter("cancel", 0):
+                self.core.grants.prune()
             self.write(CHUNK)
             ended = [g.group_id for g in run.groups.values() if not g.pending]
             self.core.groups.propose(run, [Decision(group_id=g, kept=False) for g in ended])
             for group_id in ended:
                 run.groups.pop(group_id, None)
-            more = more or bool(run.pool)
 
     def restart(self, what: str) -> None:
         """Restart the gateway from its log."""
         with self.meter(what, 1):
             self.core = self._start()
 
-    def snapshot(self, what: str, run_id: str) -> None:
+    def snapshot(self, what: str) -> None:
         """What a store that has come is told, without the tasks that it does not have."""
-        run = self.core.run(run_id)
-        run.tasks_stored = run.next_group
+        self.run.tasks_stored = self.run.next_group
         with self.meter(what, 1):
-            run_snapshot(self.log, run, 0.0)
+            run_snapshot(self.log, self.run, 0.0)
+
+
+class Size:
+    """Logs with so many rollouts: all of them done, and all of them waiting in the pool."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.size, self.meter = size, Meter()
+        self._folder = folder
+        self._lives: dict[str, Life] = {}
+
+    def live(self, what: str) -> Life:
+        """The log of that kind; a small one is made again for every round."""
+        if what not in self._lives:
+            path = self._folder / f"{what}-{self.size}" / "control.db"
+            _make(path, what, self.size)
+            self._lives[what] = Life(path, self.meter)
+        return self._lives[what]
+
+    def round(self) -> None:
+        """Everything once."""
+        done = self.live("done")
+        done.restart("restart, all of it done")
+        done.snapshot("store's snapshot, all of it done")
+        done.accept(MORE)
+        done.work()
+        pooled = self.live("pooled")
+        pooled.restart("restart, all of it pooled")
+        pooled.snapshot("store's snapshot, all of it pooled")
+        if self.size <= SMALL:
+            self.close()
+
+    def close(self) -> None:
+        """Remove the logs."""
+        for what, life in self._lives.items():
+            life.log.close()
+            shutil.rmtree(self._folder / f"{what}-{self.size}")
+        self._lives.clear()
+
+    def end(self) -> None:
+        """What can be done once only."""
+        self.live("pooled").cancel(min(CANCELLED, self.size))
+        self.close()
+
+
+def _make(path: Path, what: str, size: int) -> None:
+    """A closed log of one run with `size` rollouts."""
+    life = Life(path, Meter())
+    life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
+    life.accept(SEED)
+    if what == "done":
+        life.work()
+        life.commit_rest()
+    life.log.close()
+    repeat(path, size // SEED)
+    life = Life(path, Meter())
+    life.core.journal.mark_run(life.run)  # with its counts
+    life.write(0)
+    life.log.close()
 
 
 def _longest(meter: Meter, size: int) -> Figure:
@@ -192,24 +292,19 @@ def _memory() -> list[Figure]:
     """Bytes of Python's that stay for one more rollout, by where it is in its life."""
     meter = Meter()
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
-        log = ControlLog(Path(folder) / "control.db")
-        life = Life(log, meter, MEMORY)
+        life = Life(Path(folder) / "control.db", meter)
         life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
-        life.groups = WINDOW
-        life.accept(life.core.run("a"))
-        life.work(life.core.run("a"))  # what is made once is there now
-        life.groups += MEMORY // N
+        life.accept(N * WINDOW)
+        life.work()  # what is made once is there now
         with _bytes_each("pooled", MEMORY) as pooled:
-            life.accept(life.core.run("a"), WINDOW)
+            life.accept(MEMORY)
         with _bytes_each("finished", MEMORY) as finished:
-            life.work(life.core.run("a"))
-        life.core.create_run(RunConfig(run_id="b", max_open_groups=MEMORY))
-        life.groups = MEMORY // N
-        life.accept(life.core.run("b"))
+            life.work()
+        life.accept(MEMORY)
         with _bytes_each("open", MEMORY) as open_:
             life.core.pump(MEMORY)
             life.write(MEMORY)
-        log.close()
+        life.log.close()
     return [*pooled, *open_, *finished]
 
 
@@ -234,38 +329,70 @@ def _fine(task: Task) -> None:
     """Accept any task: admission is not what is measured."""
 
 
+def _figures(sizes: list[Size]) -> Iterator[Figure]:
+    first: dict[str, float] = {}
+    for size in sizes:
+        meter = size.meter
+        yield _longest(meter, size.size)
+        for what in meter.items:
+            cost = meter.cost_ms(what)
+            yield Figure(
+                what=f"{what} at {size.size:,}",
+                value=cost,
+                unit="ms",
+                cpu_s=meter.cpu_s[what],
+                ratio=first.setdefault(what, cost) / cost if cost else None,
+                note=f"longest step {meter.longest_ms[what]:.1f} ms",
+            )
+
+
+def _stores(sizes: Iterable[int], rounds: int) -> list[Figure]:
+    """What a store that has died reads of an open run before it serves, off its loop."""
+    costs: dict[int, list[float]] = {size: [] for size in sizes}
+    with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
+        for size in costs:
+            make_run(Path(folder) / str(size), size, min(COMMITS, size // SEED), tokens=16)
+        for _ in range(rounds):
+            for size, cost in costs.items():
+                run = RunDir(str(Path(folder) / str(size)))
+                order = LiveOrder("a", size=abs, handout=_unasked, save_cursor=_nothing)
+                began = time.process_time()
+                read_back(GroupIndex(run), FactBook(), order)
+                cost.append(1000 * (time.process_time() - began) / size)
+    best = {size: min(cost) for size, cost in costs.items()}
+    first = next(iter(best.values()))
+    return [
+        Figure(
+            what=f"restart of the store at {size:,}",
+            value=cost,
+            unit="ms",
+            repeats=tuple(costs[size]),
+            ratio=first / cost,
+            note="per rollout of the open run, least of all rounds; not on the loop",
+        )
+        for size, cost in best.items()
+    ]
+
+
+async def _unasked(consumer: str, groups: list[KeptGroup]) -> HandedOut:
+    return HandedOut()
+
+
+async def _nothing(consumer: str, seq: int) -> None:
+    pass
+
+
 async def run(quick: bool) -> Report:
     """Measure; `quick` stops at ten thousand."""
     settle_heap()  # as the gateway's process does
     rows = _memory()
-    first: dict[str, float] = {}
-    for size in SIZES[:2] if quick else FULL:
-        meter = Meter()
-        with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
-            log = ControlLog(Path(folder) / "control.db")
-            life = Life(log, meter, size)
-            life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=256))
-            life.accept(life.core.run("a"))
-            life.restart("restart, all of it pooled")
-            life.snapshot("store's snapshot, all of it pooled", "a")
-            life.work(life.core.run("a"))
-            life.restart("restart, all of it done")
-            life.snapshot("store's snapshot, all of it done", "a")
-            life.core.create_run(RunConfig(run_id="b"))
-            life.accept(life.core.run("b"))
-            life.cancel(life.core.run("b"))
-            log.close()
-        rows.append(_longest(meter, size))
-        for what in meter.items:
-            cost = meter.cost_ms(what)
-            rows.append(
-                Figure(
-                    what=f"{what} at {size:,}",
-                    value=cost,
-                    unit="ms",
-                    cpu_s=meter.cpu_s[what],
-                    ratio=first.setdefault(what, cost) / cost if cost else None,
-                    note=f"longest step {meter.longest_ms[what]:.1f} ms",
-                )
-            )
+    with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
+        sizes = [Size(Path(folder), size) for size in (SIZES[:2] if quick else FULL)]
+        for _ in range(QUICK_ROUNDS if quick else ROUNDS):
+            for size in sizes:
+                size.round()
+        for size in sizes:
+            size.end()
+        rows += _figures(sizes)
+    rows += _stores(SIZES[:2] if quick else FULL, 3)
     return Report(bench="growth", machine=machine(), rows=tuple(rows))

@@ -22,7 +22,7 @@ from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
 from prorl.service.tenants import TenantLoad
 from prorl.types import RolloutState
 
-PIECE = 500
+PIECE = 250
 """Rollouts that are ended in one go."""
 
 UNDECIDED = 4000
