@@ -41,13 +41,20 @@ def make_run(where: Path, rollouts: int, commits: int, tokens: int = 64, seed: i
     rng = np.random.default_rng(seed)
     delivered = 0
     for seq, (start, stop) in enumerate(pairwise(cuts), 1):
-        tables = rollout_tables(np.arange(start, stop), tokens, rng)
-        done = range(start // GROUP, stop // GROUP)
-        tables["groups"], delivered = _events(done, delivered)
-        first, last = -(-start // GROUP), -(-stop // GROUP)
-        tables["tasks"] = _tasks(range(first, last))
-        _commit(run, seq, tables)
+        delivered = add_commit(run, seq, range(start, stop), delivered, tokens, rng)
     return run
+
+
+def add_commit(
+    run: RunDir, seq: int, rollouts: range, delivered: int, tokens: int, rng: np.random.Generator
+) -> int:
+    """These rollouts as one more commit; how many groups are delivered now."""
+    start, stop = rollouts.start, rollouts.stop
+    tables = rollout_tables(np.arange(start, stop), tokens, rng)
+    tables["groups"], delivered = _events(range(start // GROUP, stop // GROUP), delivered)
+    tables["tasks"] = _tasks(range(-(-start // GROUP), -(-stop // GROUP)))
+    _commit(run, seq, tables)
+    return delivered
 
 
 def _write(fs: Any, path: str, content: Any) -> None:
