@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import pyarrow as pa
 
@@ -44,6 +45,9 @@ from prorl.storage.helper import Helper
 from prorl.storage.layout import PartFile, RunDir
 from prorl.storage.parts import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
+
+DECIDED_AT_ONCE = 500
+"""Groups of one proposal: the log's loop does nothing else meanwhile."""
 
 _LOOK_S = 1.0
 """Between two looks at whether a finished run may be closed."""
@@ -204,7 +208,11 @@ class LiveRun:
                 return
             if not self._draining:
                 self._asked.clear()
-            groups, self._complete = list(self._complete.values()), {}
+            groups = list(islice(self._complete.values(), DECIDED_AT_ONCE))
+            for group in groups:
+                del self._complete[group.group_id]
+            if self._complete:
+                self._asked.set()
             decisions = await asyncio.get_running_loop().run_in_executor(
                 self._filter_thread, self._judge, groups
             )

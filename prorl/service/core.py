@@ -39,6 +39,7 @@ from prorl.service.accept import Acceptance
 from prorl.service.backend_watch import BackendWatch
 from prorl.service.balancer import Balancer
 from prorl.service.commits import Commits
+from prorl.service.endings import Endings
 from prorl.service.grants import LeaseGrants
 from prorl.service.groups import Groups
 from prorl.service.journal import Journal, LogBatch
@@ -73,8 +74,11 @@ class Core:
             if stored.get(name) == "draining":
                 self.state.balancer.drain(name)
         self.rollouts = Rollouts(self.state, self.journal, clock, wall)
-        self.grants = LeaseGrants(self.state, log, self.journal, self.rollouts, clock, wall, quotas)
-        self.groups = Groups(log, self.journal, self.rollouts, wall)
+        self.endings = Endings(self.rollouts)
+        self.grants = LeaseGrants(
+            self.state, log, self.journal, self.rollouts, self.endings, clock, wall, quotas
+        )
+        self.groups = Groups(log, self.journal, self.endings, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
         self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
         self.watched = BackendWatch(self.state, clock)
@@ -142,19 +146,17 @@ class Core:
         self.journal.urgent = True
 
     def cancel_run(self, run: RunRecord) -> None:
-        """End everything that has not ended, the pool bit by bit (`prune`); the run takes nothing
-        more.
-        """
+        """End everything that has not ended, bit by bit (`prune`); the run takes nothing more."""
         if run.state == "open":
             run.cancelled = run.last = True
             self.journal.mark_run(run)
-            for group in list(run.groups.values()):
-                self.groups.cancel(group, FailureCode.CANCELLED)
+            run.ending.clear()  # what was redundant is cancelled from here on
+            self.endings.begin(run, FailureCode.CANCELLED)
         self.journal.urgent = True
 
     def cancel_group(self, group: GroupRecord) -> None:
         """End a group's members that have not ended."""
-        self.groups.cancel(group, FailureCode.CANCELLED)
+        self.endings.cancel(group, FailureCode.CANCELLED)
         self.journal.urgent = True
 
     def cancel_rollout(self, record: RolloutRecord) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from prorl.config import Quota
 from prorl.limits import Clock
+from prorl.service.endings import PIECE, Endings
 from prorl.service.journal import Journal
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.log import ControlLog
@@ -21,9 +22,6 @@ from prorl.service.sampler import may_open
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
 from prorl.service.tenants import TenantLoad
 from prorl.types import RolloutState
-
-PIECE = 250
-"""Rollouts that are ended in one go."""
 
 UNDECIDED = 4000
 """Groups of a run in memory at which ending more waits for the store to decide some."""
@@ -40,11 +38,13 @@ class LeaseGrants:
         log: ControlLog,
         journal: Journal,
         rollouts: Rollouts,
+        endings: Endings,
         clock: Clock,
         wall: Clock,
         quotas: Mapping[str, Quota],
     ) -> None:
         self._state, self._log, self._journal, self._rollouts = state, log, journal, rollouts
+        self._endings = endings
         self._clock, self._wall, self._quotas = clock, wall, quotas
 
     def pump(self, room: int) -> None:
@@ -77,9 +77,14 @@ class LeaseGrants:
         return TenantLoad(self._quotas, self._state.open.values())
 
     def prune(self) -> bool:
-        """End up to `PIECE` rollouts that will never start; whether there are more."""
+        """End up to `PIECE` rollouts whose run is cancelled or has enough, those in hand before
+        those that will never start; whether there are more.
+        """
         room = PIECE
         for run in self._state.open.values():
+            if run.ending:
+                room = self._endings.go_on(run, room)
+                self._journal.urgent = True
             doom = run.doom if run.pool else None
             while doom and run.pool and room > 0 and len(run.groups) < UNDECIDED:
                 group = self._load(run, run.pool.popleft())
@@ -123,7 +128,7 @@ class LeaseGrants:
         return True
 
     def _next(self, run: RunRecord, load: TenantLoad) -> RolloutRecord | None:
-        while True:
+        while not run.ending:
             while run.ready:
                 record = run.ready.popleft()
                 if record.life.state is RolloutState.QUEUED:
@@ -137,6 +142,7 @@ class LeaseGrants:
             if group.pending:
                 self._open(group)
                 load.opened(run)
+        return None
 
     def _open(self, group: GroupRecord) -> None:
         group.opened = True

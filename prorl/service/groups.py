@@ -23,11 +23,11 @@ from prorl.errors import ConflictError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
 from prorl.service import messages
+from prorl.service.endings import Endings
 from prorl.service.journal import Journal
-from prorl.service.lifecycle import Event, EventKind, GroupEvent, group_step
+from prorl.service.lifecycle import GroupEvent, group_step
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_group
-from prorl.service.rollouts import Rollouts
 from prorl.service.sampler import full, reached
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.types import FailureCode, GroupState, RolloutState
@@ -36,8 +36,8 @@ from prorl.types import FailureCode, GroupState, RolloutState
 class Groups:
     """The groups of all runs."""
 
-    def __init__(self, log: ControlLog, journal: Journal, rollouts: Rollouts, wall: Clock) -> None:
-        self._log, self._journal, self._rollouts, self._wall = log, journal, rollouts, wall
+    def __init__(self, log: ControlLog, journal: Journal, endings: Endings, wall: Clock) -> None:
+        self._log, self._journal, self._endings, self._wall = log, journal, endings, wall
 
     def find(self, run: RunRecord, group_id: int) -> GroupRecord | None:
         """A group, from memory or else from the log."""
@@ -187,15 +187,7 @@ class Groups:
         """The run has enough: end what was started and is not decided; the pool ends bit by bit
         (`Core.prune`).
         """
-        for group in list(run.groups.values()):
-            if group.state is GroupState.OPEN:
-                self.cancel(group, FailureCode.REDUNDANT)
-
-    def cancel(self, group: GroupRecord, code: FailureCode) -> None:
-        """End every member that has not ended."""
-        for rollout in group.rollouts:
-            if not rollout.life.state.terminal:
-                self._rollouts.apply(rollout, Event(kind=EventKind.CANCEL, code=code))
+        self._endings.begin(run, FailureCode.REDUNDANT)
 
     def _step(self, group: GroupRecord, event: GroupEvent) -> None:
         states = group.run.group_states

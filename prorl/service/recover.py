@@ -17,7 +17,7 @@ from prorl.control import TrajectorySummary
 from prorl.errors import SchemaError
 from prorl.service import counters
 from prorl.service import log_schema as sql
-from prorl.service.lifecycle import RolloutLife
+from prorl.service.lifecycle import EventKind, RolloutLife
 from prorl.service.log import ControlLog
 from prorl.service.state import IN_HAND, NO_TRAJECTORY, GroupRecord, RolloutRecord, RunRecord, State
 from prorl.types import FailureCode, GroupState, RolloutState
@@ -222,6 +222,9 @@ def _live(log: ControlLog, run: RunRecord, now: float) -> None:
         run.add(group)
         run.ready.extend(r for r in group.rollouts if r.life.state is RolloutState.QUEUED)
     _pool(log, run, now)
+    doom = run.doom
+    if doom is not None and doom.kind is EventKind.CANCEL:  # its end was cut short
+        run.ending.extend((group, doom.code) for group in run.groups.values())
     run.granted_at = now
 
 

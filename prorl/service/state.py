@@ -153,6 +153,8 @@ class RunRecord:
     """Members of started groups that wait for a lease."""
     resting: list[tuple[float, int, RolloutRecord]] = field(default_factory=list)
     """A heap of those that infrastructure failed: ready at that time of the loop's clock."""
+    ending: deque[tuple[GroupRecord, FailureCode]] = field(default_factory=deque)
+    """Started groups that are still to be ended, and why (`endings.py`)."""
     next_group: int = 0
     next_rollout: int = 0
     next_commit: int = 1

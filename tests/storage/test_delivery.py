@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from prorl.control import Delivered, GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
-from prorl.storage.delivery import Given, LiveOrder, Wanted
+from prorl.storage.delivery import HANDED_AT_ONCE, Given, LiveOrder, Wanted
 
 
 class Log:
@@ -63,6 +63,16 @@ async def test_groups_wait_for_a_trainer_and_trainers_for_groups() -> None:
     made.finish()
     assert await made.take(wanted(0)) == Given((7,), end=True)
     assert await made.take(wanted(1, wait_s=5)) == Given((), end=True)
+
+
+async def test_a_long_hand_out_is_asked_for_in_pieces_and_served_whole() -> None:
+    log = Log()
+    made = order(log)
+    for group in range(2 * HANDED_AT_ONCE + 1):
+        made.keep(group, 0)
+    given = await made.take(wanted(0, max_bytes=10**9))
+    assert given.groups == tuple(range(2 * HANDED_AT_ONCE + 1))
+    assert log.requests == 3
 
 
 async def test_oldest_version_first_then_decision_order() -> None:
