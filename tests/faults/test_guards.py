@@ -144,6 +144,12 @@ GUARDS = {
         "if False:",
         "tests/supervisor/test_service.py::test_a_frozen_child_is_ended_and_started_again",
     ),
+    "what a silent worker has not taken goes to others": Guard(
+        "prorl/service/gateway.py",
+        "for worker in self.core.workers.hushed(SWEEP_TICKS * LAZY_S):",
+        "for worker in []:",
+        "tests/faults/test_silent.py::test_what_a_silent_worker_has_not_taken_goes_to_others[init]",
+    ),
     "a task that nobody awaits ends its process": Guard(
         "prorl/process.py",
         "set_exception_handler(_loudly)",
