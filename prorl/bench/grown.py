@@ -1,15 +1,34 @@
-"""Control logs as long runs leave them, made in seconds: a few thousand rollouts live through the
-gateway's own core, then SQL repeats their rows under ids of their own.
+"""Control logs as long runs leave them, made in seconds: a thousand rollouts live through the
+gateway's own core, then SQL repeats their rows under ids of their own. And what a store reads back
+of such a run.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from prorl.bench.report import Figure
+from prorl.bench.stored import make_run
+from prorl.control import HandedOut, KeptGroup
 from prorl.service import log_schema as sql
+from prorl.storage.delivery import LiveOrder
+from prorl.storage.facts import FactBook
+from prorl.storage.groups import GroupIndex
+from prorl.storage.layout import RunDir
+from prorl.storage.liverun import read_back
+
+SEED = 1_000
+"""Rollouts that SQL repeats."""
+
+COMMITS = 64
+"""Commits, or packs of them, that a store reads back."""
+
+ROUNDS = 3
 
 DONE: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType(
     {
@@ -81,3 +100,39 @@ def repeat(path: Path, times: int) -> None:
     )
     log.execute("UPDATE cursors SET seq = seq * ?", (times,))
     log.close()
+
+
+def stores(sizes: Iterable[int]) -> list[Figure]:
+    """What a store that has died reads of an open run before it serves, off its loop."""
+    costs: dict[int, list[float]] = {size: [] for size in sizes}
+    with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
+        for size in costs:
+            make_run(Path(folder) / str(size), size, min(COMMITS, size // SEED), tokens=16)
+        for _ in range(ROUNDS):
+            for size, cost in costs.items():
+                run = RunDir(str(Path(folder) / str(size)))
+                order = LiveOrder("a", size=abs, handout=_unasked, save_cursor=_nothing)
+                began = time.process_time()
+                read_back(GroupIndex(run), FactBook(), order)
+                cost.append(1000 * (time.process_time() - began) / size)
+    best = {size: min(cost) for size, cost in costs.items()}
+    first = next(iter(best.values()))
+    return [
+        Figure(
+            what=f"restart of the store at {size:,}",
+            value=cost,
+            unit="ms",
+            repeats=tuple(costs[size]),
+            ratio=first / cost,
+            note="per rollout of the open run, least of all rounds; not on the loop",
+        )
+        for size, cost in best.items()
+    ]
+
+
+async def _unasked(consumer: str, groups: list[KeptGroup]) -> HandedOut:
+    return HandedOut()
+
+
+async def _nothing(consumer: str, seq: int) -> None:
+    pass

@@ -19,20 +19,18 @@ import tempfile
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prorl.bench.grown import repeat
+from prorl.bench.grown import SEED, repeat, stores
 from prorl.bench.report import Figure, Report, machine
-from prorl.bench.stored import make_run
 from prorl.config import RunConfig
 from prorl.control import (
     CommitPart,
     CommittedRollout,
     ControlRow,
     Decision,
-    HandedOut,
     Hello,
     KeptGroup,
 )
@@ -44,18 +42,10 @@ from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.snapshot import run_snapshot
 from prorl.service.state import RunRecord
-from prorl.storage.delivery import LiveOrder
-from prorl.storage.facts import FactBook
-from prorl.storage.groups import GroupIndex
-from prorl.storage.layout import RunDir
-from prorl.storage.liverun import read_back
 from prorl.types import AttemptKey, Task
 
 SIZES = (1_000, 10_000, 100_000)
 FULL = (*SIZES, 1_000_000)
-SEED = 1_000
-"""Rollouts that SQL repeats."""
-
 SMALL = 10_000
 """A log of at most so many is made anew in every round: it would not stay that small."""
 
@@ -63,10 +53,7 @@ ROUNDS, QUICK_ROUNDS = 8, 4
 MORE = 1_000
 """Rollouts that come to each log in a round."""
 
-CANCELLED = 4_000
-COMMITS = 64
-"""Commits, or packs of them, that a store reads back."""
-
+CANCELLED, IN_HAND = 4_000, 2_000
 N = 8
 CHUNK = PIECE // N
 """Groups of a request that are accepted in one step."""
@@ -186,13 +173,21 @@ class Life:
         self.core.commits.published(run, run.next_commit - 1)
         self.write(0)
 
-    def cancel(self, rollouts: int) -> None:
-        """So many of a pool that never starts; the store decides what has ended meanwhile."""
+    def take(self, rollouts: int) -> None:
+        """Lease so many, into the hands of INIT."""
+        self.core.pump(rollouts)
+        self.write(rollouts)
+        for record in self.run.rollouts.values():
+            if record.life.state == "leased":
+                self.core.rollouts.hold(record, self.core.state.workers["init"])
+
+    def cancel(self, what: str, rollouts: int) -> None:
+        """So many; the store decides what has ended meanwhile."""
         run, before = self.run, self.run.rollout_states["cancelled"]
-        with self.meter("cancel", rollouts):
+        with self.meter(what, rollouts):
             self.core.cancel_run(run)
         while run.rollout_states["cancelled"] - before < rollouts:
-            with self.meter("cancel", 0):
+            with self.meter(what, 0):
                 self.core.grants.prune()
             self.write(CHUNK)
             ended = [g.group_id for g in run.groups.values() if not g.pending]
@@ -250,7 +245,11 @@ class Size:
 
     def end(self) -> None:
         """What can be done once only."""
-        self.live("pooled").cancel(min(CANCELLED, self.size))
+        self.live("pooled").cancel("cancel, all of it pooled", min(CANCELLED, self.size))
+        done = self.live("done")
+        done.accept(IN_HAND)
+        done.take(IN_HAND)
+        done.cancel("cancel, in hand", IN_HAND)
         self.close()
 
 
@@ -346,42 +345,6 @@ def _figures(sizes: list[Size]) -> Iterator[Figure]:
             )
 
 
-def _stores(sizes: Iterable[int], rounds: int) -> list[Figure]:
-    """What a store that has died reads of an open run before it serves, off its loop."""
-    costs: dict[int, list[float]] = {size: [] for size in sizes}
-    with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
-        for size in costs:
-            make_run(Path(folder) / str(size), size, min(COMMITS, size // SEED), tokens=16)
-        for _ in range(rounds):
-            for size, cost in costs.items():
-                run = RunDir(str(Path(folder) / str(size)))
-                order = LiveOrder("a", size=abs, handout=_unasked, save_cursor=_nothing)
-                began = time.process_time()
-                read_back(GroupIndex(run), FactBook(), order)
-                cost.append(1000 * (time.process_time() - began) / size)
-    best = {size: min(cost) for size, cost in costs.items()}
-    first = next(iter(best.values()))
-    return [
-        Figure(
-            what=f"restart of the store at {size:,}",
-            value=cost,
-            unit="ms",
-            repeats=tuple(costs[size]),
-            ratio=first / cost,
-            note="per rollout of the open run, least of all rounds; not on the loop",
-        )
-        for size, cost in best.items()
-    ]
-
-
-async def _unasked(consumer: str, groups: list[KeptGroup]) -> HandedOut:
-    return HandedOut()
-
-
-async def _nothing(consumer: str, seq: int) -> None:
-    pass
-
-
 async def run(quick: bool) -> Report:
     """Measure; `quick` stops at ten thousand."""
     settle_heap()  # as the gateway's process does
@@ -394,5 +357,5 @@ async def run(quick: bool) -> Report:
         for size in sizes:
             size.end()
         rows += _figures(sizes)
-    rows += _stores(SIZES[:2] if quick else FULL, 3)
+    rows += stores(SIZES[:2] if quick else FULL)
     return Report(bench="growth", machine=machine(), rows=tuple(rows))
