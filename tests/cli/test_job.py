@@ -66,7 +66,7 @@ def test_a_damaged_job_is_one_line(tmp_path: Path, content: bytes) -> None:
     _started(tmp_path, "r")
     (tmp_path / "r" / JOB_FILE).write_bytes(content)
     with pytest.raises(ConfigError, match=r"job.json is damaged; expected a JSON object"):
-        Plan.make(None, {"name": "r"}, [], root=tmp_path, resume=True)
+        JobPlan.make(None, {"name": "r"}, [], root=tmp_path, resume=True)
 
 
 def test_a_resumed_job_keeps_its_settings_and_takes_what_is_given_now(tmp_path: Path) -> None:
@@ -120,12 +120,12 @@ def test_a_filter_is_a_name_sql_or_a_file_of_it(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from pathlib import Path
-from prorl.cli.job import Plan, _create
+from prorl.cli.job import JobPlan, _create
 
 class Nobody:
     def create_run(self, **config): pass
 
-_create(Nobody(), Plan.make(None, {"name": "r"}, [], root=Path(sys.argv[1]), resume=True))
+_create(Nobody(), JobPlan.make(None, {"name": "r"}, [], root=Path(sys.argv[1]), resume=True))
 """
 
 
