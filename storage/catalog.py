@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from prorl.errors import NotFoundError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.storage.appended import AppendedTable
-from prorl.storage.layout import MANIFEST, PARTIAL, Commit, PartFile, RunDir
+from prorl.storage.layout import MANIFEST, PARTIAL, Commit, CommitName, PartFile, RunDir
 from prorl.storage.scores import SCORE_ROWS, SCORES, all_scores
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
@@ -165,7 +165,8 @@ class StoredRun:
     def _moved(self) -> bool:
         """Whether the run was compacted since it was opened; then we have opened it again."""
         before = self.commits
-        if self.directory.compacted_upto() > (before[0].commit_seq if before else 0):
+        opened = before[0].name if before and before[0].first_seq else CommitName(0, 0)
+        if self.directory.compacted() != opened:
             self.commits = tuple(self.directory.commits())
         return self.commits is not before
 

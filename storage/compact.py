@@ -128,15 +128,17 @@ def compact(
         except BaseException:
             work.undo()
             raise
+        last = commits[-1]
         commit = Commit(
             first_seq=1,
-            commit_seq=commits[-1].commit_seq,
+            commit_seq=last.commit_seq,
+            again=last.again + 1 if last.first_seq else 0,
             part=work.name,
             files=tuple(named),
-            run_id=commits[-1].run_id,
+            run_id=last.run_id,
         )
         step("packs")
-        write(run.fs, run.commit_path(commit.commit_seq, 1), commit.dumps())
+        write(run.fs, run.commit_path(commit.commit_seq, 1, commit.again), commit.dumps())
         step("range")
         return Compacted(commit=commit, num_before=len(files))
 
@@ -313,11 +315,11 @@ def collect(
 
 def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
     """Commits and ranges that a range stands for which was published before `before`."""
-    upto = CommitName(0, 0)
-    for name in names:
+    upto = 0
+    for at, name in enumerate(names):
         if name.first and _modified(run, f"{COMMITS}/{name}") <= before:
-            upto = name
-    return [name for name in names if name.last <= upto.last and name != upto]
+            upto = at
+    return list(names[:upto])
 
 
 def replaced(run: RunDir) -> set[str]:

@@ -4,7 +4,7 @@
     RUN/commits/0000000001.json              one per commit: the files that it made visible, with
                                              rows, bytes, sha256
     RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their
-                                             rows now
+                                             rows now; `-0002` before `.json`: compacted again
     RUN/{sequences,rollouts,turns,messages,groups,tasks}/PART.parquet
     RUN/<table>/empty.parquet                no rows: plain globs work from the first moment on
     RUN/{trained,annotations}/0000000001.parquet
@@ -64,12 +64,20 @@ class Commit:
     schema_version: int = SCHEMA_VERSION
     first_seq: int = 0
     """Of a range of compacted commits: the first one that it stands for, always 1. Else 0."""
+    again: int = 0
+    """Of a range: how often the same commits had been compacted before."""
+
+    @property
+    def name(self) -> CommitName:
+        """What its file is called."""
+        return CommitName(self.first_seq, self.commit_seq, self.again)
 
     def dumps(self) -> bytes:
         """The content of `commits/<seq>.json`; equal commits give equal bytes."""
         values = asdict(self)
-        if not self.first_seq:
-            del values["first_seq"]
+        for name in ("first_seq", "again"):
+            if not values[name]:
+                del values[name]
         return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
     @classmethod
@@ -99,30 +107,35 @@ class CommitName(NamedTuple):
     >>> str(CommitName(0, 7)), str(CommitName(1, 7))
     ('0000000007.json', '0000000001-0000000007.json')
     >>> CommitName.parse("0000000001-0000000007.json")
-    CommitName(first=1, last=7)
+    CommitName(first=1, last=7, again=0)
     """
 
     first: int
     """Of a range; 0 for one commit."""
     last: int
+    again: int = 0
+    """Of a range: see `Commit.again`."""
 
     def __str__(self) -> str:
         start = f"{self.first:010d}-" if self.first else ""
-        return f"{start}{self.last:010d}.json"
+        end = f"-{self.again:04d}" if self.again else ""
+        return f"{start}{self.last:010d}{end}.json"
 
     @classmethod
     def parse(cls, name: str) -> CommitName | None:
         """None when `name` is no commit's."""
         found = _COMMIT_NAME.fullmatch(name)
-        return cls(int(found[1] or 0), int(found[2])) if found else None
+        return cls(int(found[1] or 0), int(found[2]), int(found[3] or 0)) if found else None
 
 
-_COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})\.json")
+_COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})(?:-(\d{4}))?\.json")
 _LIST_AGAIN = 10
 
 
 def _current(names: Sequence[CommitName]) -> list[CommitName]:
-    """Which of the names in order are current: the longest range, and what comes after it."""
+    """Which of the names in order are current: the longest range as it was compacted last, and
+    what comes after it.
+    """
     ranges = [name for name in names if name.first]
     upto = ranges[-1].last if ranges else 0
     return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
@@ -197,14 +210,15 @@ class RunDir:
         )
         return dict(values)
 
-    def commit_path(self, commit_seq: int, first_seq: int = 0) -> str:
+    def commit_path(self, commit_seq: int, first_seq: int = 0, again: int = 0) -> str:
         """Where a commit, or a range of compacted ones, is published."""
-        return self.path(COMMITS, str(CommitName(first_seq, commit_seq)))
+        return self.path(COMMITS, str(CommitName(first_seq, commit_seq, again)))
 
     def commit_names(self) -> list[CommitName]:
         """Every commit and every range that is published, in order of the last commit in it."""
         found = (CommitName.parse(name) for name in self.names(COMMITS))
-        return sorted((name for name in found if name), key=lambda name: (name.last, name.first))
+        order = sorted((name.last, name.first, name.again) for name in found if name)
+        return [CommitName(first, last, again) for last, first, again in order]
 
     def commits(self) -> list[Commit]:
         """What a reader opens: the longest range of compacted commits if there is one, then every
@@ -232,7 +246,12 @@ class RunDir:
 
     def compacted_upto(self) -> int:
         """The last commit that a range stands for; 0 when nothing is compacted."""
-        return max((name.last for name in self.commit_names() if name.first), default=0)
+        return self.compacted().last
+
+    def compacted(self) -> CommitName:
+        """The range that readers open; of no commit when nothing is compacted."""
+        ranges = [name for name in self.commit_names() if name.first]
+        return ranges[-1] if ranges else CommitName(0, 0)
 
     def check_known(self, num_commits: int) -> None:
         """Raises ConflictError when the directory holds commits that a log with that many does not

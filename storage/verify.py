@@ -34,7 +34,6 @@ from prorl.storage.layout import (
     MANIFEST,
     PARTIAL,
     Commit,
-    CommitName,
     PartFile,
     RunDir,
     manifest_digest,
@@ -194,7 +193,7 @@ def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
     """Whether a commit is what a writer can have written: its own name, its run, its part's files,
     in the bytes that it has.
     """
-    run, name = stored.directory, CommitName(commit.first_seq, commit.commit_seq)
+    run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
     if not run.fs.exists(run.path(where)) or run.fs.cat_file(run.path(where)) != commit.dumps():
         yield Finding(where=where, what="is not as it was written")

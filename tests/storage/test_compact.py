@@ -79,6 +79,26 @@ def test_commits_go_on_after_a_compaction_and_are_compacted_next(tmp_path: Path)
     assert files(run) == expected_files(run)
 
 
+def test_one_range_of_small_packs_is_compacted_again(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    compact(run)
+    add_rows(run, [scored(100)])
+    compact(run)
+    stored, rows = StoredRun(run.root), content(run)
+    assert len(stored.files("sequences")) == 2
+    done = compact(run, everything=True)
+    assert done is not None
+    assert str(done.commit.name) == "0000000001-0000000020-0001.json"
+    assert len(StoredRun(run.root).files("sequences")) == 1
+    assert collect(run, grace_s=60) == []
+    assert verify(run.root) == [], "both are there, the newer one counts"
+    collect(run, grace_s=0)
+    assert content(run) == rows
+    assert stored.read("turns").num_rows == len(rows["turns"]), "opened before, opened again"
+    assert files(run) == expected_files(run)
+    assert compact(run, everything=True) is None
+
+
 def test_full_packs_are_not_written_again(tmp_path: Path) -> None:
     run = run_of_many_parts(tmp_path)
     done = compact(run, pack_bytes=3000)

@@ -142,7 +142,7 @@ def flip_all(run: RunDir, stride: int, read_stride: int) -> dict[str, list[int]]
 
 def _current(run: RunDir, name: str) -> bool:
     stored = StoredRun(run.root)
-    return any(run.commit_path(c.commit_seq, c.first_seq).endswith(name) for c in stored.commits)
+    return any(name == f"commits/{commit.name}" for commit in stored.commits)
 
 
 @pytest.mark.parametrize(
