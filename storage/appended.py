@@ -16,11 +16,9 @@ so that there are about log2 of them and each row is written about log2 times.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
 import orjson
@@ -32,6 +30,7 @@ from prorl.errors import SchemaError, StorageError
 from prorl.schema import APPENDED, check_schema, check_version
 from prorl.storage.durable import TEMP_MARK, NameTakenError, WriteDurably, write_durably
 from prorl.storage.layout import RunDir
+from prorl.storage.locks import locked
 from prorl.storage.parts import ROWS_DIGEST, rows_digest
 
 MANY = 64
@@ -109,20 +108,11 @@ class AppendedTable:
                     return True
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> AbstractContextManager[None]:
         """No other append on this host: there a rename would take a name that is taken. An object
         store's conditional put needs no lock.
         """
-        if not self.run.local:
-            yield
-            return
-        folder = os.open(self.run.path(self.table), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
+        return locked(self.run, self.table, wait=True)
 
     def _knows(self, key: str, pieces: Sequence[Piece]) -> bool:
         known = self._keys

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from prorl.errors import NotFoundError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.storage.appended import AppendedTable
 from prorl.storage.layout import MANIFEST, PARTIAL, Commit, CommitName, PartFile, RunDir
+from prorl.storage.parts import PartReader, conform
 from prorl.storage.scores import SCORE_ROWS, SCORES, all_scores
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
@@ -43,6 +45,9 @@ VIEWS: Mapping[str, pa.Schema] = {
     PARTIAL: SCORED,
 }
 """What SQL sees."""
+
+OF_ROLLOUTS = ("rollouts", "sequences", "turns", "messages")
+"""Tables whose rows belong to a rollout."""
 
 _THREADS = 4
 _WORD = re.compile(r"\w+")
@@ -94,22 +99,35 @@ class StoredRun:
             return self.dataset(table).to_table(columns=columns)
 
     def rollout(self, rollout_id: int) -> dict[str, pa.Table]:
-        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`; costs by the
-        number of files, not of rows.
+        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`. Opens the
+        files whose commits say that they may hold it, and reads one row group of each, about.
 
         Raises NotFoundError, StorageError.
         """
-        wanted = pc.field("rollout_id") == rollout_id
-        tables = ("rollouts", "sequences", "turns", "messages")
         try:
-            found = {name: self.dataset(name).to_table(filter=wanted) for name in tables}
-        except (pa.ArrowException, OSError) as error:
+            found = self._rollout(rollout_id)
+        except StorageError as error:
             if not self._moved():
-                raise self.blame(error, tables) from None
-            found = {name: self.dataset(name).to_table(filter=wanted) for name in tables}
+                raise self.blame(error, OF_ROLLOUTS) from None
+            found = self._rollout(rollout_id)
         if not found["rollouts"].num_rows:
             raise NotFoundError(f"run {self.run_id} has no rollout {rollout_id}")
         return found
+
+    def _rollout(self, rollout_id: int) -> dict[str, pa.Table]:
+        with ThreadPoolExecutor(len(OF_ROLLOUTS)) as threads:
+            found = threads.map(lambda table: self._of_rollout(table, rollout_id), OF_ROLLOUTS)
+            return dict(zip(OF_ROLLOUTS, found, strict=True))
+
+    def _of_rollout(self, table: str, rollout_id: int) -> pa.Table:
+        found = [TABLES[table].empty_table()]
+        for file in self.files(table):
+            if file.first < 0 or file.first <= rollout_id <= file.last:
+                with PartReader(self.directory, file) as part:
+                    rows = part.read(part.row_groups_with(rollout_id))
+                rows = rows.filter(pc.field("rollout_id") == rollout_id)
+                found.append(conform(rows, table, self.run_id))
+        return pa.concat_tables(found)
 
     def view(self, name: str) -> Any:
         """What SQL sees under a name of `VIEWS`: a dataset, or a table that is made for it."""
@@ -124,7 +142,13 @@ class StoredRun:
         """Attempts that did not commit, in SCORED's shape."""
         self.directory.fs.invalidate_cache()
         names = self.directory.fs.glob(self.directory.path(PARTIAL, "[0-9]*.parquet"))
-        return self._dataset(sorted(map(str, names)), SCORED).to_table()
+        try:
+            return self._dataset(sorted(map(str, names)), SCORED).to_table()
+        except pa.ArrowException as error:
+            raise StorageError(
+                f"{self.directory.path(PARTIAL)}: {error}; `prorl upgrade` brings up what an older"
+                " prorl wrote"
+            ) from None
 
     def _dataset(self, paths: list[str], schema: pa.Schema) -> ds.Dataset:
         if not paths:

@@ -14,19 +14,15 @@ group); the other tables by their ids, which is by task too, since ids are given
 acceptance. A pack holds up to `PACK_BYTES` of Arrow data. Full packs are never written again, small
 ones are merged while they are no more than twice what is new: each row is written about log2 times.
 
-`collect` removes what was replaced once readers had `grace_s` to notice (`StoredRun` and
-`GroupIndex` open a run again when a file is gone). It never touches a file that a current commit
-names, nor a part that no commit has ever named: that one may be about to be committed.
+What it replaced stays until `collect.py` removes it.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,11 +31,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, StorageError
-from prorl.schema import APPENDED, TABLES
-from prorl.storage.appended import AppendedTable
-from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
-from prorl.storage.layout import COMMITS, Commit, CommitName, PartFile, RunDir
-from prorl.storage.parts import conform, encode, part_file, raw_bytes, read_part
+from prorl.schema import TABLES
+from prorl.storage.durable import WriteDurably, write_durably
+from prorl.storage.layout import COMMITS, Commit, PartFile, RunDir
+from prorl.storage.locks import locked
+from prorl.storage.parts import conform, encode, is_of_today, part_file, raw_bytes, read_part
 from prorl.storage.sql import LockedDuckDB
 
 PACK = "pack-"
@@ -50,9 +46,6 @@ PACK_BYTES = 192 << 20
 
 FULL_BYTES = 64 << 20
 """A pack with so many Arrow bytes is never written again."""
-
-GRACE_S = 60.0
-"""How long what was replaced stays for readers that know no better."""
 
 SPENT_S = 1800.0
 """A compaction that took longer gives up: `collect` may take its packs for a dead one's."""
@@ -96,22 +89,26 @@ def compact(
     run: RunDir,
     *,
     everything: bool = False,
+    renew: bool = False,
     pack_bytes: int = PACK_BYTES,
     write: WriteDurably = write_durably,
     step: Step = lambda name: None,
 ) -> Compacted | None:
-    """Merge small parts; None when there is nothing to merge. `everything`: small packs too.
+    """Merge small parts; None when there is nothing to merge. `everything`: small packs too;
+    `renew`: when a file lacks a column of today, all from that file on, else nothing.
 
     Raises StorageError when a pack does not hold what it should, and ConflictError when another
     compaction of this run is under way on this host.
     """
-    with _alone(run):
+    with alone(run):
         commits = _dense(run.commits())
         files = [file for commit in commits for file in commit.files if file.rows]
-        if not commits or (len(commits) == 1 and not (everything and commits[0].first_seq)):
+        old = {f.path for f in files if renew and not is_of_today(run, f)}
+        single = len(commits) == 1 and not (everything and commits[0].first_seq)
+        if not commits or (not old if renew else single):
             return None
         started = time.monotonic()
-        work = _Work(run, commits, pack_bytes, write, step)
+        work = _Work(run, commits, pack_bytes, write, step, old)
         try:
             named = [
                 file
@@ -120,7 +117,7 @@ def compact(
                     table, [file for file in files if file.table == table], everything
                 )
             ]
-            if len(commits) == 1 and len(named) == len(files):
+            if not old and len(commits) == 1 and len(named) == len(files):
                 return None
             if time.monotonic() - started > SPENT_S:
                 raise StorageError(f"compaction of {run.root} took more than {SPENT_S:g} s")
@@ -163,7 +160,10 @@ class _Work:
         pack_bytes: int,
         write: WriteDurably,
         step: Step,
+        old: Collection[str],
     ) -> None:
+        """`old`: paths of files that may not stay as they are."""
+        self._old = old
         self._run, self._pack_bytes, self._write, self._step = run, pack_bytes, write, step
         self._run_id = commits[-1].run_id
         self._ranks = _delivery_ranks(run, commits)
@@ -190,11 +190,16 @@ class _Work:
 
     def _first_to_merge(self, files: Sequence[PartFile], everything: bool) -> int:
         start, new = len(files), 0
+        least = next((at for at, file in enumerate(files) if file.path in self._old), start)
         while start:
             file = files[start - 1]
-            if file.path.split("/")[-1].startswith(PACK) and (
-                (file.bytes > 2 * new and not everything)
-                or raw_bytes(self._run, file) >= min(FULL_BYTES, self._pack_bytes // 2)
+            if (
+                start <= least
+                and file.path.split("/")[-1].startswith(PACK)
+                and (
+                    (file.bytes > 2 * new and not everything)
+                    or raw_bytes(self._run, file) >= min(FULL_BYTES, self._pack_bytes // 2)
+                )
             ):
                 break
             new += file.bytes
@@ -203,7 +208,8 @@ class _Work:
 
     def _pack(self, table: str, parts: list[tuple[PartFile, pa.Table]]) -> PartFile:
         """One file with the rows of these; the file itself when it is alone and sorted already."""
-        if len(parts) == 1 and parts[0][0].path.split("/")[-1].startswith(PACK):
+        first = parts[0][0].path
+        if len(parts) == 1 and first.split("/")[-1].startswith(PACK) and first not in self._old:
             return parts[0][0]
         rows = pa.concat_tables([rows for _, rows in parts]).combine_chunks()
         parts.clear()
@@ -211,7 +217,7 @@ class _Work:
         rows = rows.take(pa.array(self._order(table, rows)))
         name = f"{self.name}-{len(self._written):04d}"
         content = encode(table, rows, self._run_id, name)
-        file = part_file(table, name, rows.num_rows, content)
+        file = part_file(table, name, rows, content)
         del rows
         self._written.append(file)
         self._write(self._run.fs, self._run.path(file.path), content)
@@ -279,117 +285,14 @@ def _check_there(run: RunDir, files: Sequence[PartFile]) -> None:
             raise StorageError(f"{run.path(file.path)} is not what its commit says")
 
 
-def collect(
-    run: RunDir,
-    *,
-    grace_s: float = GRACE_S,
-    clock: Callable[[], float] = time.time,
-    step: Step = lambda name: None,
-) -> list[str]:
-    """Remove what ranges of compacted commits replaced more than `grace_s` ago, and packs of
-    compactions that died. Returns the files, relative to the run.
-
-    With 0 nobody else may be writing to the run from another host. Idempotent; a killed one is
-    finished by the next.
-    """
-    with _alone(run):
-        names = run.commit_names()
-        gone = _replaced(run, names, clock() - grace_s)
-        kept = run.read_commits([name for name in names if name not in set(gone)])
-        named = {file.path for commit in kept for file in commit.files}
-        removed: list[str] = []
-        for name in gone:
-            for commit in _read(run, name):
-                for file in commit.files:
-                    if file.path not in named and _remove(run, file.path):
-                        removed.append(file.path)
-                        step("file")
-            _remove(run, f"{COMMITS}/{name}")
-            removed.append(f"{COMMITS}/{name}")
-            step("commit")
-        for table in APPENDED:
-            removed += AppendedTable(run, table).merge()
-            step("appended")
-        return [*removed, *_remove_strays(run, clock() - (0 if run.local else SPENT_S * 2))]
-
-
-def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
-    """Commits and ranges that a range stands for which was published before `before`."""
-    upto = 0
-    for at, name in enumerate(names):
-        if name.first and _modified(run, f"{COMMITS}/{name}") <= before:
-            upto = at
-    return list(names[:upto])
-
-
-def replaced(run: RunDir) -> set[str]:
-    """Files that only replaced commits name: still there for readers of before."""
-    names = run.commit_names()
-    now = {file.path for commit in run.commits() for file in commit.files}
-    before = _replaced(run, names, float("inf"))
-    return {file.path for name in before for c in _read(run, name) for file in c.files} - now
-
-
-def _read(run: RunDir, name: CommitName) -> list[Commit]:
-    with suppress(FileNotFoundError):
-        return run.read_commits([name])
-    return []
-
-
-def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
-    """Packs that no commit names, and what was half written: whoever wrote it is dead, since we are
-    alone (or, where we cannot know, since it is old).
-    """
-    named = {
-        file.path
-        for name in run.commit_names()
-        if name.first
-        for commit in _read(run, name)
-        for file in commit.files
-    }
-    for folder in (*TABLES, COMMITS):
-        for name in list(run.names(folder)):
-            path = f"{folder}/{name}"
-            if _is_ours(name) and path not in named and _modified(run, path) <= before:
-                _remove(run, path)
-                yield path
-
-
-def _is_ours(name: str) -> bool:
-    """Whether only a compaction can have written it."""
-    if not name.startswith(TEMP_MARK):
-        return name.startswith(PACK)
-    final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
-    return f"-{PACK}" in name or bool(final and final.first)
-
-
-def _modified(run: RunDir, path: str) -> float:
-    return float(run.fs.modified(run.path(path)).timestamp())
-
-
-def _remove(run: RunDir, path: str) -> bool:
-    with suppress(FileNotFoundError):
-        run.fs.rm_file(run.path(path))
-        return True
-    return False
-
-
 @contextmanager
-def _alone(run: RunDir) -> Iterator[None]:
-    """No other compaction of this run on this host. Where the run is not on a local disk nothing is
-    locked: see `SPENT_S`.
-    """
-    if not run.local:
-        yield
-        return
-    folder = os.open(run.path(COMMITS), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+def alone(run: RunDir) -> Iterator[None]:
+    """No other compaction of this run on this host; elsewhere see `SPENT_S`."""
+    with ExitStack() as held:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(run, COMMITS, wait=False))
         except BlockingIOError:
             raise ConflictError(
                 f"{run.root} is being compacted", "one compaction at a time", "try again later"
             ) from None
         yield
-    finally:
-        os.close(folder)

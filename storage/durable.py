@@ -79,6 +79,28 @@ def replace_local(path: Path, content: bytes | pa.Buffer) -> None:
         raise StorageError(error.errno, f"cannot store {path}: {error.strerror}") from error
 
 
+def replace_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
+    """Put `content` in the place of what is under `path`: the one or the other at any moment. For
+    files that no two writers share (an upgrade's).
+
+    Raises StorageError.
+    """
+    if not isinstance(fs, LocalFileSystem):
+        return _put(fs, path, content)
+    replace_local(Path(path), content)
+
+
+def _put(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
+    for wait_s in (*PAUSES_S, None):
+        try:
+            fs.pipe_file(path, bytes(memoryview(content)))
+            return
+        except (OSError, TimeoutError) as error:
+            if wait_s is None or isinstance(error, PermissionError | FileNotFoundError):
+                raise StorageError(error.errno, f"cannot store {path}: {error}") from error
+        time.sleep(wait_s)
+
+
 def _write_synced(path: Path, view: memoryview) -> None:
     with path.open("wb", buffering=0) as file:
         written = 0

@@ -54,7 +54,8 @@ class Helper:
 def main() -> int:
     """Compact, then collect. 0 also when somebody else is at it."""
     from prorl.linux.calls import die_with_parent
-    from prorl.storage.compact import collect, compact
+    from prorl.storage.collect import collect
+    from prorl.storage.compact import compact
     from prorl.storage.layout import RunDir
 
     parser = argparse.ArgumentParser(prog="python -m prorl.storage.helper")

@@ -209,7 +209,7 @@ def _write(directory: Path, batch: pa.RecordBatch, given: list[Line], source: st
     files: list[PartFile] = []
     for table, rows in tables.items():
         content = encode(table, rows, directory.name, "part-imported")
-        files.append(part_file(table, "part-imported", rows.num_rows, content))
+        files.append(part_file(table, "part-imported", rows, content))
         write_durably(run.fs, run.path(files[-1].path), content)
     commit = Commit(commit_seq=1, part="part-imported", files=tuple(files), run_id=directory.name)
     write_durably(run.fs, run.commit_path(1), commit.dumps())

@@ -2,7 +2,7 @@
 
     RUN/manifest.json                        config, hashes and versions; the gateway writes it
     RUN/commits/0000000001.json              one per commit: the files that it made visible, with
-                                             rows, bytes, sha256
+                                             rows, bytes, sha256, first and last rollout_id
     RUN/commits/0000000001-0000000256.json   commits 1 to 256 compacted: the files that hold their
                                              rows now; `-0002` before `.json`: compacted again
     RUN/{sequences,rollouts,turns,messages,groups,tasks}/PART.parquet
@@ -78,6 +78,9 @@ class Commit:
         for name in ("first_seq", "again"):
             if not values[name]:
                 del values[name]
+        for file in values["files"]:
+            if file["first"] < 0:
+                del file["first"], file["last"]
         return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
 
     @classmethod

@@ -2,7 +2,7 @@
 
 Settings and their reasons (each measured): zstd level 1 is the knee of the
 curve; token ids and logprobs are byte-stream-split and never dictionary-encoded; row groups of
-`sequences` hold 8-64 rows (up to 1,024 short ones in a large file) and end where a group ends, so
+`sequences` hold 8-64 rows (up to 4,096 short ones in a large file) and end where a group ends, so
 that one group is read with few neighbours; page checksums on both sides, since Parquet reads a
 flipped byte as data without them. A part is built in memory (the writer bounds it by its flush
 size), so that its hash and its file come from the same bytes.
@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from prorl.errors import StorageError
+from prorl.errors import SchemaError, StorageError
 from prorl.rows import row_hashes
 from prorl.schema import SCORED, SEQUENCES, TABLES, check_schema, check_version
 from prorl.storage.layout import PartFile, RunDir
@@ -29,10 +30,13 @@ _NOTHING: Mapping[bytes, bytes] = {}
 
 MIN_GROUP_ROWS = 8
 MAX_GROUP_ROWS = 64
-ROW_GROUP_BYTES = 4 << 20
+ROW_GROUP_BYTES = 1 << 20
+WIDE_ROW_GROUP_BYTES = 2 << 20
+WIDE = 32
+"""Columns of a table whose footer grows fast with its row groups."""
 LARGE_ROWS = 1024
-LARGE_GROUP_ROWS = 1024
-SMALL_ROW_GROUP_BYTES = 256 << 10
+LARGE_GROUP_ROWS = 4096
+SMALL_ROW_GROUP_BYTES = 1 << 20
 
 _SPLIT = {
     "token_ids.list.element": "BYTE_STREAM_SPLIT",
@@ -83,18 +87,38 @@ def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
     for field in schema:
         if field.name == "run_id":
             columns[field.name] = pa.repeat(pa.scalar(run_id, pa.utf8()), rows.num_rows)
-        elif field.name not in columns and field.nullable:
-            columns[field.name] = pa.nulls(rows.num_rows, field.type)
-        elif field.name not in columns and pa.types.is_string(field.type):
-            columns[field.name] = pa.repeat(pa.scalar("", field.type), rows.num_rows)
+        elif field.name not in columns and (field.nullable or pa.types.is_string(field.type)):
+            columns[field.name] = blank(field, rows.num_rows)
     if set(columns) != set(schema.names):
         check_schema(rows.schema, schema, f"a part of {table}")
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
+def blank(field: pa.Field, rows: int) -> pa.Array:
+    """What a column holds in rows from before it was: null, or empty text.
+
+    Raises SchemaError for a column that can be neither.
+    """
+    if field.nullable:
+        return pa.nulls(rows, field.type)
+    if not pa.types.is_string(field.type):
+        raise SchemaError(f"rows without {field.name}", f"a column {field.name}")
+    return pa.repeat(pa.scalar("", field.type), rows)
+
+
+def is_of_today(run: RunDir, file: PartFile) -> bool:
+    """Whether a part has the columns that are written now. Raises StorageError."""
+    with PartReader(run, file) as part:
+        names: list[str] = TABLES[file.table].names
+        return part.columns == names
+
+
 def _by_size(rows: pa.Table) -> list[tuple[int, int]]:
-    """Row groups of `ROW_GROUP_BYTES`, about: what a reader of a few rows has to decode."""
-    each = max(1024, rows.num_rows * ROW_GROUP_BYTES // max(1, rows.nbytes))
+    """Row groups of about a size at which a reader of a few rows spends as much on the footer of a
+    large file as on the row group.
+    """
+    size = WIDE_ROW_GROUP_BYTES if rows.num_columns >= WIDE else ROW_GROUP_BYTES
+    each = max(1024, rows.num_rows * size // max(1, rows.nbytes))
     return [(i, min(i + each, rows.num_rows)) for i in range(0, rows.num_rows, each)]
 
 
@@ -138,7 +162,7 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
     where that is possible.
 
     A group of more rows is cut inside; the last row group may be short. In a large file short rows
-    stand more together, up to `SMALL_ROW_GROUP_BYTES` and 1,024: whoever opens it decodes a footer
+    stand more together, up to `SMALL_ROW_GROUP_BYTES` and 4,096: whoever opens it decodes a footer
     that grows with its row groups.
     """
     least, most = MIN_GROUP_ROWS, MAX_GROUP_ROWS
@@ -159,11 +183,19 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
     return cuts
 
 
-def part_file(table: str, part: str, rows: int, content: pa.Buffer) -> PartFile:
-    """The record by which a commit names a file of this content."""
-    digest = hashlib.sha256(content).hexdigest()
+def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> PartFile:
+    """The record by which a commit names a file with these rows and this content."""
+    ids: dict[str, int] = {}
+    if rows.num_rows and "rollout_id" in rows.column_names:
+        found = pc.min_max(rows.column("rollout_id")).as_py()
+        ids = {"first": found["min"], "last": found["max"]}
     return PartFile(
-        table=table, path=f"{table}/{part}.parquet", rows=rows, bytes=content.size, sha256=digest
+        table=table,
+        path=f"{table}/{part}.parquet",
+        rows=rows.num_rows,
+        bytes=content.size,
+        sha256=hashlib.sha256(content).hexdigest(),
+        **ids,
     )
 
 
@@ -182,7 +214,8 @@ class PartReader:
         """`footer`: of this very file, from an earlier reader; to decode it takes longest."""
         self._where, self._table = run.path(file.path), file.table
         try:
-            self._file = run.fs.open(self._where, "rb")
+            # Arrow's own file reads without Python's lock.
+            self._file = pa.OSFile(self._where) if run.local else run.fs.open(self._where, "rb")
         except FileNotFoundError:
             raise StorageError(errno.ENOENT, f"{self._where} is gone") from None
         try:
@@ -206,6 +239,11 @@ class PartReader:
         return self._parquet.metadata
 
     @property
+    def columns(self) -> list[str]:
+        """Names of its columns, in order."""
+        return list(self._parquet.schema_arrow.names)
+
+    @property
     def num_row_groups(self) -> int:
         """How many row groups it has."""
         return int(self._parquet.num_row_groups)
@@ -215,6 +253,23 @@ class PartReader:
         """Number of rows of each row group, in order."""
         about = self._parquet.metadata
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+
+    def row_groups_with(self, rollout_id: int) -> list[int]:
+        """Row groups that hold rows of a rollout: by their statistics, and where these name
+        several by their keys.
+        """
+        about = self._parquet.metadata
+        place = self._parquet.schema.names.index("rollout_id")
+        found = []
+        for i in range(about.num_row_groups):
+            said = about.row_group(i).column(place).statistics
+            if said is None or not said.has_min_max or said.min <= rollout_id <= said.max:
+                found.append(i)
+        return found if len(found) < 2 else [i for i in found if self._has(i, rollout_id)]
+
+    def _has(self, row_group: int, rollout_id: int) -> bool:
+        ids = self.read([row_group], ["rollout_id"]).column("rollout_id")
+        return bool(pc.index(ids, rollout_id).as_py() >= 0)
 
     @property
     def raw_bytes(self) -> int:

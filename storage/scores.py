@@ -9,7 +9,8 @@ reward that was given first.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import orjson
 import pyarrow as pa
@@ -17,8 +18,9 @@ import pyarrow.parquet as pq
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.schema_fields import REWARD_PART
-from prorl.storage.durable import write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.layout import RunDir
+from prorl.storage.locks import locked
 from prorl.storage.parts import ROWS_DIGEST, rows_digest
 from prorl.types import Json
 
@@ -54,7 +56,13 @@ def check_name(run: RunDir, name: str) -> None:
         raise ConflictError(f"{run.where} has a scoring {name!r}", "a name that is not given yet")
 
 
-def add_scores(run: RunDir, name: str, rows: pa.Table, provenance: Mapping[str, Json]) -> str:
+def add_scores(
+    run: RunDir,
+    name: str,
+    rows: pa.Table,
+    provenance: Mapping[str, Json],
+    write: WriteDurably = write_durably,
+) -> str:
     """Store a scoring; its path. Raises as `check_name`, StorageError."""
     check_name(run, name)
     rows = rows.cast(SCORE_ROWS)
@@ -72,8 +80,19 @@ def add_scores(run: RunDir, name: str, rows: pa.Table, provenance: Mapping[str, 
     )
     run.fs.makedirs(run.path(SCORES), exist_ok=True)
     path = run.path(SCORES, f"{name}.parquet")
-    write_durably(run.fs, path, sink.getvalue())
+    with locked(run, SCORES, wait=True):
+        write(run.fs, path, sink.getvalue())
     return path
+
+
+def clear_scores(run: RunDir) -> Iterator[str]:
+    """Remove what a killed `add_scores` had half written."""
+    names = [name for name in run.names(SCORES) if name.startswith(TEMP_MARK)]
+    if names and run.local:
+        with locked(run, SCORES, wait=True):
+            for name in names:
+                Path(run.path(SCORES, name)).unlink(missing_ok=True)
+                yield f"{SCORES}/{name}"
 
 
 def score_names(run: RunDir) -> list[str]:

@@ -26,7 +26,7 @@ from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.sequences import validate_sequences
 from prorl.storage.appended import AppendedTable
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import replaced
+from prorl.storage.collect import replaced
 from prorl.storage.durable import TEMP_MARK
 from prorl.storage.layout import (
     COMMITS,

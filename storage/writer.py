@@ -324,7 +324,7 @@ class RunWriter:
         files = []
         for table, rows in found.items():
             content = await asyncio.to_thread(encode, table, rows, self.run_id, name)
-            file = await asyncio.to_thread(part_file, table, name, rows.num_rows, content)
+            file = await asyncio.to_thread(part_file, table, name, rows, content)
             await self._put(self.directory.path(file.path), content)
             files.append(file)
         return _Part(name, tuple(files), found)

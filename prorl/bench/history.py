@@ -20,7 +20,8 @@ from prorl.bench.report import Figure, Report, machine
 from prorl.bench.stored import make_run
 from prorl.storage.analyses import ANALYSES
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.layout import RunDir
 from prorl.storage.opened import open_runs
 

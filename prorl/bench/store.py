@@ -23,7 +23,8 @@ from prorl.bench.readers import READERS, reader
 from prorl.bench.report import Figure, Report, machine
 from prorl.bench.stored import make_run, rollout_tables
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.durable import write_durably
 from prorl.storage.layout import Commit, RunDir
 from prorl.storage.parts import encode, part_file
@@ -119,7 +120,7 @@ def _commit(where: Path, count: int) -> Figure:
         files = []
         for table, rows in rollout_tables(ids, 1000, rng).items():
             content = encode(table, rows, "b", f"part-{seq}")
-            files.append(part_file(table, f"part-{seq}", rows.num_rows, content))
+            files.append(part_file(table, f"part-{seq}", rows, content))
             write_durably(run.fs, run.path(files[-1].path), content)
         commit = Commit(commit_seq=seq, part=f"part-{seq}", files=tuple(files), run_id="b")
         write_durably(run.fs, run.commit_path(seq), commit.dumps())

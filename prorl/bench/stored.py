@@ -66,7 +66,7 @@ def _commit(run: RunDir, seq: int, tables: dict[str, pa.Table]) -> None:
     for name, rows in tables.items():
         if rows.num_rows:
             content = encode(name, rows, run.name, part)
-            files.append(part_file(name, part, rows.num_rows, content))
+            files.append(part_file(name, part, rows, content))
             _write(run.fs, run.path(files[-1].path), content)
     commit = Commit(commit_seq=seq, part=part, files=tuple(files), run_id=run.name)
     _write(run.fs, run.commit_path(seq), commit.dumps())

@@ -157,7 +157,7 @@ def _write_part(
     files = []
     for table, rows in tables.items():
         content = encode(table, rows, run_id, part)
-        files.append(part_file(table, part, rows.num_rows, content))
+        files.append(part_file(table, part, rows, content))
         write_durably(run.fs, run.path(files[-1].path), content)
     commit = Commit(commit_seq=number, part=part, files=tuple(files), run_id=run_id)
     write_durably(run.fs, run.commit_path(number), commit.dumps())

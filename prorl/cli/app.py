@@ -46,6 +46,7 @@ COMMANDS = (
     ("annotate", "Say something of stored rollouts: labels, numbers, comments; append-only."),
     ("rescore", "Grade a stored run again, without a policy: other tests, another env."),
     ("compact", "Merge the small parts of a run; services do it by themselves."),
+    ("upgrade", "What an older prorl wrote becomes what this one writes: log and runs."),
     ("gc", "Remove what compaction replaced; with --drop, old runs."),
     ("replay", "Serve a stored run to trainers, in the order in which it was delivered."),
     ("export", "A stored run as others read it: chat, verl, TRL, ATIF, HF datasets."),

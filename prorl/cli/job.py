@@ -245,7 +245,8 @@ def free_name(root: Path, job: Job) -> str:
 
 def tidy(directory: str | Path) -> None:
     """Compact a run that is finished and whose service has ended."""
-    from prorl.storage.compact import collect, compact
+    from prorl.storage.collect import collect
+    from prorl.storage.compact import compact
     from prorl.storage.layout import RunDir
 
     run = RunDir(directory)

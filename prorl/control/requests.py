@@ -73,6 +73,9 @@ class PartFile:
     rows: int
     bytes: int
     sha256: str
+    first: int = -1
+    last: int = -1
+    """Its rows are of rollouts from `first` to `last`; -1 where that is not known."""
 
 
 class TrajectorySummary(Record, frozen=True, kw_only=True):

@@ -43,11 +43,11 @@ class ControlLog:
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
         self.path = path
-        self._lock = _lock(path.with_suffix(".lock"))
+        self._lock = lock_log(path.with_suffix(".lock"))
         try:
-            self._writer = _connect(path)
+            self._writer = connect(path)
             _prepare(self._writer, path)
-            self._reader = _connect(path)
+            self._reader = connect(path)
             self._reader.execute("PRAGMA query_only=ON")
         except sqlite3.Error as error:
             os.close(self._lock)
@@ -102,7 +102,8 @@ class ControlLog:
         os.close(self._lock)
 
 
-def _lock(path: Path) -> int:
+def lock_log(path: Path) -> int:
+    """Take a root for this process. Raises ConflictError when another one has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +117,8 @@ def _lock(path: Path) -> int:
     return handle
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection whose commits are on disk when they return. Raises StorageError."""
     try:
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, cached_statements=64
@@ -136,18 +138,21 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"BEGIN; {TABLES_SQL} INSERT INTO meta VALUES ('version', '{LOG_VERSION}'); COMMIT;"
         )
         return
-    try:
-        found = int(
-            connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
-        )
-    except (sqlite3.Error, TypeError, ValueError):
-        raise SchemaError(
-            f"{path} is not a control log of prorl", "a root made by `prorl`"
-        ) from None
+    found = log_version(connection, path)
     if found != LOG_VERSION:
         hint = (
             "upgrade prorl to read it"
             if found > LOG_VERSION
-            else "use another root; this prorl cannot migrate it"
+            else f"`prorl upgrade --root {path.parent}` brings it up"
         )
         raise SchemaError(f"control log {path} has version {found}", f"version {LOG_VERSION}", hint)
+
+
+def log_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of an open log. Raises SchemaError for what is none."""
+    try:
+        return int(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
+    except (sqlite3.Error, TypeError, ValueError):
+        raise SchemaError(
+            f"{path} is not a control log of prorl", "a root made by `prorl`"
+        ) from None

@@ -15,7 +15,8 @@ from prorl.service.adopt import adopt
 from prorl.service.log import ControlLog
 from prorl.service.manifest import write_manifest
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.convert import event_rows, tables, task_rows
 from prorl.storage.layout import RunDir
 from tests.service.world import run_config, settings, world

@@ -32,7 +32,7 @@ def add_commit(run: RunDir, tables_: Mapping[str, pa.Table]) -> Commit:
     part, files = f"part-{seq:04d}", []
     for name, rows in tables_.items():
         content = encode(name, rows, run.name, part)
-        files.append(part_file(name, part, rows.num_rows, content))
+        files.append(part_file(name, part, rows, content))
         write_durably(run.fs, run.path(files[-1].path), content)
     commit = Commit(commit_seq=seq, part=part, files=tuple(files), run_id=run.name)
     write_durably(run.fs, run.commit_path(seq), commit.dumps())

@@ -16,7 +16,7 @@ from prorl.schema import ANNOTATIONS
 from prorl.storage.annotations import annotation_rows
 from prorl.storage.appended import MANY, AppendedTable, Piece, cover
 from prorl.storage.catalog import query
-from prorl.storage.compact import collect
+from prorl.storage.collect import collect
 from prorl.storage.layout import RunDir
 from prorl.storage.verify import verify
 from tests.storage.directory import add_rows, new_run

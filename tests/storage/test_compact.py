@@ -14,8 +14,9 @@ from prorl.errors import ConflictError, StorageError
 from prorl.rows import row_hashes
 from prorl.schema import TABLES
 from prorl.storage.catalog import StoredRun
+from prorl.storage.collect import collect
 from prorl.storage.compact import ORDER as ORDER_OF_ROWS
-from prorl.storage.compact import checksum, collect, compact
+from prorl.storage.compact import checksum, compact
 from prorl.storage.durable import write_durably
 from prorl.storage.groups import GroupIndex
 from prorl.storage.parts import PartReader
@@ -235,16 +236,17 @@ def test_checksums_are_of_values_and_not_of_order() -> None:
     assert checksum(rows) != checksum(rows.slice(1))
 
 
-@pytest.mark.parametrize(("first", "stride"), [(2, 9), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "stride"), [(2, 13), pytest.param(1, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("work", "steps"), [("compact", 60), ("upgrade", 50), ("score", 7)])
 def test_a_kill_at_any_step_changes_no_row_and_leaves_no_file(
-    tmp_path: Path, first: int, stride: int
+    tmp_path: Path, work: str, steps: int, first: int, stride: int
 ) -> None:
-    command = [sys.executable, "-m", "tests.storage.compact_script", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.storage.kill_script", work, str(tmp_path)]
     done = subprocess.run(
         [*command, str(first), str(stride)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout.split()[-2]) >= 50
+    assert int(done.stdout.split()[-2]) >= steps
 
 
 def test_every_table_has_an_order() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.layout import RunDir
 from prorl.storage.verify import verify
 from tests.storage.compacting import replayed

@@ -20,7 +20,8 @@ from prorl.errors import ConfigError, StorageError
 from prorl.rows import row_hashes
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.storage.catalog import StoredRun, query
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.convert import tables
 from prorl.storage.durable import PAUSES_S, check_conditional, write_durably, write_object
 from prorl.storage.layout import MANIFEST, RunDir

@@ -10,7 +10,8 @@ import pytest
 
 from prorl.errors import SchemaError
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.layout import Commit, RunDir
 from prorl.storage.parts import conform, part_file
 from prorl.storage.verify import verify
@@ -29,7 +30,7 @@ def aged(run: RunDir) -> None:
             rows = rows.drop_columns(LATER.get(file.table, []))
             pq.write_table(rows, path, write_page_checksum=True)
             content = pa.py_buffer(path.read_bytes())
-            files.append(part_file(file.table, path.stem, rows.num_rows, content))
+            files.append(part_file(file.table, path.stem, rows, content))
         older = Commit(
             commit_seq=commit.commit_seq, part=commit.part, files=tuple(files), run_id=run.name
         )

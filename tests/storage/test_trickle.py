@@ -11,7 +11,8 @@ import pytest
 
 from prorl.bench.stored import add_commit, make_run
 from prorl.storage.catalog import StoredRun
-from prorl.storage.compact import collect, compact
+from prorl.storage.collect import collect
+from prorl.storage.compact import compact
 from prorl.storage.layout import RunDir
 from prorl.storage.verify import verify
 

@@ -49,7 +49,7 @@ def gc(
         Print what was removed as one JSON object.
     """
     from prorl.storage.catalog import is_url, list_runs
-    from prorl.storage.compact import GRACE_S, collect
+    from prorl.storage.collect import GRACE_S, collect
     from prorl.storage.layout import RunDir
     from prorl.storage.retention import drop_run, drop_trash, last_commit_at
 

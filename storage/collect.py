@@ -1,0 +1,131 @@
+"""What a compaction leaves is removed: parts and commits that a range stands for, once readers had
+`grace_s` to notice (`StoredRun` and `GroupIndex` open a run again when a file is gone), and packs
+of compactions that died.
+
+It never touches a file that a current commit names, nor a part that no commit has ever named: that
+one may be about to be committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from prorl.schema import APPENDED, TABLES
+from prorl.storage.appended import AppendedTable
+from prorl.storage.compact import PACK, SPENT_S, Step, alone
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.layout import COMMITS, EMPTY, MANIFEST, Commit, CommitName, RunDir
+from prorl.storage.scores import clear_scores
+
+GRACE_S = 60.0
+"""How long what was replaced stays for readers that know no better."""
+
+
+def collect(
+    run: RunDir,
+    *,
+    grace_s: float = GRACE_S,
+    clock: Callable[[], float] = time.time,
+    write: WriteDurably = write_durably,
+    step: Step = lambda name: None,
+) -> list[str]:
+    """Remove what ranges of compacted commits replaced more than `grace_s` ago, and packs of
+    compactions that died. Returns the files, relative to the run.
+
+    With 0 nobody else may be writing to the run from another host. Idempotent; a killed one is
+    finished by the next.
+    """
+    with alone(run):
+        names = run.commit_names()
+        gone = _replaced(run, names, clock() - grace_s)
+        kept = run.read_commits([name for name in names if name not in set(gone)])
+        named = {file.path for commit in kept for file in commit.files}
+        removed: list[str] = []
+        for name in gone:
+            for commit in _read(run, name):
+                for file in commit.files:
+                    if file.path not in named and _remove(run, file.path):
+                        removed.append(file.path)
+                        step("file")
+            _remove(run, f"{COMMITS}/{name}")
+            removed.append(f"{COMMITS}/{name}")
+            step("commit")
+        for table in APPENDED:
+            removed += AppendedTable(run, table).merge(write)
+            step("appended")
+        removed += [*clear_scores(run), *clear_replaced(run)]
+        return [*removed, *_remove_strays(run, clock() - (0 if run.local else SPENT_S * 2))]
+
+
+def clear_replaced(run: RunDir) -> Iterator[str]:
+    """Remove what a killed upgrade had half written: it holds the lock that we hold."""
+    for folder in ("", *TABLES) if run.local else ():
+        for name in list(run.names(folder)):
+            final = name.removeprefix(TEMP_MARK).partition("-")[2]
+            if name.startswith(TEMP_MARK) and final in (MANIFEST, EMPTY):
+                path = f"{folder}/{name}".lstrip("/")
+                _remove(run, path)
+                yield path
+
+
+def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[CommitName]:
+    """Commits and ranges that a range stands for which was published before `before`."""
+    upto = 0
+    for at, name in enumerate(names):
+        if name.first and _modified(run, f"{COMMITS}/{name}") <= before:
+            upto = at
+    return list(names[:upto])
+
+
+def replaced(run: RunDir) -> set[str]:
+    """Files that only replaced commits name: still there for readers of before."""
+    names = run.commit_names()
+    now = {file.path for commit in run.commits() for file in commit.files}
+    before = _replaced(run, names, float("inf"))
+    return {file.path for name in before for c in _read(run, name) for file in c.files} - now
+
+
+def _read(run: RunDir, name: CommitName) -> list[Commit]:
+    with suppress(FileNotFoundError):
+        return run.read_commits([name])
+    return []
+
+
+def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
+    """Packs that no commit names, and what was half written: whoever wrote it is dead, since we are
+    alone (or, where we cannot know, since it is old).
+    """
+    named = {
+        file.path
+        for name in run.commit_names()
+        if name.first
+        for commit in _read(run, name)
+        for file in commit.files
+    }
+    for folder in (*TABLES, COMMITS):
+        for name in list(run.names(folder)):
+            path = f"{folder}/{name}"
+            if _is_ours(name) and path not in named and _modified(run, path) <= before:
+                _remove(run, path)
+                yield path
+
+
+def _is_ours(name: str) -> bool:
+    """Whether only a compaction can have written it."""
+    if not name.startswith(TEMP_MARK):
+        return name.startswith(PACK)
+    final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
+    return f"-{PACK}" in name or bool(final and final.first)
+
+
+def _modified(run: RunDir, path: str) -> float:
+    return float(run.fs.modified(run.path(path)).timestamp())
+
+
+def _remove(run: RunDir, path: str) -> bool:
+    with suppress(FileNotFoundError):
+        run.fs.rm_file(run.path(path))
+        return True
+    return False

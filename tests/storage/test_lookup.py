@@ -1,0 +1,56 @@
+"""One rollout of many: the files that cannot hold it are not opened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import NotFoundError
+from prorl.storage.catalog import OF_ROLLOUTS, StoredRun
+from prorl.storage.compact import compact
+from prorl.storage.layout import RunDir
+from prorl.storage.parts import PartReader
+from tests.storage.compacting import run_of_many_parts
+from tests.storage.test_golden import GOLDEN
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_its_rows_are_found_and_no_others(tmp_path: Path, compacted: bool) -> None:
+    run = run_of_many_parts(tmp_path)
+    if compacted:
+        compact(run)
+    stored = StoredRun(run.root)
+    found = {name: rows.num_rows for name, rows in stored.rollout(7).items()}
+    assert found == {"rollouts": 1, "sequences": 1, "turns": 2, "messages": 3}
+    assert set(stored.rollout(7)["turns"].column("rollout_id").to_pylist()) == {7}
+    assert stored.rollout(24)["turns"].num_rows == 0, "it has no trajectory"
+    with pytest.raises(NotFoundError, match="no rollout 25"):
+        stored.rollout(25)
+
+
+def test_other_files_are_not_opened(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    stored = StoredRun(run.root)
+    for table in OF_ROLLOUTS:
+        for file in stored.files(table):
+            if not file.first <= 7 <= file.last:
+                Path(run.path(file.path)).write_bytes(b"of no concern")
+    assert stored.rollout(7)["turns"].num_rows == 2
+
+
+def test_row_groups_are_chosen_by_their_statistics(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path)
+    compact(run)
+    (file,) = StoredRun(run.root).files("sequences")
+    with PartReader(run, file) as part:
+        assert part.num_row_groups == 3
+        assert [part.row_groups_with(i) for i in (16, 23, 24)] == [[0], [1], []]
+
+
+def test_files_from_before_commits_had_ranges_are_searched(tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(GOLDEN / "v1", tmp_path / "v1"))
+    assert {file.first for commit in run.commits() for file in commit.files} == {-1}
+    ids = StoredRun(run.root).read("rollouts").column("rollout_id").to_pylist()
+    assert [StoredRun(run.root).rollout(i)["rollouts"].num_rows for i in ids] == [1] * 5
