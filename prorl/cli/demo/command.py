@@ -29,6 +29,7 @@ from prorl.config import ServiceConfig, load_file, parse
 from prorl.deploy.running import first, service, signals
 from prorl.errors import ConfigError, ConflictError
 from prorl.sandbox import kinds
+from prorl.service.servers import valid_url
 from prorl.supervisor.service import Supervisor
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def demo(
     *,
     seed: int | None = None,
     minutes: float | None = None,
+    policy: str = "",
     resume: Flag = False,
     root: Path = Path("prorl-runs"),
     name: str = "",
@@ -59,6 +61,9 @@ def demo(
         Of tasks, sampling and training. Default 0.
     minutes
         Wall time to stay within; training ends early for it. Default 5.
+    policy
+        Address of a model server that serves the toy and takes weights, as http://127.0.0.1:8000;
+        `make demo POLICY=vllm` starts one. Default: the service's own.
     resume
         Go on with the demo that was interrupted last (or with --name).
     root
@@ -78,7 +83,12 @@ def demo(
     _need_torch()
     given = {
         key: value
-        for key, value in {"seed": seed, "minutes": minutes, "control": control or None}.items()
+        for key, value in {
+            "seed": seed,
+            "minutes": minutes,
+            "policy": (policy and valid_url(policy)) or None,
+            "control": control or None,
+        }.items()
         if value is not None
     }
     name = name or (latest_run(root, DEMO_FILE) if resume else _free(root))
@@ -123,7 +133,8 @@ def _free(root: Path) -> str:
 
 async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool) -> int:
     model = Path(recipe.model).absolute() if recipe.model else TOY
-    service, started = service_config(root, model, sandbox or await _lightest()), time.monotonic()
+    started = time.monotonic()
+    service = service_config(root, model, sandbox or await _lightest(), recipe.policy)
     shown = display(recipe, Show.NOTHING if json else Show.AUTO)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"

@@ -30,6 +30,10 @@ class Recipe(BaseModel):
         default="",
         description="checkpoint to start from; empty = the toy that ships with the package",
     )
+    policy: str = Field(
+        default="",
+        description="address of a model server that serves `model`; empty = the service's own",
+    )
     minutes: float = Field(
         default=5.0,
         gt=0,
@@ -71,11 +75,11 @@ def sampling(recipe: Recipe, temperature: float = 1.0) -> Sampling:
 LIMITS = Limits(max_turns=6, max_tokens=448, tool_s=10.0, run_s=120.0)
 
 
-def service_config(root: Path, model: Path, kind: str) -> ServiceConfig:
+def service_config(root: Path, model: Path, kind: str, policy: str = "") -> ServiceConfig:
     """A service of this machine with the model as its backend."""
     return ServiceConfig(
         root=root.absolute(),
-        backends=(f"embedded:{model}",),
+        backends=(policy or f"embedded:{model}",),
         tokenizer=str(model),
         init=StageConfig(slots=4),
         run=StageConfig(slots=64),
