@@ -17,7 +17,7 @@ from prorl.service import probes, publish
 from prorl.service.balancer import Balancer
 from prorl.storage.catalog import StoredRun
 from prorl.storage.verify import verify
-from prorl.types import Json
+from prorl.types import Json, Trouble
 from tests.service.world import World, group, world
 
 
@@ -402,6 +402,29 @@ async def test_who_joins_late_gets_nothing_before_it_has_the_newest_weights(
             while w.core.state.balancer.state(late.url) != "ready":
                 await asyncio.sleep(0.05)
         assert (late.path, late.number) == ("/w/1", "1")
+
+
+async def test_who_comes_back_gets_nothing_before_it_has_the_newest_weights(
+    tmp_path: Path,
+) -> None:
+    """It was started anew meanwhile, and nothing was published: only its return says so."""
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        server.serves = True
+        await w.run()
+        assert (await say(w, "/w/1"))[0] == 201
+        health, balancer = w.core.watched.health(server.url), w.core.state.balancer
+        server.version, server.refuses = "0", True
+        w.core.watched.reported(server.url, Trouble.REFUSED, 1, 1, "reset")
+        assert health.is_out
+        async with asyncio.timeout(120):
+            while health.is_out:
+                assert balancer.state(server.url) != "ready"
+                await asyncio.sleep(0.001)
+            assert balancer.state(server.url) == "fenced"
+            server.refuses = False
+            while balancer.state(server.url) != "ready":
+                await asyncio.sleep(0.01)
+        assert server.number == "1"
 
 
 async def test_scripts_need_only_an_id(tmp_path: Path) -> None:
