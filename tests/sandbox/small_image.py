@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ PROGRAMS = ("bash", "cat", "chown", "cut", "getopt", "id", "ls", "rm", "sed", "s
 """What the tests call, and what Apptainer's `fakeroot` script calls."""
 
 
-def make_image(folder: Path) -> Path:
+def make_image(folder: Path, programs: Sequence[str] = PROGRAMS) -> Path:
     """bash and a few programs with their libraries, and a file that only the image has.
 
     No Python.
@@ -45,7 +46,7 @@ def make_image(folder: Path) -> Path:
     (image / "etc/image-name").write_text("mine\n")
     for name in ("hosts", "resolv.conf", "localtime"):
         (image / "etc" / name).touch()
-    for name in PROGRAMS:
+    for name in programs:
         path = shutil.which(name)
         assert path is not None
         libraries = [
