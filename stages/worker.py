@@ -32,11 +32,13 @@ from prorl.control import (
     Welcome,
 )
 from prorl.envs import get_env
+from prorl.errors import StorageError
 from prorl.flight import ControlClient, Identity, Inlet
 from prorl.journal import Journals
 from prorl.protocols import Network, SandboxHost
 from prorl.renderer import make_renderer
 from prorl.renderer_spec import RendererSpec
+from prorl.sandbox.images.registry import Registry, default_root
 from prorl.stages.eval import EvalOperator
 from prorl.stages.host import UPSTREAM, StageHost
 from prorl.stages.init import InitOperator
@@ -83,6 +85,7 @@ class Worker:
             slots=pool.slots,
             remote=bool(config.gateway),
             resumes=stage is Stage.RUN,
+            images=_images(config) if stage is Stage.INIT and config.gateway else None,
         )
         self._control = ControlClient(
             network,
@@ -251,3 +254,14 @@ class Worker:
 
     def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
         self._control.emit(payload, key, stage=stage, code=code)
+
+
+def _images(config: ServiceConfig) -> tuple[str, ...]:
+    """NAME=DIGEST of each image of this node."""
+    registry = Registry(config.sandbox.images or default_root())
+    try:
+        registry.open()
+        found = registry.list()
+    except StorageError:
+        return ()
+    return tuple(f"{name}={image.digest}" for image in found for name in image.names)

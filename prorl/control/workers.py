@@ -52,6 +52,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     """Attempts of an earlier life of its name, with which it can go on."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
+    images: tuple[str, ...] | None = None
+    """NAME=DIGEST of each image that an INIT of another host has; None: it may have any."""
 
 
 class Started(Payload, frozen=True):

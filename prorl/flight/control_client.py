@@ -91,6 +91,8 @@ class Identity:
     """It was asked to leave."""
     resumes: bool = False
     """Keeps a journal, from which the next life of its name goes on."""
+    images: tuple[str, ...] | None = None
+    """NAME=DIGEST of each image that this node has; None: not said."""
 
     def hello(self) -> dict[str, Json]:
         """What every stream of this worker says first."""
@@ -105,6 +107,7 @@ class Identity:
             "remote": self.remote,
             "leaving": self.leaving,
             "resumes": self.resumes,
+            "images": self.images,
         }
 
 

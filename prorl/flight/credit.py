@@ -22,11 +22,15 @@ rows of different size.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prorl.types import AttemptKey
+
+
+def _everything(_: str) -> bool:
+    return True
 
 
 class Assignment(NamedTuple):
@@ -46,12 +50,16 @@ class _Consumer:
     """Bytes of rows whose credit has not come back, oldest first."""
     holds: dict[AttemptKey, None] = field(default_factory=dict)
     """Sent and not acked, in the order sent."""
+    has: Callable[[str], bool] = _everything
+    """Whether it has what a row needs."""
 
 
 @dataclass(slots=True)
 class _Row:
     num_bytes: int
     consumer: int | None = None
+    needs: str = ""
+    """What a consumer must have to get it; empty = nothing."""
 
 
 class Ledger:
@@ -90,18 +98,35 @@ class Ledger:
         """Rows that have no consumer, in their order."""
         return [key for key, row in self._rows.items() if row.consumer is None]
 
-    def put(self, key: AttemptKey, num_bytes: int, only: int | None = None) -> None:
-        """A row waits to be sent, to `only` if a consumer is given; a key that is in the book
-        already changes nothing.
+    def put(
+        self, key: AttemptKey, num_bytes: int, only: int | None = None, needs: str = ""
+    ) -> None:
+        """A row waits to be sent, to `only` if a consumer is given, else to one that has what it
+        `needs`; a key that is in the book already changes nothing.
         """
         if key not in self._rows:
-            self._rows[key] = _Row(num_bytes)
+            self._rows[key] = _Row(num_bytes, needs=needs)
             (self._waiting if only is None else self._consumers[only].own).append(key)
             self.num_waiting += 1
 
-    def join(self, consumer: int) -> None:
-        """Take in a consumer, without credit yet."""
-        self._consumers[consumer] = _Consumer()
+    def join(self, consumer: int, has: Callable[[str], bool] = _everything) -> None:
+        """Take in a consumer, without credit yet. `has`: whether it has what a row needs."""
+        self._consumers[consumer] = _Consumer(has=has)
+
+    def free_for(self, needs: str) -> int | None:
+        """Rows that need this and could be sent now; None when no consumer has it."""
+        able = [account for account in self._consumers.values() if account.has(needs)]
+        credit = sum(max(0, account.rows) for account in able if account.window_bytes > 0)
+        waiting = sum(row.needs == needs for row in self._rows.values() if row.consumer is None)
+        return max(0, credit - waiting) if able else None
+
+    def lacked(self) -> list[AttemptKey]:
+        """Rows that wait for something that no consumer has."""
+        return [
+            key
+            for key, row in self._rows.items()
+            if row.needs and row.consumer is None and self.free_for(row.needs) is None
+        ]
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
         """Credit from a consumer; negative rows take credit back, and what was used meanwhile is
@@ -123,18 +148,21 @@ class Ledger:
             for consumer in self._consumers
             for key in self._owed(consumer)
         ]
+        passed: list[AttemptKey] = []
         while self._waiting:
-            key = self._waiting[0]
+            key = self._waiting.popleft()
             row = self._rows.get(key)
             if row is None or row.consumer is not None:
-                self._waiting.popleft()
                 continue
-            best = self._richest()
+            best = self._richest(row.needs)
             if best is None:
-                break
-            self._waiting.popleft()
+                passed.append(key)
+                if not row.needs:
+                    break
+                continue
             self._give(key, row, best)
             given.append(Assignment(best, key))
+        self._waiting.extendleft(reversed(passed))
         return given
 
     def _owed(self, consumer: int) -> list[AttemptKey]:
@@ -147,11 +175,11 @@ class Ledger:
                 given.append(key)
         return given
 
-    def _richest(self) -> int | None:
+    def _richest(self, needs: str) -> int | None:
         able = [
             (account.rows, -consumer)
             for consumer, account in self._consumers.items()
-            if account.rows > 0 < account.window_bytes
+            if account.rows > 0 < account.window_bytes and (not needs or account.has(needs))
         ]
         return -max(able)[1] if able else None
 

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
@@ -45,6 +46,10 @@ KeysOf = Callable[[list[AttemptKey], Mapping[str, Json]], None]
 """Also whose they are: its first word."""
 
 
+Has = Callable[[Mapping[str, Json], str], bool]
+"""Whether a consumer, by its first word, has what a row needs."""
+
+
 class Sized(NamedTuple):
     """A row and its bytes, counted once."""
 
@@ -54,6 +59,10 @@ class Sized(NamedTuple):
 
 def _nothing(_: object) -> None:
     """Do nothing with what is told: the default."""
+
+
+def _everything(_: Mapping[str, Json], __: str) -> bool:
+    return True
 
 
 def _nobody(_: list[AttemptKey], __: Mapping[str, Json]) -> None:
@@ -75,9 +84,11 @@ class Outlet:
         on_lost: KeysOf = _nobody,
         on_credit: Callable[[int], None] = _nothing,
         on_sent: KeysOf = _nobody,
+        has: Has = _everything,
     ) -> None:
         self.edge = edge
         self._redelivered = edge in REDELIVERED_EDGES
+        self._has = has
         self._ledger = Ledger(redelivered=self._redelivered)
         self._limit_bytes = limit_bytes
         self._on_acked, self._on_lost, self._on_credit, self._on_sent = (
@@ -139,11 +150,20 @@ class Outlet:
             await waiting
         self._add(row, key, num_bytes, only)
 
-    def send(self, batch: pa.RecordBatch) -> None:
-        """Offer rows to the consumers without waiting."""
+    def send(self, batch: pa.RecordBatch, needs: Sequence[str] = ()) -> None:
+        """Offer rows to the consumers without waiting; `needs`: what one must have for each."""
         share = wire_bytes(batch) // max(1, batch.num_rows)
-        for key, row in zip(keys(batch), rows(batch), strict=True):
-            self._add(row, key, share)
+        wanted = needs or [""] * batch.num_rows
+        for key, row, what in zip(keys(batch), rows(batch), wanted, strict=True):
+            self._add(row, key, share, needs=what)
+
+    def free_for(self, needs: str) -> int | None:
+        """Rows that need this and could be sent now; None when no consumer has it."""
+        return self._ledger.free_for(needs)
+
+    def lacked(self) -> list[AttemptKey]:
+        """Forget the rows that wait for what no consumer has; which they are."""
+        return self._forget(self._ledger.lacked())
 
     def drop(self, key: AttemptKey) -> bool:
         """Forget a row (cancelled): it is not sent (again). False when it is not here."""
@@ -177,7 +197,7 @@ class Outlet:
         """Handle one consumer for the life of its channel."""
         name = next(self._names)
         self._channels[name] = channel
-        self._ledger.join(name)
+        self._ledger.join(name, partial(self._has, channel.peer))
         mine = [key for key, worker in self._awaiting.items() if worker == _worker_of(channel)]
         for key in mine:
             del self._awaiting[key]
@@ -219,7 +239,9 @@ class Outlet:
             self._release(key)
         return lost
 
-    def _add(self, row: Row, key: AttemptKey, num_bytes: int, only: str = "") -> None:
+    def _add(
+        self, row: Row, key: AttemptKey, num_bytes: int, only: str = "", needs: str = ""
+    ) -> None:
         if key in self:
             return
         trace.mark(self.edge, trace.OFFERED, (key,))
@@ -230,7 +252,7 @@ class Outlet:
         if only and name is None:
             self._awaiting[key] = only
         else:
-            self._ledger.put(key, num_bytes, name)
+            self._ledger.put(key, num_bytes, name, needs)
         self._paced.ask()
 
     def _is(self, name: int, worker: str) -> bool:

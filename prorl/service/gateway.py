@@ -98,6 +98,7 @@ class Gateway:
         self.leases = Leases(
             self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
         )
+        self.core.grants.placeable = self.leases.placeable
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
         self.publisher = Publisher(
             self.core,

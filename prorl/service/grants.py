@@ -8,7 +8,7 @@ in bulk is cut into pieces, so that no step costs more than `PIECE` rollouts, ho
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prorl.config import Quota
 from prorl.limits import Clock
@@ -29,6 +29,10 @@ UNDECIDED = 4000
 _NOBODY = "no worker took it within {:g} s"
 
 
+def _anywhere(_: RolloutRecord) -> bool:
+    return True
+
+
 class LeaseGrants:
     """Grants leases among the runs, the fewest in hand first."""
 
@@ -46,6 +50,8 @@ class LeaseGrants:
         self._state, self._log, self._journal, self._rollouts = state, log, journal, rollouts
         self._endings = endings
         self._clock, self._wall, self._quotas = clock, wall, quotas
+        self.placeable: Callable[[RolloutRecord], bool] = _anywhere
+        """Whether a node has what a rollout needs, and soon room for it."""
 
     def pump(self, room: int) -> None:
         """Grant up to `room` leases, each to the run with fewest in hand, starting groups as the
@@ -113,6 +119,9 @@ class LeaseGrants:
     def _grant_next(self, run: RunRecord, load: TenantLoad) -> bool:
         record = self._next(run, load)
         if record is None:
+            return False
+        if not self.placeable(record):
+            run.ready.appendleft(record)
             return False
         backend = self._state.acquire(record, avoid=(record.failed_on,) if record.failed_on else ())
         if backend is None:

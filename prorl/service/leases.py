@@ -22,6 +22,8 @@ from prorl.flight.outlet import Outlet
 from prorl.limits import Clock
 from prorl.protocols import Accept, Channel
 from prorl.schema import EDGE_BACK, LEASED
+from prorl.service.images import has_image, image_of
+from prorl.service.lifecycle import EventKind
 from prorl.service.rollouts import Rollouts
 from prorl.service.state import RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.service.workers import CLAIM_GRACE_S
@@ -60,7 +62,11 @@ class Leases:
         self._streams = 0
         self._window = 0
         self._outlet = Outlet(
-            "lease", on_credit=self._credit, on_sent=self._sent, on_lost=self._lost
+            "lease",
+            on_credit=self._credit,
+            on_sent=self._sent,
+            on_lost=self._lost,
+            has=self._has,
         )
 
     @property
@@ -113,7 +119,23 @@ class Leases:
             await self._outlet.serve(channel)
         finally:
             self._streams -= 1
+            for run_id, rollout_id, attempt in self._outlet.lacked():
+                record = self._rollouts.find(run_id, rollout_id)
+                if record is not None and _current(record, attempt):
+                    self._rollouts.lost(record, EventKind.RETURN)
             self._wake()
+
+    def _has(self, peer: Mapping[str, Json], image: str) -> bool:
+        return has_image(self._state, self._state.workers.get(str(peer.get("worker", ""))), image)
+
+    def placeable(self, record: RolloutRecord) -> bool:
+        """Whether a lease would find a node that has the rollout's image, and soon room there."""
+        image = image_of(record.group)
+        if not image:
+            return True
+        free = self._outlet.free_for(image)
+        ahead = sum(image_of(r.group) == image for r, _ in self._granted)
+        return free is not None and ahead < max(free, MIN_AHEAD)
 
     def _credit(self, free_rows: int) -> None:
         self._window = max(self._window, free_rows)
@@ -123,12 +145,23 @@ class Leases:
     def _send(self) -> None:
         free = self._outlet.free_rows
         ready: list[RolloutRecord] = []
+        kept: list[tuple[RolloutRecord, int]] = []
         while self._granted and len(ready) < free:
             record, attempt = self._granted.popleft()
-            if _current(record, attempt):
+            if not _current(record, attempt):
+                continue
+            image = image_of(record.group)
+            room = self._outlet.free_for(image) if image else 1
+            if room is None:
+                self._rollouts.lost(record, EventKind.RETURN)
+            elif room > sum(image_of(r.group) == image for r in ready) or not image:
                 ready.append(record)
+            else:
+                kept.append((record, attempt))
+        self._granted.extendleft(reversed(kept))
         if ready:
-            self._outlet.send(self._batch(ready))
+            needs = [image_of(record.group) for record in ready]
+            self._outlet.send(self._batch(ready), needs)
 
     def _sent(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
         worker = self._state.workers.get(str(hello.get("worker", "")))

@@ -104,6 +104,8 @@ class GroupRecord:
     """Seconds since the epoch."""
     state: GroupState = GroupState.OPEN
     opened: bool = False
+    image: str | None = None
+    """Name of the node's image that its task asks for, once somebody looked."""
     reason: str = ""
     num_valid: int = 0
     mean_reward: float | None = None
@@ -318,6 +320,8 @@ class WorkerRecord:
     """Whoever comes after it under its name goes on with what it held."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What it was told last."""
+    images: Mapping[str, str] | None = None
+    """Digests of its node's images by name; None: it may have any."""
 
     @property
     def grace_s(self) -> float:

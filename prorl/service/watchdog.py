@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prorl.limits import Clock
+from prorl.service.images import image_of, nobody_has
 from prorl.service.state import ROLES, RunRecord, State
 from prorl.types import RolloutState
 
@@ -26,6 +27,8 @@ class Surroundings:
     """By role."""
     able: bool
     """Whether a backend of the run takes rollouts."""
+    image: str = ""
+    """That the next rollout asks for and no node has."""
     disk: str = ""
     """What is wrong with the disk of the root."""
 
@@ -64,6 +67,11 @@ def reason(run: RunRecord, around: Surroundings) -> str:
         return f"{states[RolloutState.LEASED]:,} rollouts wait in INIT: no sandbox is ready"
     if demand.streaming and demand.unacked >= demand.max_unacked:
         return f"the trainer is behind: {demand.unacked:,} kept groups wait for its commit"
+    if queued and around.image:
+        return (
+            f"{queued:,} rollouts are queued and no node has the image {around.image!r}:"
+            " `prorl image` there, and start the node again"
+        )
     if queued and not around.able:
         return f"{queued:,} rollouts are queued and no backend is able"
     if queued:
@@ -93,7 +101,10 @@ class ProgressWatchdog:
             if found != run.moved[0]:
                 run.moved = (found, now)
             quiet = now - run.moved[1] > QUIET_S
-            around = Surroundings(workers=workers, able=self._state.able(run), disk=disk)
+            image = image_of(run.ready[0].group) if run.ready and quiet else ""
+            lacked = image if image and nobody_has(self._state, image) else ""
+            able = self._state.able(run)
+            around = Surroundings(workers=workers, able=able, image=lacked, disk=disk)
             before, run.stuck = run.stuck, reason(run, around) if quiet else ""
             if run.stuck != before:
                 changed.append(run)

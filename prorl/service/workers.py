@@ -19,6 +19,7 @@ from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service import messages
 from prorl.service.commits import Commits
+from prorl.service.images import told
 from prorl.service.journal import Journal
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.rollouts import Rollouts
@@ -86,6 +87,7 @@ class Workers:
             remote=said.remote,
             leaving=said.leaving,
             resumes=said.resumes,
+            images=told(said.images),
         )
         self._check_life(worker)
         earlier = self._state.workers.get(name)

@@ -84,13 +84,14 @@ class Worker:
         role: str,
         name: str,
         held: Iterable[AttemptKey] = (),
+        images: tuple[str, ...] | None = None,
     ) -> None:
         self.name, self.role = name, role
         self.held = list(held)
         self.heard: list[ControlRow] = []
         self._news = asyncio.Event()
         self.stats = Stats()
-        identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8)
+        identity = Identity(role=role, worker=name, location=f"at-{name}", slots=8, images=images)
         self.incarnation = identity.incarnation
         self.control = ControlClient(
             network,
@@ -210,9 +211,15 @@ class World:
         """
         self.served.work.cancel()
 
-    def worker(self, role: str, name: str = "", held: Iterable[AttemptKey] = ()) -> Worker:
+    def worker(
+        self,
+        role: str,
+        name: str = "",
+        held: Iterable[AttemptKey] = (),
+        images: tuple[str, ...] | None = None,
+    ) -> Worker:
         """A worker that is not connected yet."""
-        return Worker(self.network, self.config, role, name or f"{role}-0", held)
+        return Worker(self.network, self.config, role, name or f"{role}-0", held, images)
 
     async def http(self, method: str, path: str, body: Json = None) -> tuple[int, Json]:
         """A request with the token."""

@@ -1,0 +1,111 @@
+"""No lease goes to a node that lacks its image, and what waits for one holds up nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prorl.flight.credit import Ledger
+from prorl.service.bodies import GroupBody, TaskBody
+from prorl.service.watchdog import Surroundings, reason
+from prorl.types import AttemptKey
+from tests.service.world import Worker, group, world
+
+PY, OTHER_PY = "py=sha256:a", "py=sha256:b"
+
+
+def with_image(name: str, image: str = "py") -> GroupBody:
+    """A group of one rollout whose task names an image."""
+    task = TaskBody(task_id=name, env="noop", prompt="?", data={"image": image})
+    return GroupBody(task=task, n=1)
+
+
+async def take(worker: Worker, count: int) -> None:
+    """Take so many leases and free their slots as they come."""
+    taken = 0
+    while taken < count:
+        taken += len(await worker.take())
+
+
+async def test_a_lease_goes_to_the_node_that_has_its_image(tmp_path: Path) -> None:
+    async with (
+        world(tmp_path) as w,
+        w.worker("init", "a/init-0", images=()) as lacks,
+        w.worker("init", "b/init-0", images=(PY,)) as has,
+    ):
+        await w.run()
+        await w.submit(*(with_image(f"t{i}") for i in range(20)))
+        await take(has, 20)
+        assert lacks.inlet is not None
+        assert lacks.inlet.in_hand == 0
+
+
+async def test_what_no_node_has_waits_and_holds_up_no_other_run(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()) as first:
+        await w.run()
+        await w.run("other")
+        await w.submit(*(with_image(f"t{i}") for i in range(40)))
+        await w.submit(*(group(f"plain{i}") for i in range(20)), run_id="other")
+        await take(first, 20)
+        assert (await w.view())["counts"]["queued"] == 40
+        async with w.worker("init", "b/init-0", images=(PY,)) as has:
+            await take(has, 40)
+
+
+async def test_leases_of_a_node_that_left_wait_for_another_one(tmp_path: Path) -> None:
+    """What was granted and not sent goes back to the queue, charged to nobody."""
+    async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()):
+        await w.run()
+        async with w.worker("init", "b/init-0", images=(PY,)):
+            await w.submit(*(with_image(f"t{i}") for i in range(20)))
+            await w.until(lambda view: view["counts"]["leased"] > 8)
+        async with w.worker("init", "c/init-0", images=(PY,)) as other:
+            await take(other, 20)
+            charged = [r.life for r in w.core.run("r").rollouts.values()]
+            assert max(life.infra_failures for life in charged) == 0
+
+
+async def test_another_image_under_the_same_name_does_not_count(tmp_path: Path) -> None:
+    async with (
+        world(tmp_path) as w,
+        w.worker("init", "a/init-0", images=(PY,)) as first,
+        w.worker("init", "b/init-0", images=(OTHER_PY,)) as second,
+    ):
+        await w.run()
+        await w.submit(*(with_image(f"t{i}") for i in range(20)))
+        await take(first, 20)
+        assert second.inlet is not None
+        assert second.inlet.in_hand == 0
+
+
+async def test_a_path_asks_for_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path) as w, w.worker("init", "a/init-0", images=()) as lacks:
+        await w.run()
+        await w.submit(with_image("t", "/shared/py.sif"))
+        await lacks.take(1)
+
+
+def test_a_row_goes_to_who_has_what_it_needs() -> None:
+    ledger = Ledger(redelivered=False)
+    needy, plain = AttemptKey("r", 1, 1), AttemptKey("r", 2, 1)
+    ledger.join(0, lambda _: False)
+    ledger.grant(0, 9, 900)
+    ledger.put(needy, 1, needs="py")
+    ledger.put(plain, 1)
+    assert [given.key for given in ledger.assign()] == [plain], "a row that waits holds up no other"
+    assert ledger.free_for("py") is None
+    ledger.join(1, lambda image: image == "py")
+    assert (ledger.free_for("py"), ledger.lacked()) == (0, [])
+    ledger.grant(1, 1, 100)
+    assert [tuple(given) for given in ledger.assign()] == [(1, needy)]
+
+
+@pytest.mark.parametrize("image", ["", "py"])
+async def test_a_run_that_no_node_can_serve_says_so(tmp_path: Path, image: str) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        await w.submit(with_image("t"))
+        workers = dict.fromkeys(("init", "run", "eval", "store"), 1)
+        line = reason(w.core.run("r"), Surroundings(workers=workers, able=True, image=image))
+        assert ("no node has the image 'py'" in line) == bool(image)
