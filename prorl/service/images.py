@@ -9,6 +9,7 @@ first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 import orjson
 
@@ -28,14 +29,15 @@ def told(images: Iterable[str] | None) -> Mapping[str, str] | None:
 
 
 def image_of(group: GroupRecord) -> str:
-    """Name of the image that a group's task asks for; empty = none. Read once."""
-    if group.image is None:
-        group.image = ""
-        if '"image"' in group.task:
-            data = orjson.loads(group.task).get("data") or {}
-            named = data.get("image") if isinstance(data, dict) else ""
-            group.image = named if isinstance(named, str) and "/" not in named else ""
-    return group.image
+    """Name of the image that a group's task asks for; empty = none."""
+    return _named(group.task) if '"image"' in group.task else ""
+
+
+@lru_cache(maxsize=256)
+def _named(task: str) -> str:
+    data = orjson.loads(task).get("data") or {}
+    named = data.get("image") if isinstance(data, dict) else ""
+    return named if isinstance(named, str) and "/" not in named else ""
 
 
 def has_image(state: State, worker: WorkerRecord | None, image: str) -> bool:

@@ -104,8 +104,6 @@ class GroupRecord:
     """Seconds since the epoch."""
     state: GroupState = GroupState.OPEN
     opened: bool = False
-    image: str | None = None
-    """Name of the node's image that its task asks for, once somebody looked."""
     reason: str = ""
     num_valid: int = 0
     mean_reward: float | None = None
