@@ -5,6 +5,7 @@ Stable where the template is: exact means that the template itself writes what w
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -60,7 +61,8 @@ def test_random_tool_conversations(model: Model) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS, ids=NAMES)
 def test_a_thousand_random_tool_conversations(model: Model) -> None:
-    tally = judge(model, range(1000))
+    """As many as PRORL_CONVERSATIONS says; `-s` prints the counts."""
+    tally = judge(model, range(int(os.environ.get("PRORL_CONVERSATIONS", "1000"))))
     print(model.name, tally)
     _check(model, tally)
 
