@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -36,15 +36,18 @@ class ReplayOrder:
         groups: Sequence[int] | None = None,
         run_id: str = "",
         due_s: Sequence[float] = (),
+        joined: Mapping[int, Sequence[int]] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         """`groups`: these in this order, under a name of their own (`twist.py`); `due_s`: of each,
-        how long after the start it may be served.
+        how long after the start it may be served; `joined`: what groups are made of.
         """
         self._due_s, self._clock, self._began = due_s, clock, clock()
         self.run_id = run_id or stored.run_id
         self._groups = delivery_order(stored) if groups is None else groups
         self._sizes = group_bytes(stored)
+        for group, parts in (joined or {}).items():
+            self._sizes[group] = sum(self._sizes.get(part, 0) for part in parts)
         self._cursors: dict[str, int] = {}
 
     @property

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -44,7 +45,9 @@ class Twist:
     seed: int | None = None
     """Shuffle the groups by it."""
     group_size: int = 0
-    """So many members of each group, chosen by the seed; groups with fewer are left out."""
+    """So many members of each group, chosen by the seed. Groups with fewer are joined with the next
+    ones of their task, after the filter has decided; what is not enough is left out.
+    """
     until: str = ""
     """As the run was at that moment, ISO 8601: groups decided and delivered later are not."""
     pace: float = 0.0
@@ -76,14 +79,23 @@ class RescoredIndex:
 
 
 class PickedIndex:
-    """Groups with some of their members."""
+    """Groups with some of their members, several joined where one has too few."""
 
-    def __init__(self, index: GroupIndex | RescoredIndex, size: int, seed: int) -> None:
-        self._index, self._size, self._seed = index, size, seed
+    def __init__(
+        self,
+        index: GroupIndex | RescoredIndex,
+        size: int,
+        seed: int,
+        joined: Mapping[int, Sequence[int]],
+    ) -> None:
+        """`joined`: stored groups by the group that they are together."""
+        self._index, self._size, self._seed, self._joined = index, size, seed, joined
 
     def read(self, group_id: int) -> pa.RecordBatch:
-        """As `GroupIndex.read`."""
+        """As `GroupIndex.read`; members of a joined group are numbered anew."""
         rows = self._index.read(group_id)
+        if len(parts := self._joined.get(group_id, ())) > 1:
+            rows = join([self._index.read(part) for part in parts], group_id)
         members = sorted(set(rows.column("rollout_id").to_pylist()))
         chance = random.Random(f"{self._seed}/{group_id}")
         chosen = pa.array(sorted(chance.sample(members, self._size)), pa.int64())
@@ -92,7 +104,23 @@ class PickedIndex:
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """As `GroupIndex.forget`."""
-        self._index.forget(group_ids)
+        self._index.forget(part for i in group_ids for part in self._joined.get(i, (i,)))
+
+
+def join(groups: Sequence[pa.RecordBatch], group_id: int) -> pa.RecordBatch:
+    """Groups of one task as one: its id, and sample indexes that go on from group to group."""
+    first, numbers = 0, []
+    for rows in groups:
+        samples = rows.column("sample_index").to_numpy()
+        numbers.append(samples + first)
+        first += int(samples.max(initial=-1)) + 1
+    rows = pa.concat_batches(groups)
+    made = {
+        "group_id": pa.repeat(pa.scalar(group_id, pa.int64()), rows.num_rows),
+        "sample_index": pa.array(np.concatenate(numbers).astype(np.int32)),
+    }
+    columns = [made.get(name, rows.column(name)) for name in rows.schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def open_twisted(
@@ -120,8 +148,10 @@ def open_twisted(
     if twist.filter:
         kept = _kept(members, twist.filter)
         groups = [group for group in groups if group in kept]
+    joined: dict[int, list[int]] = {}
     if twist.group_size:
-        groups = _large_enough(groups, members, twist.group_size)
+        joined = _large_enough(groups, members, twist.group_size)
+        groups = list(joined)
     if twist.seed is not None:
         random.Random(twist.seed).shuffle(groups)
     order = ReplayOrder(
@@ -129,10 +159,12 @@ def open_twisted(
         groups=groups,
         run_id=twisted_name(stored.run_id, twist),
         due_s=_due(stored, groups, twist.pace) if twist.pace else (),
+        joined=joined,
     )
     served = index if rewards is None else RescoredIndex(index, rewards)
-    picked = PickedIndex(served, twist.group_size, twist.seed or 0) if twist.group_size else served
-    return order, picked
+    if not twist.group_size:
+        return order, served
+    return order, PickedIndex(served, twist.group_size, twist.seed or 0, joined)
 
 
 def _moment(text: str) -> datetime | None:
@@ -145,12 +177,24 @@ def _moment(text: str) -> datetime | None:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _large_enough(groups: Iterable[int], members: pa.Table, size: int) -> list[int]:
-    counts = Counter(members.column("group_id").to_pylist())
-    found = [group for group in groups if counts[group] >= size]
+def _large_enough(groups: Iterable[int], members: pa.Table, size: int) -> dict[int, list[int]]:
+    """Groups of that size, each with the stored ones that it is made of; in the order in which they
+    are complete, called as their last part.
+    """
+    ids = members.column("group_id").to_pylist()
+    counts = Counter(ids)
+    tasks = dict(zip(ids, members.column("task_id").to_pylist(), strict=True))
+    waiting: dict[str, list[int]] = {}
+    found: dict[int, list[int]] = {}
+    for group in groups:
+        parts = [group] if counts[group] >= size else [*waiting.pop(tasks[group], ()), group]
+        if sum(counts[part] for part in parts) >= size:
+            found[group] = parts
+        else:
+            waiting[tasks[group]] = parts
     if not found:
-        largest = max(counts.values(), default=0)
-        raise UserError(f"groups of {size}", f"at most {largest}, as the run's largest group has")
+        most = max(Counter(tasks[i] for i in ids).values(), default=0)
+        raise UserError(f"groups of {size}", f"at most {most}, as a task of the run has members")
     return found
 
 

@@ -107,3 +107,15 @@ def test_what_was_left_is_known_and_plain_sql_counts_right_meanwhile(tmp_path: P
     assert (count(), leftovers(tmp_path)) == (29, ["demo"])
     collect(run, grace_s=0)
     assert (count(), leftovers(tmp_path)) == (29, [])
+
+
+async def test_a_store_that_starts_clears_what_earlier_ones_left(tmp_path: Path) -> None:
+    run = run_of_many_parts(tmp_path / "root")
+    rows = content(run)
+    compact(run)
+    assert leftovers(tmp_path / "root") == ["demo"]
+    async with world(tmp_path, store={"replaced_s": 0.2}) as w, store(w):
+        while await asyncio.to_thread(leftovers, tmp_path / "root"):
+            await asyncio.sleep(0.05)
+    assert files(run) == expected_files(run)
+    assert content(run) == rows

@@ -21,7 +21,7 @@ from prorl.storage.replay import open_replay
 from prorl.storage.scores import SCORE_ROWS, add_scores
 from prorl.storage.twist import Twist, open_twisted
 from tests.storage.compacting import ORDER, run_of_many_parts
-from tests.storage.directory import add_events, add_rows, event
+from tests.storage.directory import add_events, add_rows, event, new_run
 from tests.storage.rows import scored
 
 
@@ -177,3 +177,28 @@ async def test_recorded_pace(run: RunDir) -> None:
         found += given.groups
     assert found == [50, 51]
     assert time.monotonic() - began >= 0.1
+
+
+def test_groups_of_one_task_are_joined_to_larger_ones(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for i in range(16):
+        row = scored(i)
+        place = row.schema.get_field_index("task_id")
+        task = pa.array([f"t{i // 4 % 2}"])
+        add_rows(run, [row.set_column(place, row.schema.field(place), task)])
+    for group in range(4):
+        add_events(run, event(group, group, "decided"))
+    order, index = open_twisted(run.where, Twist(group_size=8))
+    assert list(order.groups) == [2, 3], "complete with the second group of their task"
+    batch = index.read(2)
+    assert sorted(batch.column("rollout_id").to_pylist()) == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert set(batch.column("group_id").to_pylist()) == {2}
+    assert batch.column("sample_index").to_pylist() == list(range(8))
+    assert batch.schema.equals(SEQUENCES)
+    _, six = open_twisted(run.where, Twist(group_size=6))
+    assert six.read(3).num_rows == 6
+    assert row_hashes(six.read(3)) == row_hashes(
+        open_twisted(run.where, Twist(group_size=6))[1].read(3)
+    )
+    with pytest.raises(UserError, match="at most 8"):
+        open_twisted(run.where, Twist(group_size=9))

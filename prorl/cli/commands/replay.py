@@ -70,7 +70,8 @@ def replay(
     shuffle
         Seed to shuffle the groups by.
     group_size
-        So many members of each group, chosen by the seed of --shuffle (else 0).
+        So many members of each group, chosen by the seed of --shuffle (else 0). Groups with fewer
+        are joined with later ones of the same task; what is not enough is left out.
     until
         As the run was at that moment, ISO 8601: what was delivered later is not served.
     pace
