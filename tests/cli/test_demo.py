@@ -105,6 +105,8 @@ def test_wilson_against_published_figures() -> None:
     [
         (["demo", "--resume"], "nothing to resume"),
         (["demo", "--control", "nonsense"], "control"),
+        (["demo", "--policy", "nonsense"], "http://HOST:PORT"),
+        (["demo", "--policy", "http://127.0.0.1:9"], "start it first"),
         (["eval", "--tasks", "arith:heldout?n=4", "--policy", "tiy"], "did you mean `toy`?"),
         (["eval", "--policy", "toy"], "no task file"),
         (["eval", "--tasks", "arith:heldout?n=0", "--policy", "toy"], "positive"),

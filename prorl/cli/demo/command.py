@@ -29,7 +29,7 @@ from prorl.config import ServiceConfig, load_file, parse
 from prorl.deploy.running import first, service, signals
 from prorl.errors import ConfigError, ConflictError
 from prorl.sandbox import kinds
-from prorl.service.servers import valid_url
+from prorl.service.servers import Servers, valid_url
 from prorl.supervisor.service import Supervisor
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
     model = Path(recipe.model).absolute() if recipe.model else TOY
     started = time.monotonic()
     service = service_config(root, model, sandbox or await _lightest(), recipe.policy)
+    if recipe.policy:
+        await Servers(service, lambda name: True).check(recipe.policy, ours=True)
     shown = display(recipe, Show.NOTHING if json else Show.AUTO)
     if not json:
         groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
