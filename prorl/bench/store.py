@@ -1,6 +1,7 @@
 """What stored trajectories cost: bytes a token and the time to read them all into arrays, against
-JSON lines with zstd of the same rows; a durable commit; and what readers pay for the number of
-commits, before and after compaction, each measured in a process of its own.
+JSON lines with zstd and others (`store_rivals.py`) of the same rows; a durable commit; and what
+readers pay for the number of commits, before and after compaction, each measured in a process of
+its own.
 
 Tokens are drawn as words are (Zipf over 50,000 ids), each by itself; real text compresses better on
 both sides. Logprobs are continuous float32, as a log-softmax gives them; every
@@ -16,11 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import orjson
-import pyarrow as pa
 
 from prorl.bench.readers import READERS, reader
 from prorl.bench.report import Figure, Report, machine
+from prorl.bench.store_rivals import COLUMNS, rivals
 from prorl.bench.stored import make_run, rollout_tables
 from prorl.storage.catalog import StoredRun
 from prorl.storage.collect import collect
@@ -29,8 +29,6 @@ from prorl.storage.durable import write_durably
 from prorl.storage.layout import Commit, RunDir
 from prorl.storage.parts import encode, part_file
 
-RIVAL = "JSON lines, zstd level 3"
-LEVEL = 3
 GROWTH = ("count_sql", "show_rollout", "replay_first_batch")
 
 
@@ -54,45 +52,40 @@ def _format(folder: Path, rollouts: int, tokens: int) -> list[Figure]:
     rows = stored.read("sequences")
     total = len(rows.column("token_ids").combine_chunks().flatten())
     ours = sum(file.bytes for file in stored.files("sequences"))
-    lines = b"\n".join(orjson.dumps(row) for row in rows.to_pylist())
-    packed = pa.Codec("zstd", LEVEL).compress(lines)
-
-    def parse() -> int:
-        text = pa.Codec("zstd").decompress(packed, len(lines))
-        read = map(orjson.loads, bytes(memoryview(text)).split(b"\n"))
-        return sum(
-            len(np.array(row["token_ids"], np.int32)) + len(np.array(row["logprobs"], np.float32))
-            for row in read
-        )
 
     def scan() -> int:
-        found = StoredRun(run.where).read("sequences", ["token_ids", "logprobs"])
+        found = StoredRun(run.where).read("sequences", COLUMNS)
         return sum(len(column.combine_chunks().flatten().to_numpy()) for column in found.columns)
 
-    assert parse() == scan()
-    mine, theirs = _cpu(scan), _cpu(parse)
-    return [
-        Figure(
-            what="bytes_per_token",
-            value=ours / total,
-            unit="B",
-            rival_value=len(packed) / total,
-            ratio=len(packed) / ours,
-            note=_bar(len(packed) / ours, 2.0),
-            rival=RIVAL,
-            rival_command="orjson + zstd of the same rows, same run",
-        ),
-        Figure(
-            what="scan_tokens_per_cpu_s",
-            value=total / mine,
-            unit="tokens/s",
-            rival_value=total / theirs,
-            ratio=theirs / mine,
-            note=_bar(theirs / mine, 20.0),
-            rival=RIVAL,
-            rival_command="orjson + zstd of the same rows, same run",
-        ),
-    ]
+    mine = _cpu(scan)
+    figures = []
+    for rival in rivals(folder, rows):
+        assert rival.scan() == scan(), rival.name
+        theirs = _cpu(rival.scan)
+        barred = rival.name.startswith("JSON lines")
+        figures += [
+            Figure(
+                what="bytes_per_token",
+                value=ours / total,
+                unit="B",
+                rival_value=rival.num_bytes / total,
+                ratio=rival.num_bytes / ours,
+                note=_bar(rival.num_bytes / ours, 2.0) if barred else "",
+                rival=rival.name,
+                rival_command="the same rows, the same run",
+            ),
+            Figure(
+                what="scan_tokens_per_cpu_s",
+                value=total / mine,
+                unit="tokens/s",
+                rival_value=total / theirs,
+                ratio=theirs / mine,
+                note=_bar(theirs / mine, 20.0) if barred else "",
+                rival=rival.name,
+                rival_command="the same rows, the same run",
+            ),
+        ]
+    return figures
 
 
 def _bar(ratio: float, bar: float) -> str:
