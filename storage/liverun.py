@@ -25,12 +25,10 @@ from prorl.control import (
     CommitCursor,
     Decision,
     GroupComplete,
-    GroupEventRow,
     HandedOut,
     Handout,
     KeptGroup,
     Propose,
-    Rows,
     RunSnapshot,
 )
 from prorl.linux.failpoints import failpoint
@@ -70,8 +68,6 @@ class LiveRun:
         self.run_id = snapshot.run_id
         self._control, self._endpoint = control, endpoint
         self._snapshots = [snapshot]
-        self._early = list[GroupEventRow]()
-        """Told before what earlier lives have stored was read."""
         self._facts = FactBook()
         self._streams = streams = snapshot.delivery == "stream"
         self._settings, self._helper = settings, helper
@@ -118,8 +114,6 @@ class LiveRun:
         )
         while self._snapshots:
             await self._take_over(self._snapshots.pop(0))
-        self.order.told(self._early)
-        self._early.clear()
         self._endpoint.add(self.order, self.index, self.index.run)
         self.ready.set()
         try:
@@ -155,16 +149,6 @@ class LiveRun:
         if snapshot.state == "finished":
             self.finish()
         await self.writer.publish_missing(snapshot)
-
-    def add_rows(self, rows: Rows) -> None:
-        """New rows of `tasks` and `groups`; what was handed out has its place by them, even when
-        the answer that said so was lost.
-        """
-        self.writer.add_rows(rows)
-        if self.ready.is_set():
-            self.order.told(rows.events)
-        else:
-            self._early += rows.events
 
     def _committed(self, written: Written) -> None:
         """A part is in the log: its groups can be decided and served from now on."""

@@ -119,7 +119,7 @@ class Store:
                 "news of a run that is closed", extra={"run": row.run_id, "kind": row.kind.value}
             )
         elif row.kind is Kind.ROWS:
-            run.add_rows(row.read(Rows))
+            run.writer.add_rows(row.read(Rows))
         elif row.kind is Kind.TERMINAL:
             run.writer.add_terminal(row.read(Terminal))
         elif row.kind is Kind.GROUP_COMPLETE:

@@ -21,7 +21,7 @@ import pytest
 
 from prorl.client.client import Client
 from prorl.client.fetch import FlightSource
-from prorl.control import ControlRow, Kind
+from prorl.control import ControlRow, Handout, KeptGroup, Kind
 from prorl.errors import ConflictError, NotFoundError, SchemaError, UserError
 from prorl.flight import FlightNetwork
 from prorl.flight.ticket import Ticket
@@ -112,6 +112,26 @@ async def test_a_second_store_goes_on_where_the_first_one_was(service: World) ->
     assert everything[0] == (before.cursor, row_hashes(before.arrow))
     assert len(everything) == 3
     assert verify(directory(service)) == []
+
+
+async def test_what_a_dead_store_handed_out_keeps_its_place(service: World) -> None:
+    """The log has the hand-out, no part does, and nobody heard the answer."""
+    async with pipeline(service):
+        async with store(service):
+            await submit(service)
+            await service.until(lambda view: view["groups"].get("kept") == 3)
+        async with service.worker("store") as dying:
+            backwards = tuple(KeptGroup(group, 0, 1) for group in (4, 0, 2))
+            await dying.ask(Handout(consumer="primary", groups=backwards), "r")
+        async with store(service) as second:
+            with client(second.location) as trainer:
+                batches = trainer.stream("r", cursor="r@0", max_groups=1, advantages=None)
+                served = await asyncio.to_thread(
+                    lambda: [batch.arrow.column("group_id")[0].as_py() for batch in batches]
+                )
+    assert served == [4, 0, 2]
+    order = query(directory(service), "select group_id from deliveries order by delivery_seq")
+    assert order.column("group_id").to_pylist() == [4, 0, 2]
 
 
 async def test_a_run_that_the_log_no_longer_tells_of_is_served_from_its_directory(
