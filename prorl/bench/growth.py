@@ -293,8 +293,8 @@ def _memory() -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="prorl-growth-") as folder:
         life = Life(Path(folder) / "control.db", meter)
         life.core.create_run(RunConfig(run_id="a", delivery="stream", max_open_groups=MEMORY))
-        life.accept(N * WINDOW)
-        life.work()  # what is made once is there now
+        life.accept(MEMORY)
+        life.work()  # what is made once is there now, and tables have their size
         with _bytes_each("pooled", MEMORY) as pooled:
             life.accept(MEMORY)
         with _bytes_each("finished", MEMORY) as finished:
