@@ -78,6 +78,7 @@ def repeat(path: Path, times: int) -> None:
         "parts": "SELECT count(*) FROM parts",
     }
     by = {name: log.execute(statement).fetchone()[0] for name, statement in sizes.items()}
+    ((run_id,),) = log.execute("SELECT run_id FROM runs").fetchall()
     ends = {"groups": "group_id", "rollouts": "rollout_id"}
     ends |= {"group_events": "event_seq", "parts": "commit_seq"}
     first = {"group_events": by["events"], "parts": by["parts"] + 1} | {
@@ -89,8 +90,8 @@ def repeat(path: Path, times: int) -> None:
             values = ", ".join(changed.get(name, name) for name in columns)
             log.execute(
                 f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM {table}"
-                f" WHERE {ends[table]} < :first",
-                {**by, "k": k, "first": first[table]},
+                f" WHERE run_id = :run AND {ends[table]} < :first",
+                {**by, "k": k, "first": first[table], "run": run_id},
             )
         log.execute("COMMIT")
     log.execute(
