@@ -11,6 +11,7 @@ finds them by name.
 | arith | python | exact match; short texts for small policies (`prorl.tasks.generated`) |
 | shop | price, python | exact match, after two or three calls that depend on each other |
 | gym | step | the return of a Gym-style environment, its actions played again |
+| verifiers | - | the reward functions of a taskset of the package `verifiers` |
 | noop | - | always 1; no sandbox, for benches and tests |
 
 All of them derive from `BaseEnv` (`base.py`) and take further tools of yours
@@ -40,6 +41,7 @@ BUILT_IN: Mapping[str, str] = {
     "arith": "prorl.envs.arith:ArithEnv",
     "shop": "prorl.envs.shop:ShopEnv",
     "gym": "prorl.envs.gym:GymEnv",
+    "verifiers": "prorl.envs.verifiers:VerifiersEnv",
     "noop": "prorl.envs.noop:NoopEnv",
 }
 

@@ -62,6 +62,7 @@ TASKS: dict[str, tuple[Task, ...]] = {
     ),
     "swe": tuple(load_tasks(Path(__file__).with_name("swe_tasks.jsonl"))),
     "harbor": (),  # its tasks are folders: tests/envs/test_harbor.py
+    "verifiers": (),  # its tasks come with packages: tests/envs/test_verifiers.py
     "noop": (),  # always 1, for benches
 }
 NEEDS_BOXES = ("swe",)
