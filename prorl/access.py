@@ -61,6 +61,7 @@ FLIGHT: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "exchange control": _NODE,
         "exchange edge/lease": _NODE,
+        "exchange handover": _NODE,
         "exchange edge/scored": _SERVICE,
         "info": _WORK,
         "get": _WORK,

@@ -61,6 +61,10 @@ class Lease:
     extra: str = "{}"
     on_unknown: str = ""
     """What becomes of a tool call that may have run when its worker died; empty: no journal."""
+    handed: int = 0
+    """Attempt whose past a node that left has handed over; 0: none."""
+    not_handed: str = ""
+    """Why it did not, where it had one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,7 @@ class History:
     resumes: int = 0
     forked_from: str = ""
     diverged: int = 0
+    anew: str = ""
 
 
 Values = tuple[Json, ...]
@@ -117,6 +122,7 @@ class RanColumns(Added):
     resumes: int
     forked_from: str
     diverged: int
+    anew: str
 
     @property
     def failure(self) -> Failure:
@@ -174,6 +180,8 @@ def _leased_dict(lease: Lease) -> dict[str, Json]:
         "queue_s": lease.queue_s,
         "extra": lease.extra,
         "on_unknown": lease.on_unknown,
+        "handed": lease.handed,
+        "not_handed": lease.not_handed,
     }
 
 
@@ -197,6 +205,8 @@ def read_lease(row: Row) -> Lease:
         queue_s=value("queue_s"),
         extra=value("extra"),
         on_unknown=value("on_unknown"),
+        handed=value("handed"),
+        not_handed=value("not_handed"),
     )
 
 
@@ -308,6 +318,7 @@ def ran_columns(
         resumes=history.resumes,
         forked_from=history.forked_from,
         diverged=history.diverged,
+        anew=history.anew,
     )
 
 

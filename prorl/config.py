@@ -185,6 +185,10 @@ class ServiceConfig(StrictModel):
         le=86400,
         description="the same after SIGTERM; whoever sent it kills soon (Slurm: after 30 s)",
     )
+    journal_sync: bool = Field(
+        default=False,
+        description="wait for the disk after each record of a journal of turns (power cuts)",
+    )
     load_code: bool = Field(
         default=False,
         description=(

@@ -80,9 +80,24 @@ LEASED = versioned(
         required("queue_s", pa.float64()),
         required("extra", pa.utf8()),
         required("on_unknown", pa.utf8()),
+        required("handed", pa.int32()),
+        required("not_handed", pa.utf8()),
     ],
     "edge/lease",
 )
+
+HANDOVER = versioned(
+    [
+        required("run_id", pa.utf8()),
+        required("rollout_id", pa.int64()),
+        required("attempt", pa.int32()),
+        required("part", pa.utf8()),
+        required("last", pa.bool_()),
+        required("data", pa.binary()),
+    ],
+    "handover",
+)
+"""What a leaving node gives away of an attempt, and another takes: `prorl.flight.handover`."""
 
 READY = versioned(
     [

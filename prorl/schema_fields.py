@@ -108,6 +108,9 @@ IDENTITY = (
     required("attempt", pa.int32()),
 )
 
-HISTORY = tuple(_struct(resumes=pa.int32(), forked_from=pa.utf8(), diverged=pa.int32()))
+HISTORY = tuple(
+    _struct(resumes=pa.int32(), forked_from=pa.utf8(), diverged=pa.int32(), anew=pa.utf8())
+)
 """How often another worker went on with the attempt; `RUN/ROLLOUT/TURN` that a fork continues, and
-how many of its recorded tool calls said something else this time. Null in files from before."""
+how many of its recorded tool calls said something else this time; why what a leaving node had of
+the rollout was not gone on with. Null in files from before."""

@@ -153,6 +153,13 @@ class StageHost:
             unsent = [key for key in self._finished if key not in self.outlet]
             self._give_up(unsent + self.outlet.withdraw())
 
+    def ask_back(self) -> None:
+        """As `give_back`, but what is worked on may end its present call; the operator sees to it
+        that it does not take for ever.
+        """
+        self._giving_back = True
+        self._cancelled.update(self._working)
+
     def cut(self, worker: str, incarnation: str) -> None:
         """A worker downstream is silent: what it has not taken goes to others."""
         lost = self.outlet.cut(worker, incarnation)

@@ -98,6 +98,9 @@ class StageOperator:
         """The gateway has decided which of them it has now, and which others have: its rows."""
         return ()
 
+    def leave(self) -> None:
+        """What the worker stops from here on goes to other nodes."""
+
     def left(self, keys: Iterable[AttemptKey]) -> None:
         """These attempts are no longer in the stage's hands."""
 

@@ -34,6 +34,7 @@ from prorl.control import (
     VersionPublished,
 )
 from prorl.errors import RolloutError, UserError
+from prorl.flight.handover import Mover
 from prorl.flight.inlet import Taken
 from prorl.journal import Journals
 from prorl.journal.fork import plain_task, read_fork
@@ -43,6 +44,7 @@ from prorl.rows import Added, Row
 from prorl.stages.adoption import Adoption
 from prorl.stages.backends import Backends
 from prorl.stages.failover import Ask, Routed
+from prorl.stages.moving import GENTLE_S, Moving
 from prorl.stages.operator import (
     Emit,
     GetEnv,
@@ -92,6 +94,7 @@ class RunOperator(StageOperator):
         emit: Emit,
         ask: Ask | None = None,
         journals: Journals | None = None,
+        mover: Mover | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
@@ -102,6 +105,10 @@ class RunOperator(StageOperator):
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
         self._adoption = Adoption(self._journals, host) if journals else None
+        self._moving = Moving(journals, mover) if journals and mover else None
+        self._leaving = False
+        self._driven: set[asyncio.Future[Trajectory]] = set()
+        """Agents at work."""
         self._loading = asyncio.Lock()
         self.backends = Backends(self._open, clock, has_key=bool(api_key))
         self.versions: dict[str, tuple[PolicyVersion, RunWeights]] = {}
@@ -118,7 +125,9 @@ class RunOperator(StageOperator):
         env = self._get_env(lease.task.env)
         trajectory: Trajectory | None = None
         task, forked = plain_task(lease.task), read_fork(lease.task)
-        journal = self._journals.attempt(lease.key, on_unknown=lease.on_unknown, forked=forked)
+        journal = self._journals.attempt(
+            lease.key, on_unknown=lease.on_unknown, forked=forked, anew=_anew(lease)
+        )
         spent_s, ended = journal.spent_s, journal.ended is not None
         try:
             renderer = await self._renderer(lease.renderer)
@@ -150,6 +159,9 @@ class RunOperator(StageOperator):
                     journal=journal,
                 )
                 trajectory = await self._drive(lease.agent, context)
+                given_back = trajectory.failure.code is FailureCode.CANCELLED and self._leaving
+                if given_back and self._moving is not None:
+                    await self._moving.move(lease.key, journal, sandbox)
         finally:
             if needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
@@ -180,11 +192,24 @@ class RunOperator(StageOperator):
         for key in keys:
             self._journals.drop(key)
 
+    def leave(self) -> None:
+        """This node leaves: what stops from here on is handed over. What has not stopped by itself
+        within GENTLE_S is stopped in its call.
+        """
+        self._leaving = True
+        asyncio.get_running_loop().call_later(GENTLE_S, self._hasten)
+
+    def _hasten(self) -> None:
+        for work in self._driven:
+            work.cancel()
+
     # ---- one attempt
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
         """The agent's trajectory; an agent that outlives its deadline is cut."""
         work = asyncio.ensure_future(get_agent(agent).run(context))
+        self._driven.add(work)
+        work.add_done_callback(self._driven.discard)
         try:
             while not work.done():
                 if context.deadline.expired:
@@ -296,6 +321,11 @@ class RunOperator(StageOperator):
         if now - told.at >= PROGRESS_S:
             told.at = now
             self._emit(Progress(turn=told.turns, tokens=told.tokens), key, stage=self.stage)
+
+
+def _anew(lease: Lease) -> str:
+    """Why an attempt that finds no past begins anew; empty for one that never had any."""
+    return "what was handed over did not arrive" if lease.handed else lease.not_handed
 
 
 @dataclass(slots=True)

@@ -12,8 +12,10 @@ EVAL's the RUN workers.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
@@ -34,6 +36,7 @@ from prorl.control import (
 from prorl.envs import get_env
 from prorl.errors import StorageError
 from prorl.flight import ControlClient, Identity, Inlet
+from prorl.flight.handover import Mover
 from prorl.journal import Journals
 from prorl.protocols import Network, SandboxHost
 from prorl.renderer import make_renderer
@@ -69,14 +72,6 @@ class Worker:
         pool: StageConfig = getattr(config, stage.value)
         self._config, self._network, self._stage, self._name = config, network, stage, name
         cancelled: set[AttemptKey] = set()
-        self._operator = self._make_operator(host, cancelled.__contains__)
-        self._handlers: Mapping[Kind, Handler] = {
-            Kind.WELCOME: self._welcome,
-            Kind.ENDPOINTS: self._endpoints,
-            Kind.CANCEL: self._cancel,
-            Kind.DRAIN: self._drain,
-            Kind.SILENT: self._silent,
-        }
         identity = Identity(
             role=stage.value,
             worker=config.worker_name(name),
@@ -87,6 +82,15 @@ class Worker:
             resumes=stage is Stage.RUN,
             images=_images(config) if stage is Stage.INIT and config.gateway else None,
         )
+        self._mover = Mover(network, config.gateway_flight, identity.hello())
+        self._operator = self._make_operator(host, cancelled.__contains__)
+        self._handlers: Mapping[Kind, Handler] = {
+            Kind.WELCOME: self._welcome,
+            Kind.ENDPOINTS: self._endpoints,
+            Kind.CANCEL: self._cancel,
+            Kind.DRAIN: self._drain,
+            Kind.SILENT: self._silent,
+        }
         self._control = ControlClient(
             network,
             config.gateway_flight,
@@ -118,13 +122,17 @@ class Worker:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.location = ""
 
+    @property
+    def _journal_folder(self) -> Path:
+        return self._config.root / "journal" / self._name
+
     def _make_operator(
         self, host: SandboxHost, is_cancelled: Callable[[AttemptKey], bool]
     ) -> StageOperator:
         find_env = cache(get_env)
         match self._stage:
             case Stage.INIT:
-                return InitOperator(host, find_env)
+                return InitOperator(host, find_env, self._mover, self._journal_folder)
             case Stage.RUN:
                 return RunOperator(
                     host,
@@ -135,7 +143,11 @@ class Worker:
                     is_cancelled=is_cancelled,
                     emit=self._emit,
                     ask=self._failover,
-                    journals=Journals(self._config.root / "journal" / self._name),
+                    journals=Journals(
+                        self._journal_folder,
+                        sync=os.fsync if self._config.journal_sync else None,
+                    ),
+                    mover=self._mover,
                 )
             case Stage.EVAL:
                 return EvalOperator(host, find_env, is_cancelled=is_cancelled)
@@ -198,8 +210,12 @@ class Worker:
         if self._stage is Stage.INIT:
             self.stage.give_back()
         elif self._stage is Stage.RUN and deadline_s is not None:
-            asyncio.get_running_loop().call_later(deadline_s, self.stage.give_back)
+            asyncio.get_running_loop().call_later(deadline_s, self._hand_over)
         self._draining.set()
+
+    def _hand_over(self) -> None:
+        self._operator.leave()
+        self.stage.ask_back()
 
     # ---- what the gateway says
 

@@ -306,7 +306,7 @@ class _Attempt:
                 context.run_seed,
                 context.task.task_id,
                 context.sample_index,
-                key.attempt,
+                self._journal.seed_attempt(key.attempt),
                 turn,
                 part,
             ),

@@ -26,6 +26,7 @@ from prorl.journal.records import (
     Answer,
     Ended,
     FrameKind,
+    Moved,
     Said,
     answer_body,
     ended_body,
@@ -44,6 +45,12 @@ UNKNOWN = (
     " not known]"
 )
 """What the policy is told of such a call."""
+
+MOVED_NOTE = (
+    "[the sandbox was moved to another machine before this call: the files of the workspace are as"
+    " they were; the shell and its variables, background processes and open files are gone]"
+)
+"""What the policy is told with the first call after that."""
 
 
 class CallId(NamedTuple):
@@ -83,8 +90,15 @@ class AttemptJournal:
         on_unknown: str = "tell",
         epoch: int = 0,
         forked: ForkOrigin | None = None,
+        anew: str = "",
     ) -> None:
         self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
+        self._anew = anew
+        self._moved: Moved | None = None
+        self._untold = False
+        """Whether the policy is to hear that its sandbox was moved."""
+        self.in_call = False
+        """Whether a tool call was begun and has not answered."""
         self._forked = forked
         self._turns: dict[int, Said] = dict(forked.turns) if forked else {}
         self._answers: dict[tuple[int, int], Answer] = {}
@@ -94,13 +108,18 @@ class AttemptJournal:
         self._lived = epoch == 0
         """Whether something happened in this life that no earlier one can have begun."""
 
-    def remember(self, record: Said | Answer | Ended) -> None:
+    def remember(self, record: Said | Answer | Ended | Moved) -> None:
         """Take in what an earlier life recorded, in its order."""
         match record:
+            case Moved():
+                self._moved = record
+                self._untold = record.workspace and any(call >= 0 for _, call in self._answers)
+                return
             case Said():
                 self._turns[record.turn] = record
             case Answer():
                 self._answers[record.turn, record.index] = record
+                self._untold = self._untold and record.index < 0
             case Ended():
                 self.ended = record
         self.spent_s = record.spent_s
@@ -109,10 +128,25 @@ class AttemptJournal:
     def history(self) -> History:
         """What happened to the attempt, for its row."""
         return History(
-            resumes=self.epoch,
+            resumes=self.epoch + (self._moved.resumes if self._moved else 0),
             forked_from=self._forked.source if self._forked else "",
             diverged=sum(answer.diverged for answer in self._answers.values()),
+            anew=self._anew,
         )
+
+    def seed_attempt(self, attempt: int) -> int:
+        """Whose seeds are used: those of the attempt that recorded the first turn."""
+        return self._moved.seed_attempt if self._moved else attempt
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a model call was recorded, if only in part."""
+        return bool(self._turns)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool has answered."""
+        return any(index >= 0 for _, index in self._answers)
 
     # ---- model calls
 
@@ -136,6 +170,7 @@ class AttemptJournal:
     def say(self, said: Said) -> None:
         """Write a model call down."""
         self._lived = True
+        self._turns[said.turn] = said
         self._write(FrameKind.SAID, said_body, said)
 
     # ---- tool calls
@@ -150,6 +185,7 @@ class AttemptJournal:
     def begin(self, turn: int, index: int) -> bool:
         """A call is about to be made; whether an earlier life may have made it."""
         doubtful, self._lived = not self._lived, True
+        self.in_call = True
         return doubtful
 
     def tell(self, answer: Answer) -> str:
@@ -157,6 +193,10 @@ class AttemptJournal:
         expected = self._forked.texts.get((answer.turn, answer.index)) if self._forked else None
         if expected is not None:
             answer = replace(answer, text=expected, diverged=answer.text != expected)
+        if answer.index >= 0:
+            if self._untold:
+                answer = replace(answer, text=f"{MOVED_NOTE}\n{answer.text}")
+            self._untold = self.in_call = False
         self._answers[answer.turn, answer.index] = answer
         self._write(FrameKind.ANSWER, answer_body, answer)
         return answer.text

@@ -30,25 +30,33 @@ from prorl.journal.records import (
     Answer,
     Ended,
     FrameKind,
+    Moved,
     Said,
     body,
+    moved_body,
     read_answer,
     read_ended,
+    read_moved,
     read_said,
     row_of,
 )
 from prorl.rows import Row
 from prorl.types import AttemptKey
 
+Sync = Callable[[int], None]
+
 LIMIT_BYTES = 1 << 30
 SUFFIX = ".journal"
 
 log = logging.getLogger("prorl.journal")
 
-_READ: dict[FrameKind, Callable[..., Said | Answer | Ended]] = {
+Record = Said | Answer | Ended | Moved
+
+_READ: dict[FrameKind, Callable[..., Record]] = {
     FrameKind.SAID: read_said,
     FrameKind.ANSWER: read_answer,
     FrameKind.END: read_ended,
+    FrameKind.MOVED: read_moved,
 }
 
 
@@ -59,7 +67,7 @@ class Recovered(NamedTuple):
     row: Row
     epoch: int
     """Of its last life."""
-    records: tuple[Said | Answer | Ended, ...]
+    records: tuple[Record, ...]
     path: Path
     num_bytes: int
     num_frames: int
@@ -74,11 +82,13 @@ class _Open:
 
 class Journals:
     """The journals of one RUN worker. Belongs to the event loop; writes go to the page cache and do
-    not wait.
+    not wait, unless there is `sync`, which waits until what a descriptor names is on the disk.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._folder, self._limit_bytes = folder, limit_bytes
+    def __init__(
+        self, folder: Path, limit_bytes: int = LIMIT_BYTES, sync: Sync | None = None
+    ) -> None:
+        self._folder, self._limit_bytes, self._sync = folder, limit_bytes, sync
         self._open: dict[AttemptKey, _Open] = {}
         self._pasts: dict[AttemptKey, tuple[Recovered, int]] = {}
         self._lock = -1
@@ -131,14 +141,59 @@ class Journals:
         self._open[key] = _Open(path, fd)
         batch = row.as_batch
         self._write(key, FrameKind.ROW, batch.replace_schema_metadata(None).serialize())
+        self._sync_folder(key)
+        if row.value("handed"):
+            self._move_in(key, row)
+
+    def _move_in(self, key: AttemptKey, row: Row) -> None:
+        """What another node has handed over of the attempt becomes the beginning of its journal."""
+        path = handed_path(self._folder, key)
+        try:
+            prefix = frames.read(path.read_bytes())
+            if prefix.damage:
+                raise SchemaError(f"{prefix.damage}, byte {prefix.end}", "sealed frames")
+            past = _parse(path, prefix)
+        except (OSError, SchemaError) as error:
+            log.warning("%s begins anew: what was handed over cannot be read: %s", key, error)
+            path.unlink(missing_ok=True)
+            return
+        for frame in prefix.frames:
+            if frame.kind in _READ:
+                self._write(key, FrameKind(frame.kind), bytes(frame.body))
+        earlier = next((r for r in reversed(past.records) if isinstance(r, Moved)), None)
+        moved = Moved(
+            resumes=past.epoch + 1 + (earlier.resumes if earlier else 0),
+            seed_attempt=earlier.seed_attempt if earlier else past.key.attempt,
+            workspace=bool(row.value("sandbox")["sandbox_id"]),
+        )
+        self._write(key, FrameKind.MOVED, moved_body(moved))
+        self._pasts[key] = past._replace(key=key, records=(*past.records, moved)), 0
+        path.unlink(missing_ok=True)
+
+    def past(self, key: AttemptKey) -> bytes:
+        """A journal as another node can go on with it: without how it ended here; empty when there
+        is none, or nothing has happened yet.
+        """
+        journal = self._open.get(key)
+        if journal is None:
+            return b""
+        kept = [f for f in frames.read(journal.path.read_bytes()).frames if f.kind != FrameKind.END]
+        if not any(frame.kind in _READ for frame in kept):
+            return b""
+        return b"".join(
+            frames.seal(frame.kind, number, frame.body) + frame.body
+            for number, frame in enumerate(kept)
+        )
 
     def attempt(
-        self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None
+        self, key: AttemptKey, *, on_unknown: str, forked: ForkOrigin | None = None, anew: str = ""
     ) -> AttemptJournal:
         """The journal of an attempt that begins, or goes on."""
         recovered, epoch = self._pasts.pop(key, (None, 0))
         sink = partial(self._write, key) if key in self._open else None
-        journal = AttemptJournal(sink, on_unknown=on_unknown, epoch=epoch, forked=forked)
+        journal = AttemptJournal(
+            sink, on_unknown=on_unknown, epoch=epoch, forked=forked, anew="" if recovered else anew
+        )
         for record in recovered.records if recovered else ():
             journal.remember(record)
         return journal
@@ -180,12 +235,27 @@ class Journals:
                 raise OSError(f"the journals of this worker would exceed {self._limit_bytes} bytes")
             if (done := os.writev(journal.fd, (head, record))) != size:
                 raise OSError(f"{done} of {size} bytes were written")
+            if self._sync is not None:
+                self._sync(journal.fd)
         except OSError as error:
             self._gave_up(key, error)
             return
         journal.num_frames += 1
         journal.num_bytes += size
         self.num_bytes += size
+
+    def _sync_folder(self, key: AttemptKey) -> None:
+        """A file is there after a power cut when its folder is."""
+        if self._sync is None or key not in self._open:
+            return
+        try:
+            fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._sync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            self._gave_up(key, error)
 
     def _gave_up(self, key: AttemptKey, error: OSError) -> None:
         self.num_given_up += 1
@@ -209,7 +279,14 @@ class Journals:
         return recovered
 
 
-def _read(kind: FrameKind, batch: pa.RecordBatch) -> Said | Answer | Ended:
+def handed_path(folder: Path, key: AttemptKey) -> Path:
+    """Where INIT leaves what another node has handed over, for whichever RUN worker of this node
+    gets the row; `folder` is that of any of them.
+    """
+    return folder.parent / "handed" / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
+
+
+def _read(kind: FrameKind, batch: pa.RecordBatch) -> Record:
     try:
         return _READ[kind](batch)
     except (ValueError, TypeError) as error:
@@ -229,7 +306,7 @@ def _parse(path: Path, prefix: frames.Prefix) -> Recovered:
     """The records of a file's frames. Raises SchemaError for what a worker cannot have written."""
     row: Row | None = None
     epoch = 0
-    records: list[Said | Answer | Ended] = []
+    records: list[Record] = []
     for place, frame in enumerate(prefix.frames):
         if frame.kind not in SCHEMAS or (frame.kind == FrameKind.ROW) != (place == 0):
             raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")

@@ -5,6 +5,7 @@
     SAID    a completed model call: ids of the context before it, sampled ids, logprobs, versions
     ANSWER  what the policy is told of a tool call
     END     how the loop ended, and what crosses into EVAL
+    MOVED   what is before it was recorded on another node, which handed the attempt over
 
 Ids and logprobs are exact; a record that does not validate counts as damage where it is read.
 """
@@ -42,6 +43,7 @@ class FrameKind(IntEnum):
     SAID = 3
     ANSWER = 4
     END = 5
+    MOVED = 6
 
 
 LIFE = pa.schema([required("epoch", pa.int32())])
@@ -85,12 +87,21 @@ END = pa.schema(
     ]
 )
 
+MOVED = pa.schema(
+    [
+        required("resumes", pa.int32()),
+        required("seed_attempt", pa.int32()),
+        required("workspace", pa.bool_()),
+    ]
+)
+
 SCHEMAS = {
     FrameKind.ROW: READY,
     FrameKind.LIFE: LIFE,
     FrameKind.SAID: SAID,
     FrameKind.ANSWER: ANSWER,
     FrameKind.END: END,
+    FrameKind.MOVED: MOVED,
 }
 _STRUCTS = {kind: pa.struct(list(schema)) for kind, schema in SCHEMAS.items()}
 
@@ -136,11 +147,23 @@ class Ended:
     spent_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Another node has recorded what is before this."""
+
+    resumes: int
+    """How often another worker has gone on with the rollout's turns, this time included."""
+    seed_attempt: int
+    """The attempt that sampled the first turn: seeds stay those of it."""
+    workspace: bool
+    """Whether there was a sandbox, of which the workspace's files came along."""
+    spent_s: float = 0.0
+
+
 def body(kind: FrameKind, *values: Json) -> bytes:
     """One row of a kind, in the order of its columns, as the body of a frame."""
-    columns = pa.array([values], _STRUCTS[kind]).flatten()
-    message = pa.RecordBatch.from_arrays(columns, schema=SCHEMAS[kind]).serialize()
-    return bytes(message)
+    rows = pa.array([values], _STRUCTS[kind])
+    return bytes(pa.RecordBatch.from_struct_array(rows).serialize())
 
 
 def said_body(said: Said) -> bytes:
@@ -176,6 +199,11 @@ def ended_body(ended: Ended) -> bytes:
     message = ended.message.encode("utf-8", "surrogatepass")
     values = (ended.stop.value, ended.code.value, message, ended.artefact, ended.spent_s)
     return body(FrameKind.END, *values)
+
+
+def moved_body(moved: Moved) -> bytes:
+    """The body of a MOVED frame."""
+    return body(FrameKind.MOVED, moved.resumes, moved.seed_attempt, moved.workspace)
 
 
 def row_of(kind: FrameKind, data: memoryview) -> pa.RecordBatch:
@@ -243,6 +271,12 @@ def read_ended(batch: pa.RecordBatch) -> Ended:
         artefact=value["artefact"],
         spent_s=value["spent_s"],
     )
+
+
+def read_moved(batch: pa.RecordBatch) -> Moved:
+    """A MOVED record."""
+    (value,) = batch.to_pylist()
+    return Moved(**value)
 
 
 def _ids(scalar: pa.ListScalar) -> Int32:

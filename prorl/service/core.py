@@ -64,6 +64,7 @@ class Core:
         wall: Clock = time.time,
         max_queued: int = 1_000_000,
         quotas: Mapping[str, Quota] = MappingProxyType({}),
+        claim_grace_s: float = CLAIM_GRACE_S,
     ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
         self.journal = Journal()
@@ -87,7 +88,7 @@ class Core:
         )
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued, quotas)
         for record in load(log, self.state, clock()):
-            self.rollouts.await_claim(record, CLAIM_GRACE_S)
+            self.rollouts.await_claim(record, claim_grace_s)
 
     def run(self, run_id: str) -> RunRecord:
         """A run by name. Raises NotFoundError."""

@@ -31,6 +31,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import FencedError, StorageError, UserError
+from prorl.flight import handover
 from prorl.limits import Clock, steady
 from prorl.linux.disk import disk_full
 from prorl.protocols import Channel, Network
@@ -43,9 +44,10 @@ from prorl.service.probes import Probes
 from prorl.service.publish import Publisher
 from prorl.service.servers import Servers
 from prorl.service.snapshot import run_snapshot, wanted
-from prorl.service.state import UPSTREAM, RunRecord, WorkerRecord
+from prorl.service.state import REMOTE_GRACE_S, UPSTREAM, RunRecord, WorkerRecord
 from prorl.service.versions import keep_version
 from prorl.service.watchdog import ProgressWatchdog
+from prorl.service.workers import CLAIM_GRACE_S
 from prorl.storage.layout import RunDir
 
 LAZY_S = 0.1
@@ -92,11 +94,20 @@ class Gateway:
             wall,
             max_queued=config.max_queued_rollouts,
             quotas=config.tenants,
+            claim_grace_s=REMOTE_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
         )
         self._watchdog = ProgressWatchdog(self.core.state, clock)
         self._log, self._network, self.wall = control_log, network, wall
+        self.handovers = handover.Handovers(config.root / "handover")
+        self.handovers.open()
         self.leases = Leases(
-            self.core.state, self.core.rollouts, clock, wall, self.wake, config.tokenizer
+            self.core.state,
+            self.core.rollouts,
+            clock,
+            wall,
+            self.wake,
+            config.tokenizer,
+            self.handovers,
         )
         self.core.grants.placeable = self.leases.placeable
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
@@ -125,6 +136,7 @@ class Gateway:
         """Serve the lease edge and control streams. Returns the location."""
         path, route = self.leases.route
         routes = {path: route, "control": (self._control, CONTROL, CONTROL)}
+        routes[handover.PATH] = self.handovers.route
         if self.config.listener is not None:
             await self._network.listen(self.config.listener.bound(1), routes)
         return await self._network.listen(self.config.gateway_flight, routes)
@@ -356,6 +368,7 @@ class Gateway:
             self.core.rollouts.failed(
                 record, record.life.attempt, "queue_deadline", "no worker took its lease in time"
             )
+        self.handovers.prune(self.core.rollouts.may_go_on)
         self.core.sweep()
 
     def _pass_by(self, worker: WorkerRecord) -> None:

@@ -18,6 +18,7 @@ from dataclasses import asdict
 import orjson
 import pyarrow as pa
 
+from prorl.flight.handover import Handovers
 from prorl.flight.outlet import Outlet
 from prorl.limits import Clock
 from prorl.protocols import Accept, Channel
@@ -47,7 +48,9 @@ class Leases:
         wall: Clock,
         wake: Callable[[], None],
         tokenizer: str,
+        handovers: Handovers,
     ) -> None:
+        self._handovers = handovers
         self._state, self._rollouts, self._clock, self._wall, self._wake = (
             state,
             rollouts,
@@ -216,6 +219,7 @@ class Leases:
             max(0.0, wall - group.accepted_at),
             group.extra,
             config.on_unknown if config.journal == "node" else "",
+            *self._handovers.find(run.run_id, record.rollout_id),
         )
 
     def _limits_of(self, run: RunRecord, waited_s: float) -> dict[str, Json]:

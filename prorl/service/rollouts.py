@@ -77,6 +77,16 @@ class Rollouts:
         run = self._state.runs.get(run_id)
         return run.rollouts.get(rollout_id) if run else None
 
+    def may_go_on(self, run_id: str, rollout_id: int, attempt: int) -> bool:
+        """Whether a past of that attempt is needed: its rollout is open, and no later attempt has
+        begun to run.
+        """
+        record = self.find(run_id, rollout_id)
+        if record is None or record.life.state in _TERMINAL:
+            return False
+        began = record.life.state in (RolloutState.RUNNING, RolloutState.RESERVED)
+        return record.life.attempt <= attempt or not began
+
     def apply(self, record: RolloutRecord, event: Event, message: str = "") -> bool:
         """Apply an event; False when the sender is fenced."""
         before = record.life

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from prorl.types import (
     Message,
     RolloutLimits,
     StopReason,
+    Task,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -57,6 +58,18 @@ class Outside(Repeatable):
 
     def repeats(self, call: ToolCall) -> bool:
         return False
+
+
+class Asking(Repeatable):
+    """Its user is not content with the first answer; what it says is counted."""
+
+    num_said = 0
+
+    async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
+        if sum(message.role == "assistant" for message in messages) > 2:
+            return None
+        self.num_said += 1
+        return f"and then? ({self.num_said})"
 
 
 class Log:
@@ -118,6 +131,24 @@ def test_taken_over_after_each_record_the_trajectory_is_the_same() -> None:
         check_same(resumed, whole)
         assert len(rest.prompts) == len(REPLIES) - turns, "a turn was sampled twice, or not at all"
         assert len(env.called) == 4 - answers
+        assert len(past) + len(later.records) == len(log.records)
+
+
+def test_what_the_user_said_is_not_said_again() -> None:
+    replies = [REPLIES[3], REPLIES[1], REPLIES[3]]
+    log, env = Log(), Asking()
+    whole = drive(AttemptJournal(log), Replies(*replies), env)
+    assert [type(record).__name__[0] for record in log.records] == [*"SASASE"]
+    assert [message.content for message in whole.messages if message.role == "user"][1:] == [
+        "and then? (1)"
+    ]
+    for count in range(len(log.records) + 1):
+        past, later = log.records[:count], Log()
+        turns = sum(isinstance(record, Said) for record in past)
+        env = Asking()
+        resumed = drive(journal_of(past, later), Replies(*replies[turns:]), env)
+        check_same(resumed, whole)
+        assert env.num_said == (count < 2)
         assert len(past) + len(later.records) == len(log.records)
 
 

@@ -24,13 +24,13 @@ def said(turn: int) -> str:
 @reward("exact")
 def exact(task: Task, artefact: bytes) -> float:
     """Whether the sandbox's files say so too."""
-    turns = int(task.data["turns"])
+    turns = int(task.data.get("expected", task.data["turns"]))
     lines = "".join(f"{turn}\n" for turn in range(turns)) + "killed\n" * turns
     return float(artefact.decode() == lines)
 
 
 class Counting(BaseEnv):
-    """`task.data`: `turns`, and `pause` in seconds."""
+    """`task.data`: `turns`, `pause` in seconds, and `expected` turns where not all of them do."""
 
     name = "counting"
     offers = (BASH,)

@@ -42,7 +42,11 @@ def _ids(stored: StoredRun) -> dict[str, np.ndarray]:
 @pytest.mark.timeout(300)
 async def test_a_fork_goes_on_from_the_stored_turn(tmp_path: Path, sandbox_kind: str) -> None:
     data = {"turns": TURNS, "pause": 0}
-    tasks = [Task(task_id=f"c/{i}", env=ENV, prompt=f"Count {i}.", data=data) for i in range(3)]
+    wrong = {**data, "expected": TURNS + 1}
+    tasks = [
+        Task(task_id=f"c/{i}", env=ENV, prompt=f"Count {i}.", data=wrong if i == 1 else data)
+        for i in range(3)
+    ]
     await _run(tmp_path / "one", sandbox_kind, tasks)
     first = check_complete(tmp_path / "one" / "r", 3)
     whole = _ids(first)
@@ -55,9 +59,10 @@ async def test_a_fork_goes_on_from_the_stored_turn(tmp_path: Path, sandbox_kind:
     assert {name: ids.tolist() for name, ids in _ids(same).items()} == {
         name: ids.tolist() for name, ids in whole.items()
     }
-    assert rows(same, "select distinct reward, diverged, num_turns from rollouts") == [
-        {"reward": 1.0, "diverged": 0, "num_turns": TURNS + 1}
-    ]
+    verdicts = "select task_id, reward, num_turns from rollouts order by 1"
+    assert rows(same, verdicts) == rows(first, verdicts)
+    assert [row["reward"] for row in rows(same, verdicts)] == [1.0, 0.0, 1.0]
+    assert rows(same, "select distinct diverged from rollouts") == [{"diverged": 0}]
     assert {row["forked_from"] for row in rows(same, "select forked_from from rollouts")} == {
         f"r/{row['rollout_id']}/2" for row in rows(first, "select rollout_id from rollouts")
     }

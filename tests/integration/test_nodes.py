@@ -29,13 +29,18 @@ TASKS = [
 
 @asynccontextmanager
 async def nodes(
-    tmp_path: Path, kind: str, *names: str
+    tmp_path: Path, kind: str, *names: str, slots: int = 4, load_code: bool = False
 ) -> AsyncIterator[tuple[Running, list[Supervisor]]]:
     """A service without workers of its own, and nodes that work for it."""
-    common = {"init": POOL, "run": POOL, "eval": POOL, "sandbox": {"kind": kind}}
+    stages = ("init", "run", "eval")
+    common = {
+        **{stage: {"slots": slots} for stage in stages},
+        "sandbox": {"kind": kind},
+        "load_code": load_code,
+    }
     values = {
         **common,
-        **{stage: {**POOL, "workers": 0} for stage in ("init", "run", "eval")},
+        **{stage: {"slots": slots, "workers": 0} for stage in stages},
         "root": tmp_path / "root",
         "listen": f"127.0.0.1:{three_ports()}",
         "backends": ("scripted:oracle?delay_s=0.05",),

@@ -45,7 +45,8 @@ KILLS = int(os.environ.get("PRORL_KILLS", "20"))
 
 class Loss(NamedTuple):
     """Trajectory-seconds that one kill costs: the work since each attempt's last record, and what
-    the attempts in hand had done in all, which is lost without a journal.
+    the attempts in hand had done since they came or the kill before, which is lost without a
+    journal.
     """
 
     kept: float
@@ -63,6 +64,8 @@ class Trial(NamedTuple):
     kills: int = 0
     at_least: int = 2 * SLOTS
     """Rollouts."""
+    also: str = ""
+    """A process that is killed with RUN."""
 
     def config(self) -> ServiceConfig:
         """Of its service."""
@@ -70,7 +73,8 @@ class Trial(NamedTuple):
         values = {"root": self.root, "backends": (self.backend,)}
         stages = {"init": pool, "run": pool, "eval": pool}
         box = {"sandbox": {"kind": self.sandbox_kind}, "tokenizer": str(TOY)}
-        return ServiceConfig.model_validate({**values, **stages, **box, "load_code": True})
+        both = {"load_code": True, "journal_sync": bool(self.also)}
+        return ServiceConfig.model_validate({**values, **stages, **box, **both})
 
 
 def _counting(first: int, count: int) -> list[Task]:
@@ -106,6 +110,7 @@ class _Watch:
     def __init__(self, root: Path) -> None:
         self._folder = root / "journal" / "run-0"
         self._seen: dict[str, float] = {}
+        self._killed_at = 0.0
         self.twice: list[str] = []
 
     def paths(self) -> list[Path]:
@@ -122,20 +127,23 @@ class _Watch:
             found = look(path)
             if found is None or any(isinstance(record, Ended) for record in found.records):
                 continue  # all that is left of it is in the journal
-            kept += now - path.stat().st_mtime
-            bare += now - self._seen[path.name]
+            at = path.stat().st_mtime
+            # Who goes on writes that first: before it nothing was done since the kill before.
+            kept += now - at if at > self._killed_at else 0.0
+            bare += now - max(self._seen[path.name], self._killed_at)
             counts = Counter(
                 (type(record).__name__, record.turn, getattr(record, "index", 0))
                 for record in found.records
                 if isinstance(record, Said | Answer)
             )
             self.twice += [f"{path.name} {what}" for what, times in counts.items() if times > 1]
+        self._killed_at = now
         return Loss(kept, bare)
 
 
-async def _kill(running: Supervisor, client: Client, watch: _Watch, times: int) -> list[Loss]:
+async def _kill(running: Supervisor, client: Client, watch: _Watch, trial: Trial) -> list[Loss]:
     child, losses = running.children["run-0"], list[Loss]()
-    for number in range(times):
+    for number in range(trial.kills):
 
         async def busy() -> bool:
             return len(watch.paths()) >= SLOTS // 2
@@ -143,7 +151,8 @@ async def _kill(running: Supervisor, client: Client, watch: _Watch, times: int) 
         await _until(busy, "RUN holds rollouts")
         await asyncio.sleep(0.037 * (number % 7))
         lives, commits = child.lives, int((await _view(client))["commits"])
-        child.signal(signal.SIGKILL)
+        for name in filter(None, ("run-0", trial.also)):
+            running.children[name].signal(signal.SIGKILL)
         losses.append(watch.loss())
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
@@ -182,10 +191,10 @@ async def _run(trial: Trial) -> tuple[int, list[Loss], StoredRun, _Watch]:
         await in_thread(lambda: client.create_run(run_id="r", limits=limits, seed=5))
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
-            killing = group.create_task(_kill(running, client, watch, trial.kills))
+            killing = group.create_task(_kill(running, client, watch, trial))
             total = await _feed(client, killing, trial)
             await asyncio.wait_for(asyncio.shield(finished), 240)
-        assert running.restarts == trial.kills
+        assert running.restarts == trial.kills * (2 if trial.also else 1)
         assert watch.paths() == [], "a journal outlived its rollout's commit"
     check_nothing_left(trial.root, before)
     return total, killing.result(), check_complete(trial.root / "r", total), watch
@@ -255,3 +264,16 @@ async def test_a_resumed_rollout_has_the_ids_that_sampling_gives_an_undisturbed_
     (history,) = rows(stored, f"{HISTORY} where rollout_id < {8 * SLOTS}")
     assert history["n"] > 0, "no kill met a rollout that is compared"
     print(f"\n{history['n']} of {len(ours)} sequences compared are of resumed rollouts")
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+async def test_run_dies_with_the_gateway_and_goes_on(tmp_path: Path, sandbox_kind: str) -> None:
+    """With journals on the disk the gateway waits for RUN at its start, as after a power cut."""
+    trial = Trial(tmp_path / "killed", sandbox_kind, POLICY, _counting, 3, also="gateway")
+    total, _, stored, watch = await _run(trial)
+    assert watch.twice == []
+    assert rows(stored, "select attempt, reward, count(*) as n from rollouts group by all") == [
+        {"attempt": 1, "reward": 1.0, "n": total}
+    ], _charges(trial.root)
+    assert rows(stored, HISTORY)[0]["n"] > 0

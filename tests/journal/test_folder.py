@@ -150,3 +150,31 @@ def test_where_nothing_is_worth_keeping_nothing_is_written(tmp_path: Path, other
     journals.open()
     journals.keep(other)  # type: ignore[arg-type]
     assert not list(tmp_path.glob("*.journal"))
+
+
+def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path) -> None:
+    synced: list[str] = []
+    journals = Journals(tmp_path, sync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    journals.open()
+    journals.keep(row())
+    path = str(next(tmp_path.glob("*.journal")))
+    assert synced == [path, str(tmp_path)]
+    journal = journals.attempt(read_key(row()), on_unknown="tell")
+    journal.say(said(0))
+    assert synced[2:] == [path]
+    journal.tell(answer(0))
+    assert synced[3:] == [path]
+
+
+def test_a_disk_that_fails_costs_the_journal_and_not_the_attempt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(fd: int) -> None:
+        raise OSError("no more disk")
+
+    journals = Journals(tmp_path, sync=fails)
+    journals.open()
+    journals.keep(row())
+    assert journals.num_given_up == 1
+    assert "no more disk" in caplog.text
+    assert not list(tmp_path.glob("*.journal"))
