@@ -108,14 +108,15 @@ class Handovers:
         self._num_bytes = 0
 
     def open(self) -> None:
-        """Find what an earlier life kept."""
+        """Find what an earlier life kept; what it did not finish goes."""
         for path in self._folder.glob("*"):
-            rollout, attempt, run_id = _names(path)
-            if path.name.startswith(".tmp-"):
+            if not path.with_suffix(f".{JOURNAL}").exists() or path.name.startswith(".tmp-"):
                 path.unlink(missing_ok=True)
-            elif path.suffix == f".{JOURNAL}":
-                self._kept[run_id, rollout] = attempt
-            self._num_bytes += path.stat().st_size if path.exists() else 0
+                continue
+            self._num_bytes += path.stat().st_size
+            if path.suffix == f".{JOURNAL}":
+                rollout, attempt, run_id = path.stem.split(".", 2)
+                self._kept[run_id, int(rollout)] = int(attempt)
 
     @property
     def route(self) -> tuple[Accept, pa.Schema, pa.Schema]:
@@ -195,11 +196,6 @@ class Handovers:
                     if await channel.receive() is None:
                         return
         channel.send(_message(key, "end"))
-
-
-def _names(path: Path) -> tuple[int, int, str]:
-    rollout, attempt, rest = path.name.removeprefix(".tmp-").split(".", 2)
-    return int(rollout), int(attempt), rest.rpartition(".")[0]
 
 
 class Mover:

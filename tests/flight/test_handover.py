@@ -33,8 +33,11 @@ async def test_what_is_given_is_taken_by_another(net: Net, tmp_path: Path) -> No
     mover = await mover_of(net, kept)
     await mover.give(KEY, *parts(tmp_path))
     assert kept.find("r.1", 7) == (2, "")
+    (tmp_path / "kept" / ".tmp-7.2.r.1.journal").write_bytes(b"torn")
+    (tmp_path / "kept" / "8.1.r.1.workspace").write_bytes(b"no turns")
     again = Handovers(tmp_path / "kept")
     again.open()
+    assert len(list((tmp_path / "kept").iterdir())) == 2, "what was not finished is gone"
     assert again.find("r.1", 7) == (2, ""), "a gateway that comes back knows it"
     journal, workspace = tmp_path / "to.journal", tmp_path / "to.workspace"
     assert await mover.take(KEY, journal, workspace)
