@@ -1,0 +1,139 @@
+"""A node that leaves, and one that goes on: real workers of two nodes and a real gateway in one
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from prorl.config import ServiceConfig
+from prorl.flight import Inlet
+from prorl.journal import Answer
+from prorl.journal.attempt import MOVED_NOTE
+from prorl.journal.folder import look
+from prorl.protocols import Sandbox, SandboxHost
+from prorl.rows import Row
+from prorl.service.bodies import GroupBody, TaskBody
+from prorl.stages.worker import Worker
+from prorl.testing import LocalSandbox
+from prorl.types import SandboxRef, SandboxSpec, Stage
+from tests.service.world import World, world
+
+TURNS = 8
+ENV = str(Path(__file__).parents[1] / "integration" / "counting.py") + ":Counting"
+
+
+class Folders:
+    """A node's sandboxes: folders, in which commands run as they are."""
+
+    def __init__(self, node_id: str, root: Path) -> None:
+        self.node_id, self._root = node_id, root
+
+    async def start(self, owner: str, purpose: str, spec: SandboxSpec) -> SandboxRef:
+        folder = self._root / owner.replace("/", "_")
+        folder.mkdir(parents=True)
+        return SandboxRef(self.node_id, folder.name, str(folder))
+
+    @asynccontextmanager
+    async def connect(self, ref: SandboxRef) -> AsyncIterator[Sandbox]:
+        yield LocalSandbox(Path(ref.socket_path))
+
+    async def reserve(self, owner: str, purpose: str, spec: SandboxSpec) -> None:
+        pass
+
+    async def stop(self, ref: SandboxRef) -> None:
+        pass
+
+    async def stop_owner(self, owner: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def node(w: World, tmp_path: Path, name: str) -> AsyncIterator[dict[Stage, Worker]]:
+    """INIT and RUN of a node."""
+    sockets = tmp_path / name
+    sockets.mkdir()
+    own = {"node_id": name, "root": sockets, "socket_dir": sockets}
+    config = ServiceConfig.model_validate(
+        {**w.config.model_dump(), **own, "gateway": w.config.gateway_flight, "load_code": True}
+    )
+    host: SandboxHost = Folders(name, sockets / "boxes")  # type: ignore[assignment]
+    async with AsyncExitStack() as stack:
+        workers = {}
+        for stage in (Stage.INIT, Stage.RUN):
+            worker = Worker(config, stage, f"{stage}-0", w.network, host)
+            workers[stage] = await stack.enter_async_context(worker)
+        yield workers
+
+
+async def submitted(w: World, on_unknown: str = "tell") -> None:
+    policy, limits = ["scripted:oracle?delay_s=0.05"], {"max_turns": TURNS + 1}
+    await w.run("r", backends=policy, limits=limits, on_unknown=on_unknown)
+    data = {"turns": TURNS, "pause": 0.0}
+    task = TaskBody(task_id="c", env=ENV, prompt="Count.", data=data)
+    await w.submit(GroupBody(task=task, n=1, key="k"))
+
+
+async def ran(w: World, tmp_path: Path, name: str) -> Row:
+    """What RUN of a node gives to EVAL, which takes it."""
+    location = f"grpc+unix://{tmp_path / name}/run-0.sock"
+    inlet = Inlet(w.network, "ran", {"worker": "eval-0", "role": "eval"}, slots=1)
+    inlet.set_upstreams([location])
+    try:
+        async with asyncio.timeout(60):
+            (taken,) = await inlet.take()
+        inlet.ack([taken.key])
+        return taken.row
+    finally:
+        await inlet.close()
+
+
+async def moved(w: World, tmp_path: Path) -> Row:
+    """The row of a rollout whose first node left after two of its calls."""
+    async with node(w, tmp_path, "n1") as workers:
+        async with asyncio.timeout(60):
+            while True:
+                paths = (tmp_path / "n1" / "journal" / "run-0").glob("*.journal")
+                pasts = [look(path) for path in paths]
+                answers = [r for p in pasts if p for r in p.records if isinstance(r, Answer)]
+                if len(answers) >= 2:
+                    break
+                await asyncio.sleep(0.01)
+        for worker in workers.values():
+            worker.leave(0.0, "a test")
+        stopped = await ran(w, tmp_path, "n1")
+        assert stopped.value("failure_code") == "cancelled", "as far as it came, for people"
+    async with node(w, tmp_path, "n2"):
+        return await ran(w, tmp_path, "n2")
+
+
+async def test_what_a_leaving_node_began_goes_on_elsewhere(tmp_path: Path) -> None:
+    async with world(tmp_path, load_code=True) as w:
+        await submitted(w)
+        row = await moved(w, tmp_path)
+        assert (row.value("attempt"), row.value("resumes"), row.value("anew")) == (2, 1, "")
+        assert len(row.value("turns")) == TURNS + 1
+        tools = [m["content"] for m in row.value("messages") if m["role"] == "tool"]
+        assert [MOVED_NOTE in text for text in tools].count(True) == 1
+        assert (
+            row.value("artefact")
+            == "".join([*(f"{turn}\n" for turn in range(TURNS)), "killed\n" * TURNS]).encode()
+        ), "each call ran once, on files that came along"
+        life = w.core.run("r").rollouts[0].life
+        assert (life.attempt, life.infra_failures, life.worker_losses) == (2, 0, 0)
+        async with asyncio.timeout(30):
+            while list((w.config.root / "handover").iterdir()):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_run_that_wants_no_such_thing_begins_anew(tmp_path: Path) -> None:
+    async with world(tmp_path, load_code=True) as w:
+        await submitted(w, on_unknown="fail")
+        row = await moved(w, tmp_path)
+        assert (row.value("attempt"), row.value("resumes")) == (2, 0)
+        assert row.value("anew") == "its shell would not have come along (on_unknown: fail)"
+        assert MOVED_NOTE not in json.dumps(row.value("messages"))
