@@ -48,9 +48,16 @@ from prorl.service.log import ControlLog
 from prorl.service.reassignment import Reassignments
 from prorl.service.recover import load, load_rollout
 from prorl.service.rollouts import Rollouts
-from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
+from prorl.service.state import (
+    REMOTE_GRACE_S,
+    GroupRecord,
+    RolloutRecord,
+    RunRecord,
+    State,
+    WorkerRecord,
+)
 from prorl.service.workers import CLAIM_GRACE_S, Workers
-from prorl.types import FailureCode, GroupState
+from prorl.types import FailureCode, GroupState, RolloutState
 
 
 class Core:
@@ -88,7 +95,16 @@ class Core:
         )
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued, quotas)
         for record in load(log, self.state, clock()):
-            self.rollouts.await_claim(record, claim_grace_s)
+            self._await_claim(record, claim_grace_s)
+
+    def _await_claim(self, record: RolloutRecord, grace_s: float) -> None:
+        """After a restart. Who runs it may be on another host, where a broken stream is noticed
+        late; a lease that nobody claims was lost by us on its way, and is nobody's fault.
+        """
+        if record.life.state is RolloutState.LEASED:
+            self.rollouts.await_claim(record, grace_s, EventKind.RETURN)
+        else:
+            self.rollouts.await_claim(record, REMOTE_GRACE_S)
 
     def run(self, run_id: str) -> RunRecord:
         """A run by name. Raises NotFoundError."""
