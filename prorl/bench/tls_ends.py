@@ -33,7 +33,7 @@ from prorl.storage.replay import open_replay
 from prorl.tls import Credentials
 
 FLIGHT, RAW = ("plain", "mtls"), ("raw_socket", "raw_tls_socket")
-HOT_BYTES = MAX_BYTES = 2 << 30
+HOT_BYTES, MAX_BYTES = 8 << 30, 2 << 30
 PIECE = 1 << 20
 
 
@@ -91,13 +91,13 @@ class Consumer:
         self._flights: dict[str, FlightSource] = {}
         self._sockets: dict[str, socket.socket] = {}
         self._buffer = memoryview(bytearray(where["num_bytes"]))
+        # A plan has the groups copied out of Parquet, as they are in a run that is being made.
+        self._fetch(FlightSource(where["plain"]))
 
     def take(self, path: str) -> None:
         """Once; nothing is read of it."""
         if path in FLIGHT:
-            ticket = Ticket(run=RUN, consumer="c", cursor=f"{RUN}@0", max_bytes=MAX_BYTES)
-            for _ in self._flight(path).fetch(ticket).batches:
-                pass
+            self._fetch(self._flight(path))
             return
         peer, filled = self._socket(path), 0
         peer.sendall(b"?")
@@ -105,6 +105,12 @@ class Consumer:
             got = peer.recv_into(self._buffer[filled : filled + PIECE])
             assert got, "the server has gone"
             filled += got
+
+    @staticmethod
+    def _fetch(source: FlightSource) -> None:
+        ticket = Ticket(run=RUN, consumer="c", cursor=f"{RUN}@0", max_bytes=MAX_BYTES)
+        for _ in source.fetch(ticket).batches:
+            pass
 
     def _flight(self, path: str) -> FlightSource:
         if path not in self._flights:
