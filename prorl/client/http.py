@@ -133,6 +133,8 @@ def _cause(error: Exception, secure: bool) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         if "expired" in error.verify_message:
             return "its certificate has expired: `prorl certs renew` makes another join file"
+        if "ostname mismatch" in error.verify_message:
+            return "its certificate is not one of a prorl service"
         return "it is not the service of this join file: another authority"
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
         return "no TLS is spoken there: is the port right?"

@@ -60,6 +60,7 @@ _TLS_CAUSES = (
         "certificate has expired",
         "its certificate has expired: `prorl certs renew` makes another join file",
     ),
+    ("certificate signature failure", "it is not the service of this join file: another authority"),
     ("unable to get local issuer", "it is not the service of this join file: another authority"),
     ("self-signed certificate", "it is not the service of this join file: another authority"),
     ("is not in peer certificate", "its certificate is not one of a prorl service"),

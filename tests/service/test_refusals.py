@@ -1,0 +1,120 @@
+"""Whoever does not belong to a service is refused over HTTPS and over Flight, in one line each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from prorl.client.client import Client
+from prorl.client.http import Http
+from prorl.config import ServiceConfig
+from prorl.errors import ProrlError
+from prorl.flight import FlightNetwork
+from prorl.schema import CONTROL
+from prorl.service.serve import serving
+from prorl.tls import Authority, Credentials, Join
+from tests.integration.test_outside import three_ports
+from tests.service.world import TOKEN, settings
+
+pytest.importorskip("cryptography", reason="connections between hosts need the extra `tls`")
+
+
+@dataclass
+class Shut:
+    """A service reached from outside, and who could join it."""
+
+    config: ServiceConfig
+    authority: Authority
+
+    def join(self, role: str, days: float = 1.0) -> Join:
+        """A good join file's content, of so many days."""
+        assert self.config.listener is not None
+        return self.authority.join(role, url=self.config.listener.url, token=TOKEN, days=days)
+
+    async def over_http(self, join: Join) -> str:
+        """What somebody hears who makes a run."""
+        http = Http(join.url, join.token, retry_s=0.2, credentials=join.credentials)
+        client = Client(http=http, token=join.token, credentials=join.credentials)
+        with pytest.raises(ProrlError) as caught:
+            await asyncio.to_thread(client.create_run, run_id="r")
+        return str(caught.value)
+
+    async def over_flight(self, join: Join) -> str:
+        """What somebody hears who dials the control stream."""
+        assert self.config.listener is not None
+        async with FlightNetwork(join.token, join.credentials) as network:
+            with pytest.raises(ProrlError) as caught:
+                await network.dial(self.config.listener.gateway, "control", {}, CONTROL, CONTROL)
+        return str(caught.value)
+
+
+@asynccontextmanager
+async def shut(tmp_path: Path, server_role: str = "service") -> AsyncIterator[Shut]:
+    """A gateway with a certificate of this role."""
+    config = settings(tmp_path, listen=f"127.0.0.1:{three_ports()}")
+    authority = Authority.of(tmp_path / "tls")
+    own: Credentials = replace(authority.credentials(server_role), role="service")
+    async with (
+        FlightNetwork(TOKEN, own) as network,
+        serving(config, network, credentials=own),
+    ):
+        yield Shut(config, authority)
+
+
+async def lines(service: Shut, join: Join) -> tuple[str, str]:
+    """Both, each of which is one line."""
+    both = await service.over_http(join), await service.over_flight(join)
+    assert all("\n" not in line and len(line) < 300 for line in both), both
+    return both
+
+
+async def test_another_authority(tmp_path: Path) -> None:
+    async with shut(tmp_path) as service:
+        stranger = Authority.of(tmp_path / "other").credentials("trainer")
+        join = replace(service.join("trainer"), authority=stranger.authority)
+        for line in await lines(service, join):
+            assert "another authority" in line
+        join = replace(service.join("trainer"), certificate=stranger.certificate, key=stranger.key)
+        for line in await lines(service, join):
+            assert "certificate was refused" in line
+
+
+async def test_a_certificate_that_has_ended(tmp_path: Path) -> None:
+    async with shut(tmp_path) as service:
+        for line in await lines(service, service.join("trainer", days=-1)):
+            assert "certificate was refused" in line
+
+
+async def test_a_server_that_is_not_the_service(tmp_path: Path) -> None:
+    """A node's certificate is of the right authority, and no service's."""
+    async with shut(tmp_path, "node") as service:
+        for line in await lines(service, service.join("trainer")):
+            assert "not one of a prorl service" in line
+
+
+async def test_no_certificate(tmp_path: Path) -> None:
+    async with shut(tmp_path) as service:
+        assert service.config.listener is not None
+        with pytest.raises(ProrlError, match="join file"):
+            Http(service.config.listener.url, TOKEN, retry_s=0.2)
+        async with FlightNetwork(TOKEN) as network:
+            with pytest.raises(ProrlError, match="without a certificate"):
+                await network.dial(service.config.listener.gateway, "control", {}, CONTROL, CONTROL)
+
+
+async def test_a_role_that_may_not(tmp_path: Path) -> None:
+    async with shut(tmp_path) as service:
+        for line in await lines(service, service.join("viewer")):
+            assert "as viewer" in line
+
+
+async def test_a_wrong_token(tmp_path: Path) -> None:
+    async with shut(tmp_path) as service:
+        http, flight = await lines(service, replace(service.join("trainer"), token="wrong"))
+        assert "refused the token" in http
+        assert "refused the bearer token" in flight
