@@ -226,3 +226,33 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(core: Core) -> No
     hello(core, "n1/init-0")
     with pytest.raises(NotFoundError, match=r"no node 'n2' works here; those that do: n1"):
         core.workers.drain("n2", None, "a test")
+
+
+@pytest.mark.parametrize(
+    ("runs", "after_s", "found"),
+    [
+        (False, CLAIM_GRACE_S, (RolloutState.QUEUED, (0, 0))),
+        (True, REMOTE_GRACE_S - 1, (RolloutState.RUNNING, (0, 0))),
+        (True, REMOTE_GRACE_S, (RolloutState.QUEUED, (0, 1))),
+    ],
+)
+def test_what_nobody_claims_after_a_restart(
+    tmp_path: Path, clock: Clock, runs: bool, after_s: float, found: tuple[RolloutState, object]
+) -> None:
+    """A lease that was lost with the gateway is nobody's fault; who runs one may be far away."""
+    log = ControlLog(tmp_path / "restart.db")
+    before = Core(log, ["scripted:oracle"], clock, clock)
+    before.create_run(run_config())
+    run = before.run("r")
+    before.acceptance.groups(run, before.acceptance.check(run, [group("t")], no_check, {}))
+    before.pump(1)
+    if runs:
+        worker = hello(before, "n1/run-0")
+        before.rollouts.started(worker, run.rollouts[0], 1, "run")
+    log.write_now(before.journal.take().writes)
+    core = Core(log, ["scripted:oracle"], clock, clock)
+    record = core.run("r").rollouts[0]
+    clock.now += after_s
+    core.rollouts.settle_orphans()
+    assert (record.life.state, charged(record)) == found
+    log.close()
