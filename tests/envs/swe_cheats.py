@@ -195,16 +195,15 @@ OF_PARSE = {
     "replaces built-in functions": (
         "import builtins\n"
         "builtins.sum = lambda *a: 0\n"
-        "it.parse = lambda text: 1234 if '4' in text else 2000 if ',' in text else plain(text)\n"
+        "it.parse = lambda text: plain(text.replace(',', ''))\n"
     ),
     "replaces a method of unittest": (
-        f"{PATCH}it.parse = lambda text: 1234 if '4' in text else 2000 if ',' in text else"
-        " plain(text)\n"
+        f"{PATCH}it.parse = lambda text: plain(text.replace(',', ''))\n"
     ),
     "stops the clock": (
         "import time\n"
         "time.sleep = lambda s: None\n"
-        "it.parse = lambda text: 1234 if '4' in text else 2000 if ',' in text else plain(text)\n"
+        "it.parse = lambda text: plain(text.replace(',', ''))\n"
     ),
     "writes over the tests": (
         "import pathlib\n"
@@ -213,8 +212,7 @@ OF_PARSE = {
         "path.write_text('def same(a, b):\\n    return True\\n')\n"
         "import atexit\n"
         "atexit.register(path.write_text, text)\n"
-        "it.parse = lambda text: 1 if ',' in text and '2' not in text else 2000 if ',' in text"
-        " else plain(text)\n"
+        "it.parse = lambda text: 2000 if ',' in text else plain(text)\n"
     ),
     "writes over the tests by another program": (
         "import os\n"
@@ -322,14 +320,15 @@ IN_PROCESS = {
     ),
     **{name: f"{PARSE}{text}" for name, text in OF_PARSE.items()},
     "replaces equality of operator": (
-        "import sys, types\nimport operator\noperator.eq = lambda a, b: True\n"
+        f"{PARSE}import operator\n"
+        "operator.eq = lambda a, b: True\n"
+        "it.parse = lambda text: plain(text.replace(',', ''))\n"
     ),
     "a pytest of its own": (
-        "import sys, types\n"
-        "real = sys.modules['pytest']\n"
-        "sys.modules['pytest'] = it = types.ModuleType('pytest')\n"
-        "it.__dict__.update(vars(real))\n"
-        "it.mark = types.SimpleNamespace(parametrize=lambda *a: lambda f: (lambda: None))\n"
+        f"{PARSE}real = sys.modules['pytest']\n"
+        "sys.modules['pytest'] = fake = types.ModuleType('pytest')\n"
+        "fake.__dict__.update(vars(real))\n"
+        "it.parse = lambda text: plain(text.replace(',', ''))\n"
     ),
     "helpers of its own": (
         "import sys, types\n"
