@@ -17,6 +17,7 @@ from prorl.cli.app import dispatch
 from prorl.control import Assigned, BackendsTold, Failover, Kind, Served, Started, Stats
 from prorl.envs import get_env
 from prorl.errors import FencedError
+from prorl.service.metrics import exposition
 from prorl.testing import RENDERER
 from prorl.tokenizer import ByteTokenizer
 from prorl.types import AttemptKey, Json, Trouble
@@ -212,6 +213,18 @@ async def test_the_command_changes_the_pool_and_shows_prefix_reuse(
         code, shown = await cli()
         assert code == 0
         assert all(part in shown for part in (url, "75%", "scripted:oracle"))
+        await w.run()
+        reuse = Served(prompt=400, cached=150, repeated=200, reused=150)
+        run.stats = Stats(backends=run.stats.backends, runs={"r": reuse})
+        async with asyncio.timeout(30):
+            while w.core.state.workers["run-0"].stats != run.stats:
+                await asyncio.sleep(0.05)
+        (shown_run,) = (await w.http("GET", "/v1/status"))[1]["runs"]
+        assert (shown_run["reused_share"], shown_run["cached_share"]) == (0.75, 0.375)
+        text = exposition(w.core, 0, "0").decode()
+        assert f'prorl_backend_reused_tokens_total{{backend="{url}"}} 150.0' in text
+        assert 'prorl_run_repeated_tokens_total{run="r"} 200.0' in text
+        assert 'prorl_run_reuse_alarm{run="r"} 0.0' in text
         assert (await cli("set", url))[0] == 0
         assert list(await names(w)) == [url]
         assert (await cli("drain", url))[0] == 0
