@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +14,12 @@ from werkzeug.serving import make_server
 
 BUSY, CONFLICT, LOST = "503 Slow Down", "409 Conflict", "500 Internal Server Error"
 """What a put may be answered; `LOST` comes after the put has been carried out."""
+
+CUT = "no answer"
+"""The connection ends without one, and a put has been carried out: the next try hears 412."""
+
+BURST = 3
+"""So many requests fail in a row, at most, when there is a storm."""
 
 _CODES = {BUSY: "SlowDown", CONFLICT: "ConditionalRequestConflict", LOST: "InternalError"}
 
@@ -25,18 +33,37 @@ class FaultyS3:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self.faults: list[str] = []
         self.puts = 0
+        self.storm = 0.0
+        """Share of all requests, of any method, at which a burst of faults begins."""
+        self._chance = random.Random(0)
+        self._burst = 0
+        self.struck: Counter[str] = Counter()
 
     def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] == "PUT":
             self.puts += 1
             if self.faults:
                 return self._fail(self.faults.pop(0), environ, start)
+        if self._strikes():
+            change = environ["REQUEST_METHOD"] in ("PUT", "DELETE", "POST")
+            fault = self._chance.choice([BUSY, CONFLICT, LOST, CUT] if change else [BUSY, CUT])
+            self.struck[f"{environ['REQUEST_METHOD']} {fault}"] += 1
+            return self._fail(fault, environ, start)
         answer: Iterable[bytes] = self._moto(environ, start)
         return answer
 
+    def _strikes(self) -> bool:
+        """Several threads ask; to which of them it happens does not matter."""
+        if not self._burst and self._chance.random() < self.storm:
+            self._burst = self._chance.randint(1, BURST)
+        self._burst -= struck if (struck := self._burst > 0) else 0
+        return struck
+
     def _fail(self, fault: str, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-        if fault == LOST:
+        if fault in (LOST, CUT):
             list(self._moto(environ, lambda *_: None))
+        if fault == CUT:
+            raise ConnectionAbortedError("as a network does")
         body = f"<Error><Code>{_CODES[fault]}</Code><Message>no</Message></Error>".encode()
         start(fault, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body]

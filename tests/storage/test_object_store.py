@@ -30,7 +30,7 @@ from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter
 from prorl.types import AttemptKey
 from tests.grown import only
-from tests.storage.compacting import content, run_of_many_parts
+from tests.storage.compacting import content, replayed, run_of_many_parts
 from tests.storage.control_log import FileLog
 from tests.storage.rows import scored
 from tests.storage.s3 import BUSY, CONFLICT, LOST, FaultyS3, s3_server
@@ -191,3 +191,27 @@ def test_a_run_lives_in_s3_as_it_does_on_a_disk(
     said("gc", "--grace-s", "0")
     assert json.loads(said("sql", "r", count, "--json")) == [{"n": 6, "g": 3}]
     assert "are right" in said("verify", "r")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_storm_changes_no_answer(
+    bucket: str, faults: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bursts of 503, 409, 500 and cuts after success, and clients as they come."""
+    monkeypatch.delenv("AWS_MAX_ATTEMPTS")
+    s3fs.S3FileSystem.clear_instance_cache()
+    local = run_of_many_parts(tmp_path)
+    run = RunDir(f"{bucket}/demo")
+    run.fs.put(f"{local.root}/", f"{run.root}/", recursive=True)
+    rows, order = content(local), replayed(local)
+    faults.storm = 0.03
+    assert (content(run), replayed(run)) == (rows, order)
+    assert compact(run) is not None
+    assert collect(run, grace_s=0) != []
+    assert (content(run), replayed(run)) == (rows, order)
+    assert verify(run.where) == []
+    print(faults.struck)
+    assert sum(faults.struck.values()) > 10
+    faults.storm = 0.0
+    assert len(run.fs.find(run.root)) == len(StoredRun(run.where).commits[0].files) + 8
