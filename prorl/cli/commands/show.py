@@ -95,14 +95,11 @@ def _choose(stored: StoredRun, choice: str) -> int:
 
 def transcript(stored: StoredRun, rollout_id: int) -> dict[str, Json]:
     """Everything stored of one rollout but its tokens. Raises NotFoundError."""
-    where = f"where rollout_id = {rollout_id}"
-    rows = stored.sql(f"select * from rollouts {where}").to_pylist()
-    if not rows:
-        raise NotFoundError(f"run {stored.run_id} has no rollout {rollout_id}")
+    found = stored.rollout(rollout_id)
     return {
-        "rollout": rows[0],
-        "messages": stored.sql(f'select * from messages {where} order by "index"').to_pylist(),
-        "turns": stored.sql(f"select * from turns {where} order by turn").to_pylist(),
+        "rollout": found["rollouts"].to_pylist()[0],
+        "messages": found["messages"].sort_by("index").to_pylist(),
+        "turns": found["turns"].sort_by("turn").to_pylist(),
     }
 
 
