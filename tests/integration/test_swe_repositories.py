@@ -40,8 +40,8 @@ LIMITS = [
 
 PACKAGES = "python3,python3-pytest,python3-six,python3-idna,git"
 NOT_IN_IMAGES = {"parso": "its tests tell micro versions of Python apart; Debian's is another one"}
-MADE_UP = re.compile(r"\[(?:.*-)?[a-z_]+\d+(?:-.*)?\]$")
-"""Ids that pytest makes of long parameters since its version 8, and Debian's does not."""
+MADE_UP = re.compile(r"\[(?:.*-)?[a-z_]+\d+(?:-.*)?\]$|_\d+\]$")
+"""Ids that pytest makes of long or equal parameters since its version 8, and Debian's does not."""
 LEFT = ("archive", "environment", "requirements")
 """What an image brings itself."""
 
