@@ -26,6 +26,8 @@ from prorl.types import SandboxSpec, Score, Stage, Task
 from tests.envs.swe_cheats import FILES, FIX, HIDDEN, HONEST, IN_PROCESS, LEFT_OUT, TEST
 
 ENV = SweEnv()
+FAST = ("the fix alone", "a log of 700 kB beside", "a repository inside", "a symbolic link")
+"""Honest changes that the fast suite tries."""
 NUMBERS = count()
 
 
@@ -148,7 +150,10 @@ async def test_code_that_forges_its_verdict_earns_nothing(
     assert score.reward == 0, score.log
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in HONEST],
+)
 async def test_honest_changes_count(host: UnixSandboxHost, name: str, tmp_path: Path) -> None:
     score = await _score(host, change(tmp_path, f"{FIX}; {HONEST[name]}"))
     assert score.reward == 1, score.log
