@@ -97,7 +97,7 @@ async def service(config: ServiceConfig, stop: Stop) -> AsyncIterator[Running]:
         yield supervisor
 
 
-def client_of(running: Running) -> Client:
+def client_of(running: Running, patience_s: float = PATIENCE_S) -> Client:
     """A client of it; call it from threads (`in_thread`).
 
     It looks for a restarted gateway in silence: the terminal is for progress.
@@ -109,7 +109,7 @@ def client_of(running: Running) -> Client:
 
     stamina.instrumentation.set_on_retry_hooks([])
     return Client(
-        http=Http(running.url, running.config.token, retry_s=PATIENCE_S), token=running.config.token
+        http=Http(running.url, running.config.token, retry_s=patience_s), token=running.config.token
     )
 
 

@@ -35,6 +35,7 @@ FREEZES = 2
 WAVE = 12
 POLICY = "scripted:oracle?delay_s=0.15"
 LIMITS = {"max_attempts": 40, "max_worker_losses": 40}
+PATIENCE_S = 240.0
 
 
 def _tasks() -> Iterator[Task]:
@@ -146,7 +147,8 @@ async def test_struck_again_and_again_while_it_holds_work(
     root = tmp_path / "root"
     async with signals() as stop, service(_config(root, sandbox_kind), stop) as running:
         assert isinstance(running, Supervisor)
-        client = client_of(running)
+        # Struck again the moment that it is back, the gateway may be away at each try of 20 s.
+        client = client_of(running, PATIENCE_S)
         await in_thread(lambda: client.create_run(run_id="r", limits=LIMITS))
         async with asyncio.TaskGroup() as group:
             finished = group.create_task(follow(client, running, "r", 0, Show.NOTHING))
