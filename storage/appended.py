@@ -36,6 +36,9 @@ from prorl.storage.parts import ROWS_DIGEST, rows_digest
 MANY = 64
 """So many files are merged."""
 
+FULL_BYTES = 64 << 20
+"""Files that together exceed it are not merged: what a merge holds in memory is bounded."""
+
 _TRIES = 100
 _KEYS = b"prorl.keys"
 _NAME = re.compile(r"(\d{10})(?:-(\d{10}))?\.parquet")
@@ -198,7 +201,9 @@ class AppendedTable:
         start, new = len(pieces), 0
         while start:
             size = int(self.run.fs.size(self.path(pieces[start - 1])))
-            if pieces[start - 1].first != pieces[start - 1].last and size > 2 * new:
+            if new + size > FULL_BYTES or (
+                pieces[start - 1].first != pieces[start - 1].last and size > 2 * new
+            ):
                 break
             new += size
             start -= 1

@@ -94,6 +94,7 @@ class FilterProcess:
                 self._write(_LENGTH.pack(len(frame)) + frame, deadline)
             (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
             if length > MAX_ANSWER_BYTES:
+                self.close()  # the rest of its answer would be read as the next one
                 raise ConfigError(f"filter gave {length:,} bytes", f"at most {MAX_ANSWER_BYTES:,}")
             said = self._read(length, deadline)
         except (_Late, BrokenPipeError):

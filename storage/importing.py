@@ -115,12 +115,14 @@ def _sequence(line: Line, number: int, groups: Mapping[str, int]) -> dict[str, J
     completion = _numbers(line, ids_name, np.int32)
     mask_name = next((name for name in masks if row.get(name) is not None), "")
     mask = _numbers(line, mask_name, np.uint8) if mask_name else np.ones(len(completion), np.uint8)
+    if mask.max(initial=0) > 1:
+        raise UserError(f"{where}: {mask.max()} in {mask_name}", "0 and 1")
     logprobs = _numbers(line, logprobs_name, np.float32)
     for name, values in ((mask_name or masks[0], mask), (logprobs_name, logprobs)):
         if len(values) != len(completion):
             given = f"{where}: {len(values)} of {name} for {len(completion)} of {ids_name}"
             raise UserError(given, "lists of one length")
-    spans = _spans(row, len(prompt), mask)
+    spans = _spans(line, len(prompt), mask)
     kinds, ends = np.array(spans["span_kind"]), np.array(spans["span_end"])
     if not len(ends) or len(kinds) != len(ends) or (np.diff(ends, prepend=0) <= 0).any():
         raise UserError(f"{where}: spans that do not tile the tokens", "span_end that grows")
@@ -158,8 +160,9 @@ def _integer(line: Line, name: str, default: int) -> int:
     value = line.row.get(name)
     if value is None or (isinstance(value, str) and name == "group_id"):
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise UserError(f"{line.where}: {name} {value!r}", "a whole number from 0 on")
+    limit = 1 << SEQUENCES.field(name).type.bit_width - 1
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < limit:
+        raise UserError(f"{line.where}: {name} {value!r}", f"a whole number from 0 to {limit - 1}")
     return value
 
 
@@ -167,13 +170,19 @@ def _reward(line: Line) -> float:
     value = line.row.get("reward", line.row.get("reward_score"))
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UserError(f"{line.where}: reward {value!r}", "a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise UserError(f"{line.where}: a reward above all floats", "a number") from None
 
 
-def _spans(row: Row, prompt: int, mask: np.ndarray[Any, Any]) -> dict[str, Json]:
+def _spans(line: Line, prompt: int, mask: np.ndarray[Any, Any]) -> dict[str, Json]:
     """The spans as they were given, or what the mask says."""
-    if all(isinstance(row.get(name), list) for name in SPANS):
-        return {name: row[name] for name in SPANS}
+    if all(isinstance(line.row.get(name), list) for name in SPANS):
+        return {
+            name: _numbers(line, name, SEQUENCES.field(name).type.value_type.to_pandas_dtype())
+            for name in SPANS
+        }
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
     parts = [(stop, int(mask[start])) for start, stop in pairwise(borders) if stop > start]
     turns = np.cumsum([kind for _, kind in parts]) - 1

@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 from prorl.errors import ConflictError
 from prorl.storage.catalog import below, list_runs
@@ -34,7 +35,7 @@ def why_kept(control_db: Path, run_id: str) -> str:
     """Who still counts on a run; empty when nobody does, or when there is no such log."""
     if not control_db.exists():
         return ""
-    with closing(sqlite3.connect(f"file:{control_db}?mode=ro", uri=True)) as log:
+    with closing(sqlite3.connect(f"file:{quote(str(control_db))}?mode=ro", uri=True)) as log:
         row = log.execute(_OWED, (run_id,)).fetchone()
     if row is None:
         return ""
@@ -48,7 +49,7 @@ def why_kept(control_db: Path, run_id: str) -> str:
     return ""
 
 
-def drop_run(directory: Path, root: Path) -> None:
+def drop_run(directory: Path) -> None:
     """Remove a run directory.
 
     Raises ConflictError when somebody counts on it. It is renamed first, so that no reader ever
@@ -62,6 +63,7 @@ def drop_run(directory: Path, root: Path) -> None:
             "`prorl show` it, or remove the directory yourself",
         )
     gone = directory.with_name(f"{TRASH}{directory.name}")
+    shutil.rmtree(gone, ignore_errors=True)  # of a run of that name whose dropping was killed
     directory.rename(gone)
     shutil.rmtree(gone)
 

@@ -198,9 +198,10 @@ def _large_enough(groups: Iterable[int], members: pa.Table, size: int) -> dict[i
     return found
 
 
-def _due(stored: StoredRun, groups: Iterable[int], pace: float) -> list[float]:
+def _due(stored: StoredRun, groups: Sequence[int], pace: float) -> list[float]:
     """Seconds after the start at which each group may be served: as it was delivered, or decided,
-    after the first; never before one that comes earlier in the order.
+    after the first; never before one that comes earlier in the order, and with it where nothing is
+    known of the group's own moment.
     """
     if pace < 0:
         raise UserError(f"pace {pace:g}", "a positive number; 1 is as it was")
@@ -209,8 +210,9 @@ def _due(stored: StoredRun, groups: Iterable[int], pace: float) -> list[float]:
         " where event in ('decided', 'delivered') group by 1"
     )
     at = {row["group_id"]: row["moment"] for row in rows.to_pylist()}
-    times = list(accumulate((at[group] for group in groups if group in at), max))
-    return [(moment - times[0]) / pace for moment in times]
+    start = next((at[group] for group in groups if group in at), 0.0)
+    times = accumulate((at.get(group, start) for group in groups), max)
+    return [(moment - start) / pace for moment in times]
 
 
 def twisted_name(run_id: str, twist: Twist) -> str:

@@ -41,9 +41,9 @@ def mix(
     Raises UserError for a ratio outside 0 to 1, for counts that this ratio does not give, and for
     batches of several groups.
     """
-    share, count = Fraction(str(ratio)), num_live + num_replayed
-    if not 0 <= share <= 1:
+    if not 0 <= ratio <= 1:
         raise UserError(f"ratio {ratio}", "from 0 to 1")
+    share, count = Fraction(str(ratio)), num_live + num_replayed
     if num_replayed != int(count * share):
         raise UserError(
             f"{num_replayed} replayed of {count} groups at ratio {ratio}",

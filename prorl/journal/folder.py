@@ -200,13 +200,19 @@ class Journals:
 
     def adopt(self, recovered: Recovered, epoch: int) -> None:
         """Go on writing what the last life left, as the life `epoch`."""
-        fd = os.open(recovered.path, os.O_WRONLY | os.O_APPEND)
-        os.ftruncate(fd, recovered.num_bytes)
-        self._open[recovered.key] = _Open(
-            recovered.path, fd, recovered.num_bytes, recovered.num_frames
-        )
+        try:
+            fd = os.open(recovered.path, os.O_WRONLY | os.O_APPEND)
+            os.ftruncate(fd, recovered.num_bytes)
+        except OSError as error:
+            self._gave_up(recovered.key, error)
+            self.refuse(recovered)
+        else:
+            self._open[recovered.key] = _Open(
+                recovered.path, fd, recovered.num_bytes, recovered.num_frames
+            )
+            self._write(recovered.key, FrameKind.LIFE, body(FrameKind.LIFE, epoch))
+        # Last: a journal that cannot be written any more is given up, what was read of it is not.
         self._pasts[recovered.key] = recovered, epoch
-        self._write(recovered.key, FrameKind.LIFE, body(FrameKind.LIFE, epoch))
 
     def refuse(self, recovered: Recovered) -> None:
         """Forget what the last life left: another has the attempt, or nobody any more."""

@@ -32,6 +32,12 @@ def test_the_ratio_is_exact(ratio: float) -> None:
     assert sum(marks) == int(1000 * ratio + 1e-9)
 
 
+@pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_ratio_that_is_none_is_one_line(ratio: float) -> None:
+    with pytest.raises(UserError, match="ratio"):
+        mix(groups("live"), groups("old"), ratio)
+
+
 def test_a_quarter_of_a_thousand_groups_and_on_after_a_checkpoint() -> None:
     whole = mix(groups("live"), groups("old"), 0.25)
     first = [next(whole) for _ in range(600)]

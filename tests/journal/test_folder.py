@@ -112,6 +112,28 @@ def test_the_next_life_goes_on_where_the_last_one_was_cut(tmp_path: Path) -> Non
     assert all(map(same, again.records, (*RECORDS[:-1], answer(1))))
 
 
+def test_a_past_that_cannot_be_written_on_is_still_the_past(tmp_path: Path) -> None:
+    _write(tmp_path).close()
+    (path,) = tmp_path.glob("*.journal")
+    journals = Journals(tmp_path, limit_bytes=path.stat().st_size)
+    (found,) = journals.open()
+    journals.adopt(found, epoch=4)
+    assert (journals.num_given_up, journals.num_bytes) == (1, 0)
+    journal = journals.attempt(found.key, on_unknown="tell")
+    assert journal.history.resumes == 4
+    assert same(journal.said(0) or said(9), said(0))
+
+
+def test_a_journal_that_cannot_be_opened_again_is_still_the_past(tmp_path: Path) -> None:
+    _write(tmp_path).close()
+    journals = Journals(tmp_path)
+    (found,) = journals.open()
+    found.path.unlink()
+    journals.adopt(found, epoch=4)
+    assert (journals.num_given_up, journals.num_bytes) == (1, 0)
+    assert journals.attempt(found.key, on_unknown="tell").history.resumes == 4
+
+
 def test_who_is_refused_leaves_nothing(tmp_path: Path) -> None:
     _write(tmp_path).close()
     journals = Journals(tmp_path)

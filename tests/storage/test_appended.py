@@ -75,6 +75,15 @@ def test_merged_files_hold_the_same_rows_in_order(run: RunDir) -> None:
     assert verify(run.root) == []
 
 
+def test_large_files_are_not_merged(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl.storage.appended.FULL_BYTES", 1)
+    table = AppendedTable(run, "annotations")
+    for i in range(MANY):
+        table.append(note(i), str(i))
+    collect(run, grace_s=0)
+    assert len(table.pieces()) == MANY
+
+
 def test_a_reader_sees_either_the_small_files_or_the_range() -> None:
     singles = [Piece(i, i) for i in range(1, 5)]
     assert cover([*singles, Piece(1, 3)]) == [Piece(1, 3), Piece(4, 4)]

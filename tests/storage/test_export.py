@@ -113,6 +113,15 @@ def test_rows_of_others_without_keys_and_spans(tmp_path: Path) -> None:
     assert stored[0]["span_turn"] == [0, 0, 0, 1]
 
 
+SPANNED = {
+    "span_end": [5],
+    "span_kind": [1],
+    "span_version": [0],
+    "span_turn": [0],
+    "span_temperature": [1.0],
+}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -124,6 +133,11 @@ def test_rows_of_others_without_keys_and_spans(tmp_path: Path) -> None:
         ({"reward": None}, "x:2: reward None"),
         ({"rollout_id": 0}, "x:2: sequence 0 comes twice"),
         ({"rollout_id": -1}, "x:2: rollout_id -1"),
+        ({"attempt": 2**40}, "x:2: attempt 1099511627776"),
+        ({"reward": 10**400}, "x:2: a reward above all floats"),
+        ({"completion_mask": [0, 2, 1]}, "x:2: 2 in completion_mask"),
+        ({**SPANNED, "span_end": ["a"]}, "x:2: span_end"),
+        ({**SPANNED, "span_end": [None]}, "x:2: span_end"),
     ],
 )
 def test_a_refused_row_is_named_by_its_line(

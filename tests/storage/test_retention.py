@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from pathlib import Path
 
 import duckdb
@@ -45,10 +46,26 @@ async def test_a_run_is_kept_as_long_as_its_trainer_needs_it(tmp_path: Path) -> 
             await asyncio.to_thread(trainer.commit, cursors[1])
             assert reason() == "its trainer has committed 2 of 3 groups"
             with pytest.raises(ConflictError, match="committed 2 of 3 groups"):
-                drop_run(directory(w), root)
+                drop_run(directory(w))
             await asyncio.to_thread(trainer.commit, cursors[2])
         assert reason() == ""
-    drop_run(directory(w), root)
+    drop_run(directory(w))
+    assert list_runs(root) == []
+
+
+def test_the_name_of_a_killed_drop_is_dropped_again(tmp_path: Path) -> None:
+    root = tmp_path / "a ?#%41"
+    root.mkdir()
+    run = run_of_many_parts(root)
+    gone = Path(run.root).with_name(f"{TRASH}{Path(run.root).name}")
+    (gone / "rollouts").mkdir(parents=True)
+    sqlite3.connect(Path(run.root).with_name("control.db")).executescript(
+        "create table runs (run_id, state, config);"
+        "create table groups (run_id, state, delivery_seq);"
+        "create table cursors (run_id, consumer, seq)"
+    )
+    drop_run(Path(run.root))
+    assert not gone.exists()
     assert list_runs(root) == []
 
 

@@ -66,7 +66,7 @@ def gc(
             if drop:
                 if is_url(directory):
                     raise UserError(f"--drop {directory}", "a run on a local disk")
-                drop_run(Path(directory), Path(root))
+                drop_run(Path(directory))
                 found.append({"run": run.name, "dropped": True, "files": []})
             else:
                 files = collect(run, grace_s=GRACE_S if grace_s is None else grace_s)
