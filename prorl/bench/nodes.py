@@ -40,8 +40,8 @@ NUM_NODES, NUM_OPEN = 64, 10_000
 QUICK_NODES, QUICK_OPEN = 8, 800
 SINGLES = 200
 """Groups that are sent one after the other."""
-SPARE = 4
-"""Slots of a node beyond its part of the open rollouts."""
+SPARE = 2
+"""Slots of a node beyond its part of what it is given, all of which it keeps."""
 IDLE_S = 5.0
 PATIENCE_S = 240.0
 LOOK_S = 0.1
@@ -140,7 +140,7 @@ async def _measure(service: Supervisor, num_nodes: int, num_open: int) -> list[F
     assert config.listener is not None
     join = Join.read(config.root / "join" / "node.json")
     client = await asyncio.to_thread(connect, config.root)
-    board, slots = Board(), -(-num_open // num_nodes) + SPARE
+    board, slots = Board(), -(-(num_open + SINGLES) // num_nodes) + SPARE
     credentials: Credentials = join.credentials
     async with FlightNetwork(join.token, credentials) as network:
         names = [f"n{i}" for i in range(num_nodes)]
