@@ -242,10 +242,12 @@ class Model:
             Figure(what="full_store", value=1000 * costs.store_s, unit="ms CPU/rollout"),
             Figure(what="handoffs", value=1000 * costs.handoff_s, unit="ms between two rollouts"),
         ]
-        for point in self.points():
+        points = self.points()
+        for point in points:
             note = f"gateway {point.gateway_busy:.0%}, store {point.store_busy:.0%} of a core"
             what = f"simulated.{point.nodes}"
-            rows.append(Figure(what=what, value=point.efficiency, unit="of ideal", note=note))
+            value = point.rate / (point.nodes * points[0].rate)
+            rows.append(Figure(what=what, value=value, unit="of ideal", note=note))
         helped = {
             "": (costs, SLOTS, self.lived),
             ".two_gateways": (replace(costs, gateways=2), SLOTS, self.lived),

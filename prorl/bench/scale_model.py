@@ -133,9 +133,11 @@ def _dealt(times_s: Sequence[float], draw: random.Random) -> Iterator[float]:
 
 
 def saturation(slots: int, times_s: Sequence[float], costs: Costs, floor: float = 0.95) -> int:
-    """The largest power of two up to 1,024 at which efficiency is still at least `floor`."""
-    best = 0
+    """The largest power of two up to 1,024 of which each node still gives `floor` of what one alone
+    does.
+    """
+    best, one = 0, simulate(1, slots, times_s, costs).rate
     for nodes in (2**power for power in range(11)):
-        if simulate(nodes, slots, times_s, costs).efficiency >= floor:
+        if simulate(nodes, slots, times_s, costs).rate >= floor * nodes * one:
             best = nodes
     return best
