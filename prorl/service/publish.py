@@ -20,19 +20,19 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple
 
 import aiohttp
 
 from prorl.backends.catalogue import is_server
 from prorl.backends.labels import label_of
 from prorl.backends.weight_target import WeightTarget, is_adapter
-from prorl.errors import BackendError, RolloutError, UnavailableError, boundary
+from prorl.errors import BackendError, ConflictError, RolloutError, UnavailableError, boundary
 from prorl.service.core import Core
 from prorl.service.state import RunRecord
+from prorl.service.weights import Published, Record, ServedWeights
 from prorl.types import FailureCode, Trouble
 
 WATCH_S = 2.0
@@ -49,45 +49,6 @@ log = logging.getLogger("prorl.service.publish")
 Durable = Callable[[], Awaitable[None]]
 TellPaused = Callable[[str, bool], None]
 """(backend, paused): said to RUN at once."""
-
-
-class ServedWeights(NamedTuple):
-    """What a backend should serve."""
-
-    run_id: str
-    tag: str
-    version: int
-    path: str
-    pause: str = "abort"
-
-    def is_named(self, label: str) -> bool:
-        """Whether a server's label is of these."""
-        return label.startswith(label_of(self.tag, self.version, ""))
-
-
-class Record(NamedTuple):
-    """A row of the run's table `versions`."""
-
-    run_id: str
-    version: int
-    path: str
-    pause: str
-    adapter: bool
-    took: tuple[str, ...]
-    failed: Mapping[str, str]
-    load_s: float
-
-
-class Published(NamedTuple):
-    """The outcome of a publication."""
-
-    version: int
-    fresh: bool = False
-    """False when it was published before."""
-    failed: Mapping[str, str] = MappingProxyType({})
-    """Backends that did not take it yet, with the reason."""
-    pending: bool = False
-    """Still being given to backends: say it again."""
 
 
 class Publisher:
@@ -118,6 +79,8 @@ class Publisher:
         self._running: dict[tuple[str, int], asyncio.Task[Published]] = {}
         self._tending: dict[str, asyncio.Task[None]] = {}
         self._loading: set[str] = set()
+        self._maybe_paused: set[str] = set()
+        """Servers that may hear a `/pause` which nothing has ended."""
         core.watched.on_back = self.returned
 
     async def close(self) -> None:
@@ -151,17 +114,22 @@ class Publisher:
             weights = ServedWeights(run.run_id, run.tag, version, path, pause)
             work = asyncio.ensure_future(self._publish(run, weights))
             self._running[key] = work
-            work.add_done_callback(lambda _: self._running.pop(key, None))
+            work.add_done_callback(partial(self._ended, key))
         work = self._running[key]
         await asyncio.wait({work}, timeout=wait_s)
         return work.result() if work.done() else Published(version, pending=True)
 
+    def _ended(self, key: tuple[str, int], work: asyncio.Task[Published]) -> None:
+        self._running.pop(key, None)
+        error = None if work.cancelled() else work.exception()
+        if error is not None:  # perhaps nobody waits for it any more
+            log.warning("version %d of run %s was not published: %s", key[1], key[0], error)
+
     async def _publish(self, run: RunRecord, weights: ServedWeights) -> Published:
         version, path = weights.version, weights.path
-        async with self._turn:
+        async with self._turn_with_servers(run, weights) as names:
             failed: dict[str, str] = {}
             began = time.monotonic()
-            names = self._servers(run) if path and version >= run.version else []
             if names:
                 failed = await self._spread(names, weights, pooled=not run.config.backends)
                 if len(failed) == len(names):
@@ -178,6 +146,33 @@ class Publisher:
             )
             await self._keep(record)
             return Published(version, fresh, failed)
+
+    @asynccontextmanager
+    async def _turn_with_servers(
+        self, run: RunRecord, weights: ServedWeights
+    ) -> AsyncIterator[list[str]]:
+        """The turn to publish, once one of the servers that should take the weights is not out, or
+        none should. Whoever waits for its servers, as its rollouts do, keeps no turn from others.
+
+        Raises ConflictError when the run ends while its servers are out.
+        """
+        while True:
+            async with self._turn:
+                wanted = bool(weights.path) and weights.version >= run.version
+                names = self._servers(run) if wanted else []
+                if not names or not self._all_out(names):
+                    yield names
+                    return
+            await asyncio.sleep(LOOK_S)
+            if run.state != "open":  # nobody asks any more how its servers are
+                raise ConflictError(
+                    f"version {weights.version} of run {run.run_id!r}, which has ended",
+                    "an open run",
+                    "all its servers were out",
+                )
+
+    def _all_out(self, names: Iterable[str]) -> bool:
+        return all(self._core.watched.health(name).is_out for name in names)
 
     async def _keep(self, record: Record) -> None:
         """In the run's directory, for readers: a disk that refuses stops no training."""
@@ -203,8 +198,6 @@ class Publisher:
         if pooled:
             self._newest = weights
         self._want(names, weights)
-        while all(health(name).is_out for name in names):
-            await asyncio.sleep(LOOK_S)  # nothing serves anything: the trainer waits as rollouts do
         able = [name for name in names if not health(name).is_out]
         slots = asyncio.Semaphore(max(1, len(able) // 2))
 
@@ -227,7 +220,9 @@ class Publisher:
         """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
         balancer, watched = self._core.state.balancer, self._core.watched
         async with self._locks.setdefault(name, asyncio.Lock()):
-            weights = self._wanted[name]
+            weights = self._wanted.get(name)
+            if weights is None:
+                return f"{name} was removed"
             try:
                 # Whatever a name leads to is that server's trouble.
                 with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
@@ -236,13 +231,14 @@ class Publisher:
                 log.warning(
                     "backend %s has not version %d and is fenced: %s", name, weights.version, error
                 )
-                balancer.fence(name)
+                if name in self._wanted:
+                    balancer.fence(name)
                 trouble = error.trouble if isinstance(error, BackendError) else None
                 if trouble in (Trouble.REFUSED, Trouble.SILENT):
                     watched.reported(name, trouble, 1, 1, str(error))
                 return str(error)
             self._core.state.serves[name] = (weights.run_id, weights.version)
-            if self._wanted[name] == weights:
+            if self._wanted.get(name) == weights:
                 balancer.unfence(name)
                 watched.on_change()
             return ""
@@ -265,24 +261,31 @@ class Publisher:
     async def _load(self, name: str, weights: ServedWeights) -> None:
         target = self._target(name)
         if weights.is_named(await target.label()):
+            if name in self._maybe_paused:  # by us, in this life or an earlier one
+                await self._resume(name, target)
             return
         dialect = await target.dialect()
         self._loading.add(name)
         self._tell_paused(name, True)
         try:
-            await target.pause(weights.pause)
+            self._maybe_paused.add(name)
             try:
+                await target.pause(weights.pause)
                 if not dialect.states_labels:
                     await asyncio.sleep(SETTLE_S)
                 label = label_of(weights.tag, weights.version, secrets.token_hex(4))
                 await target.update(weights.path, weights.version, label)
             finally:
                 # Also after a failure: requests that wait end sooner than by their time-out, and
-                # say which weights they had.
-                await target.resume()
+                # say which weights they had. A pause without an answer may have come too.
+                await self._resume(name, target)
         finally:
             self._loading.discard(name)
             self._tell_paused(name, False)
+
+    async def _resume(self, name: str, target: WeightTarget) -> None:
+        await target.resume()
+        self._maybe_paused.discard(name)
 
     def _target(self, name: str) -> WeightTarget:
         if self._session is None:
@@ -369,4 +372,5 @@ class Publisher:
                 if not run.config.backends:
                     self._newest = weights
         for name in self._wanted:
+            self._maybe_paused.add(name)
             self._core.state.balancer.fence(name)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from prorl.schema import APPENDED
-from prorl.service.publish import Record
+from prorl.service.weights import Record
 from prorl.storage.appended import AppendedTable
 from prorl.storage.layout import RunDir
 

@@ -30,6 +30,9 @@ class ModelServer:
         self.path = self.adapter = ""
         self.refuses = self.paused = self.silent = self.serves = False
         self.freezes_at = ""
+        self.fails_at = ""
+        self.waits_at, self.go_on = "", asyncio.Event()
+        self.resumes = True
         self.others: list[ModelServer] = []
         self.most_paused = 0
         self.keys: dict[str, str] = {}
@@ -75,7 +78,10 @@ class ModelServer:
             case "/v1/models" | "/v1/completions" | "/tokenize":
                 return web.Response(status=404)
         self.said.append(request.path_qs)
-        return self._told(request.path, body)
+        if request.path == self.waits_at:
+            await self.go_on.wait()
+        answer = self._told(request.path, body)
+        return web.Response(status=500) if request.path == self.fails_at else answer
 
     def _told(self, path: str, body: Json) -> web.Response:
         match path:
@@ -85,7 +91,7 @@ class ModelServer:
                     self.most_paused, sum(server.paused for server in self.others)
                 )
             case "/resume":
-                self.paused = False
+                self.paused = not self.resumes
             case "/init_weight_transfer_engine" if self._vllm != "0.32-transfer":
                 return web.Response(status=404)
             case "/update_weights" | "/collective_rpc" if self.refuses or not self.paused:

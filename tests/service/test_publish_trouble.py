@@ -1,0 +1,92 @@
+"""Publications while servers are away, removed or paused by somebody who died."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from prorl.errors import ConflictError
+from prorl.types import Trouble
+from tests.service.test_publish import say, servers, urls
+from tests.service.world import world
+
+
+async def test_a_run_whose_servers_are_out_delays_no_other_runs_publication(
+    tmp_path: Path,
+) -> None:
+    async with servers(2) as (well, dead), world(tmp_path, backends=(well.url,)) as w:
+        dead.serves = True
+        await w.run("lost", backends=[dead.url])
+        await w.run()
+        dead.silent = True
+        w.core.watched.reported(dead.url, Trouble.REFUSED, 1, 1, "reset")
+        publisher, lost = w.served.gateway.publisher, w.core.run("lost")
+        pending = asyncio.ensure_future(publisher.publish(lost, 1, "/w/1", wait_s=60.0))
+        async with asyncio.timeout(60):
+            assert (await say(w, "/w/b"))[0] == 201
+            assert (await w.http("DELETE", "/v1/runs/lost"))[0] == 200
+            with pytest.raises(ConflictError, match="which has ended"):
+                await pending
+
+
+async def test_a_run_whose_server_comes_back_is_published_then(tmp_path: Path) -> None:
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        server.serves = True
+        await w.run()
+        w.core.watched.reported(server.url, Trouble.REFUSED, 1, 1, "reset")
+        assert w.core.watched.health(server.url).is_out
+        async with asyncio.timeout(60):
+            assert (await say(w, "/w/1"))[0] == 201
+        assert (server.path, server.number) == ("/w/1", "1")
+
+
+async def test_a_backend_that_is_removed_in_the_middle_is_one_that_did_not_take_them(
+    tmp_path: Path,
+) -> None:
+    async with servers(3) as found, world(tmp_path, backends=urls(found)) as w:
+        await w.run()
+        found[0].waits_at = "/pause"  # and the others for their turn
+        saying = asyncio.ensure_future(say(w, "/w/1"))
+        async with asyncio.timeout(60):
+            while not found[0].said:
+                await asyncio.sleep(0.01)
+            assert (await w.http("DELETE", f"/v1/backends?name={found[1].url}"))[0] == 200
+            found[0].go_on.set()
+            status, answer = await saying
+        assert (status, [server.number for server in found]) == (201, ["1", "0", "1"])
+        assert answer["failed"] == {found[1].url: f"{found[1].url} was removed"}
+
+
+async def test_a_server_that_a_dead_gateway_paused_is_resumed_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """It died between the pause and the update: the label is still right."""
+    async with servers(1) as (server,):
+        async with world(tmp_path, backends=(server.url,)) as w:
+            await w.run()
+            assert (await say(w, "/w/1"))[0] == 201
+        server.paused = True
+        async with world(tmp_path, backends=(server.url,)) as w, asyncio.timeout(60):
+            while server.paused or w.core.state.balancer.state(server.url) != "ready":
+                await asyncio.sleep(0.02)
+        assert server.said.count("/update_weights") == 1
+
+
+@pytest.mark.parametrize("lost", ["/pause", "/resume"])
+async def test_a_server_whose_answer_was_lost_is_left_paused_by_nobody(
+    tmp_path: Path, lost: str
+) -> None:
+    async with servers(1) as (server,), world(tmp_path, backends=(server.url,)) as w:
+        await w.run()
+        server.fails_at = lost
+        if lost == "/resume":
+            server.resumes = False
+        assert (await say(w, "/w/1"))[0] == 503
+        assert server.paused == (lost == "/resume")
+        server.resumes, server.fails_at = True, ""
+        async with asyncio.timeout(60):
+            while server.paused or w.core.state.balancer.state(server.url) != "ready":
+                await asyncio.sleep(0.02)
+        assert server.number == "1"
