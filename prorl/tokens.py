@@ -115,11 +115,17 @@ class Keys:
             return self._ids
         try:
             found = self._revoked.stat()
+            if (found.st_mtime_ns, found.st_size) != self._seen:
+                self._ids = frozenset(self._revoked.read_text().split())
+                self._seen = found.st_mtime_ns, found.st_size
         except FileNotFoundError:
-            return frozenset()
-        if (found.st_mtime_ns, found.st_size) != self._seen:
-            self._ids = frozenset(self._revoked.read_text().split())
-            self._seen = found.st_mtime_ns, found.st_size
+            pass  # who takes the file away gives nobody a token back
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnauthorizedError(
+                f"the file of revoked tokens cannot be read: {error}",
+                "a text file with an id a line",
+                f"mend {self._revoked}, or use the root's own token",
+            ) from None
         return self._ids
 
 

@@ -181,10 +181,12 @@ class Routed:
                     self._news.clear()
                     timeout_s = self._patience_s(url)
                     news = asyncio.ensure_future(self._news.wait())
-                    await asyncio.wait(
-                        {work, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    news.cancel()
+                    try:
+                        await asyncio.wait(
+                            {work, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                        )
+                    finally:
+                        news.cancel()
             return work.result()
         finally:
             self._stand_still("paused", False)

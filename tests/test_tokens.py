@@ -101,6 +101,34 @@ def test_a_token_ends_at_its_date_and_when_it_is_revoked(tmp_path: Path) -> None
         keys.check(bearer(other))
 
 
+def test_who_loses_the_file_of_revoked_tokens_gives_none_back(tmp_path: Path) -> None:
+    path = tmp_path / REVOKED
+    keys = Keys("secret", path)
+    grant, token = keys.issue("viewer")
+    keys.check(bearer(token))
+    path.write_text(grant.token_id + "\n")
+    with pytest.raises(UnauthorizedError, match="was revoked"):
+        keys.check(bearer(token))
+    path.unlink()
+    with pytest.raises(UnauthorizedError, match="was revoked"):
+        keys.check(bearer(token))
+
+
+def test_a_file_of_revoked_tokens_that_cannot_be_read_lets_nobody_in_but_the_root(
+    tmp_path: Path,
+) -> None:
+    keys = Keys("secret", tmp_path / REVOKED)
+    _, token = keys.issue("viewer")
+    (tmp_path / REVOKED).mkdir()
+    with pytest.raises(UnauthorizedError, match=r"cannot be read.*Is a directory"):
+        keys.check(bearer(token))
+    (tmp_path / REVOKED).rmdir()
+    (tmp_path / REVOKED).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnauthorizedError, match="cannot be read"):
+        keys.check(bearer(token))
+    assert keys.check(bearer("secret")) == EVERYTHING
+
+
 async def test_over_http_each_role_may_what_the_table_says(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         keys = Keys(TOKEN)

@@ -312,6 +312,7 @@ class Core:
         runs that have ended.
         """
         self.rollouts.settle_orphans()
+        self.workers.forget()
         now, load = self._clock(), self.grants.load()
         for run in list(self.state.open.values()):
             self.grants.expire(run, now, load)

@@ -58,18 +58,19 @@ class Reassignments:
 
     def serve(self) -> None:
         """Answer all who can be: something may have changed."""
-        in_vain: set[tuple[str, ...]] = set()
+        in_vain: set[tuple[str, tuple[str, ...], int]] = set()
         for key, (worker, row, asked) in list(self._waiting.items()):
             record = self._current(key)
             if record is None or self._state.workers.get(worker.name) is not worker:
                 del self._waiting[key]  # a worker that came back asks again
                 continue
-            if record.run.config.backends in in_vain:
+            wanted = (key.run_id, record.run.config.backends, asked.min_version)
+            if wanted in in_vain:
                 continue
             name = self._assign(record, asked)
             if name is None:
                 if not self._state.able(record.run, asked.min_version):
-                    in_vain.add(record.run.config.backends)
+                    in_vain.add(wanted)
                 continue
             del self._waiting[key]
             self._reply(worker, row, Assigned(backend=name), "")

@@ -13,6 +13,8 @@ and in nobody else's hands.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
 
 from prorl.control import Claim, ControlRow, Drain, Endpoints, Welcome
 from prorl.errors import FencedError, NotFoundError, UserError
@@ -40,6 +42,14 @@ FROZEN_S = 20.0
 """A worker that said something each half second and then nothing for this long is frozen."""
 
 
+class _Away(NamedTuple):
+    """A worker whose stream has ended, and what is its own within the grace."""
+
+    incarnation: str
+    held: list[RolloutRecord]
+    until: float
+
+
 class Workers:
     """The workers of a service."""
 
@@ -54,13 +64,23 @@ class Workers:
             clock,
         )
         self._lives: dict[str, str] = {}
-        """Last incarnation of each name."""
+        """Last incarnation of each name, the one that came longest ago first; of those that are not
+        here at most `REMEMBERED_LIVES`.
+        """
         self._superseded: dict[str, None] = {}
         """Earlier ones, oldest first."""
-        self._away: dict[str, tuple[str, list[RolloutRecord]]] = {}
-        """What a worker of another host held when its stream ended, with its incarnation; its own
-        within the grace.
-        """
+        self._away: dict[str, _Away] = {}
+        """What workers that may come back held when their streams ended."""
+
+    @property
+    def num_away(self) -> int:
+        """How many may still come back to what they held."""
+        return len(self._away)
+
+    @property
+    def num_remembered(self) -> int:
+        """Of how many names the last life is known."""
+        return len(self._lives)
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
         """A worker has come, or come back.
@@ -119,11 +139,11 @@ class Workers:
         The same life may have handed them on meanwhile to a worker that comes back a moment later;
         a lease that it never took was lost on the way to it, which is nobody's fault.
         """
-        incarnation, records = self._away.pop(worker.name, ("", []))
-        for record in records:
+        away = self._away.pop(worker.name, None)
+        for record in away.held if away else ():
             if record.holders or record.life.state not in IN_HAND:
                 continue
-            if incarnation != worker.incarnation:
+            if away and away.incarnation != worker.incarnation:
                 self._rollouts.lost(record)
             else:
                 end = EventKind.LOST if record.taken else EventKind.RETURN
@@ -170,12 +190,17 @@ class Workers:
         """A frozen process may wake up and dial again after a later life of its name has come."""
         if worker.incarnation in self._superseded:
             raise FencedError(f"another life of worker {worker.name!r} has taken its place")
-        last = self._lives.get(worker.name, worker.incarnation)
+        last = self._lives.pop(worker.name, worker.incarnation)
         if last != worker.incarnation:
             self._superseded[last] = None
             while len(self._superseded) > REMEMBERED_LIVES:
                 del self._superseded[next(iter(self._superseded))]
         self._lives[worker.name] = worker.incarnation
+        if len(self._lives) > REMEMBERED_LIVES:
+            absent = (name for name in self._lives if name not in self._state.workers)
+            for name in list(islice(absent, len(self._lives) - REMEMBERED_LIVES)):
+                if name != worker.name:
+                    del self._lives[name]
 
     def current(self, worker: WorkerRecord) -> bool:
         """Whether this session is its worker's present one: no other can change anything."""
@@ -195,10 +220,17 @@ class Workers:
         del self._state.workers[worker.name]
         held = list(worker.held)
         if worker.grace_s:
-            self._away[worker.name] = (worker.incarnation, held)
+            until = self._clock() + worker.grace_s
+            self._away[worker.name] = _Away(worker.incarnation, held, until)
         for record in held:
             self._rollouts.leave(record, worker, worker.grace_s)
         self._tell_endpoints()
+
+    def forget(self) -> None:
+        """What those held whose grace is over is their own no more."""
+        now = self._clock()
+        for name in [name for name, away in self._away.items() if away.until < now]:
+            del self._away[name]
 
     def drain(self, node: str, deadline_s: float | None, reason: str) -> list[WorkerRecord]:
         """Ask every worker of a node to leave, again if need be; who they are.

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Hello, Kind, Leaving, Released
+from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released
 from prorl.errors import FencedError, NotFoundError
 from prorl.schema_fields import SCHEMA_VERSION
+from prorl.service import workers
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.state import REMOTE_GRACE_S, RolloutRecord, WorkerRecord
 from prorl.service.workers import CLAIM_GRACE_S
-from prorl.types import AttemptKey, RolloutState
+from prorl.types import AttemptKey, RolloutState, Trouble
 from tests.service.world import group, no_check, run_config
 
 
@@ -256,3 +257,50 @@ def test_what_nobody_claims_after_a_restart(
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == found
     log.close()
+
+
+def test_of_names_that_never_come_back_little_is_remembered(
+    core: Core, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that a batch system places have a new name each time."""
+    monkeypatch.setattr(workers, "REMEMBERED_LIVES", 8)
+    here = hello(core, "n0/init-0")
+    for number in range(1, 40):
+        core.workers.gone(hello(core, f"n{number}/init-0"))
+        clock.now += REMOTE_GRACE_S + 1
+        core.sweep()
+    assert core.workers.num_remembered <= 8
+    assert core.workers.num_away == 0
+    hello(core, "n0/init-0", "second")
+    with pytest.raises(FencedError, match="another life"):
+        hello(core, "n0/init-0", here.incarnation.split()[1])
+
+
+def test_who_comes_back_after_its_grace_takes_nothing_from_others(core: Core, clock: Clock) -> None:
+    record = leased(core, hello(core, "n1/init-0"))
+    core.workers.gone(core.state.workers["n1/init-0"])
+    clock.now += REMOTE_GRACE_S + 1
+    core.sweep()
+    clock.now += 60
+    core.pump(1)
+    assert record.life.state is RolloutState.LEASED, "again, on its way to somebody"
+    hello(core, "n1/init-0", "second")
+    assert record.life.state is RolloutState.LEASED
+
+
+def test_an_attempt_that_no_backend_suits_holds_up_no_other(core: Core) -> None:
+    """One has seen version 2, which nobody serves; the other takes any."""
+    run = hello(core, "run-0")
+    picky, easy = leased(core, run), leased(core, run)
+    core.state.serves["scripted:oracle"] = ("r", 1)
+    for seq, (record, version) in enumerate([(picky, 2), (easy, 0)], 2):
+        lost = Failover(
+            attempt=record.key,
+            backend="scripted:oracle",
+            trouble=Trouble.REFUSED,
+            min_version=version,
+        )
+        core.control(run, ControlRow.of(lost, seq=seq))
+    (answer,) = (row for row in core.journal.take().outbox[run] if row.re)
+    assert answer.re == 3
+    assert core.failovers.num_waiting == 1

@@ -254,6 +254,18 @@ async def test_a_first_publication_during_a_call_spoils_it_only_where_nobody_sta
         assert sequence.span_version_S.tolist() == versions
 
 
+async def test_a_cancelled_attempt_leaves_no_task_behind() -> None:
+    async with scene(Mode.STUCK) as s:
+        running = asyncio.ensure_future(s.run())
+        while not s.servers[0].calls:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await asyncio.sleep(0)
+        waiting = [task for task in asyncio.all_tasks() if "Event.wait" in repr(task.get_coro())]
+        assert not waiting
+
+
 async def test_one_server_that_does_not_open_delays_nobody() -> None:
     """No lock is held across a probe."""
     async with scene(Mode.WELL) as s:
