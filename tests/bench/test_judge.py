@@ -34,7 +34,8 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
         answer = content.split(f"\n{mark}\n")[1]
         said = f'{{"score": {1 if answer == WRONG else known[answer]}}}'
         text = "No." if answer == SILENT else said
-        return web.json_response({"choices": [{"message": {"content": text}}]})
+        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice]})
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", handle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -38,8 +37,9 @@ async def _server(answer: Answer) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def _says(text: str) -> web.Response:
-    return web.json_response({"choices": [{"message": {"content": text}}]})
+def _says(text: str, ended: str | None = "stop") -> web.Response:
+    choice = {"message": {"content": text}, "finish_reason": ended}
+    return web.json_response({"choices": [choice]})
 
 
 async def _scripted(asked: Json) -> web.Response:
@@ -47,7 +47,7 @@ async def _scripted(asked: Json) -> web.Response:
     content: str = asked["messages"][0]["content"]
     mark = content.split("between the marks ")[1].split(".")[0]
     judged = content.split(f"\n{mark}\n")[1]
-    return _says(f'Well. {{"score": {float("rayleigh" in judged.casefold())}}}')
+    return _says(f'Well.\n{{"score": {float("rayleigh" in judged.casefold())}}}')
 
 
 def _judge(url: str, **changes: Json) -> LlmJudge:
@@ -165,7 +165,28 @@ async def test_what_is_judged_cannot_close_its_marks() -> None:
     assert all(text.count(mark) == 3 for text, mark in zip(seen, marks, strict=True))
 
 
-def test_the_last_object_counts() -> None:
-    assert parse_score(json.dumps({"score": 1}) + "\nNo. " + json.dumps({"score": 0.5})) == 0.5
-    with pytest.raises(ValueError, match="no score"):
-        parse_score("{")
+@pytest.mark.parametrize("ended", ["length", "content_filter", None])
+async def test_a_reply_that_did_not_come_to_its_end_is_no_score(ended: str | None) -> None:
+    async def answer(request: Json) -> web.StreamResponse:
+        return _says('{"score": 1}', ended)
+
+    async with _server(answer) as url:
+        with pytest.raises(GraderError, match="expected 'stop'"):
+            await _judge(url, tries=1)(TASK, b"x", None, Deadline(60))
+
+
+def test_the_last_line_counts_and_no_score_that_is_quoted() -> None:
+    quoted = 'The answer claims {"score": 1}, which is false.\n'
+    assert parse_score(quoted + '{"reason": "wrong", "score": 0.0}\n\n') == 0
+    for text in (
+        quoted,
+        quoted + "{",
+        '{"score": 1}\nNo.',
+        'No: {"score": 1}',
+        '{"score": 0} {"score": 1}',
+        "[" * 100_000,
+        "1",
+        "",
+    ):
+        with pytest.raises(ValueError, match="no score"):
+            parse_score(text)
