@@ -71,7 +71,8 @@ class Verified:
                 FailureCode.EVAL_FAILED, f"the task could not be tried within {limit_s:g} s"
             )
         if trial.problem is not None:
-            raise trial.problem
+            # a fresh one: an exception that is raised again and again grows its traceback
+            raise RolloutError(trial.problem.code, trial.problem.message)
 
     def _trial(self, task: Task) -> _Trial:
         key = blake2b(task_to_json(task).encode(), digest_size=16).digest()

@@ -22,6 +22,7 @@ run in the worker's process, in threads, as every env's own code does.
 from __future__ import annotations
 
 import json
+import reprlib
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -74,6 +75,8 @@ async def game_return(
 ) -> Judgement:
     """The game's return over the target, within 0 and 1. Raises GraderError."""
     actions = _actions(artefact)
+    if actions is None:
+        return Judgement(0.0, f"{HISTORY} was spoilt: {artefact[:200]!r} is no list of actions")
     with boundary(GraderError, FailureCode.GRADER_ERROR, "the game, played again"):
         with anyio.fail_after(deadline.remaining_s):
             played = await anyio.to_thread.run_sync(_play, task, actions, abandon_on_cancel=True)
@@ -137,7 +140,11 @@ class GymEnv(BaseEnv):
         if problem := call_problem((_STEP,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
         assert sandbox is not None
-        actions = [*_actions(await sandbox.get(HISTORY)), call.arguments["action"]]
+        before = _actions(await _history(sandbox))
+        if before is None:
+            output = f"{HISTORY} was spoilt: it is no list of actions, and no step counts."
+            return ToolResult(output=output, exit_code=BAD_CALL)
+        actions = [*before, call.arguments["action"]]
         played = await anyio.to_thread.run_sync(_play, task, actions)
         if played.problem:
             return ToolResult(output=played.problem, exit_code=BAD_CALL)
@@ -151,7 +158,7 @@ class GymEnv(BaseEnv):
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The actions that were taken."""
         assert sandbox is not None
-        return await sandbox.get(HISTORY)
+        return await _history(sandbox)
 
     def reference(self, task: Task) -> Solution:
         """The actions of `data.solution`. Raises TaskError."""
@@ -162,13 +169,21 @@ class GymEnv(BaseEnv):
         return Solution(calls, "It is over.")
 
 
-def _actions(artefact: bytes) -> list[Json]:
-    """The actions of an artefact; none where it is no list."""
+async def _history(sandbox: Sandbox) -> bytes:
+    """The list of actions; an empty one where the agent removed it."""
+    try:
+        return await sandbox.get(HISTORY)
+    except FileNotFoundError:
+        return b"[]"
+
+
+def _actions(artefact: bytes) -> list[Json] | None:
+    """The actions of an artefact, which the agent may have written itself; None: it is no list."""
     try:
         found = json.loads(artefact)
     except (ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) else []
+        return None
+    return found if isinstance(found, list) else None
 
 
 def _make(task: Task) -> Json:
@@ -196,7 +211,8 @@ def _play(task: Task, actions: list[Json]) -> Played:
                 return played._replace(problem="The game is over: no further step counts.")
             fits, taken = _action(game.action_space, action)
             if not fits:
-                return played._replace(problem=f"{action!r} is no action of {game.action_space}")
+                shown = reprlib.repr(action)
+                return played._replace(problem=f"{shown} is no action of {game.action_space}")
             seen, gained, ended, cut, _ = game.step(taken)
             total = played.total + float(gained)
             played = Played(_text(seen), float(gained), total, bool(ended or cut), "")
@@ -206,18 +222,17 @@ def _play(task: Task, actions: list[Json]) -> Played:
 
 
 def _action(space: Json, action: Json) -> tuple[bool, Json]:
-    """(whether it is one of the space's, in the space's own type)."""
+    """(whether it is one of the space's, in the space's own type), whatever the agent wrote."""
     import numpy as np
 
-    if isinstance(action, list):
-        try:
+    try:
+        if isinstance(action, list):
             action = np.asarray(action, dtype=getattr(space, "dtype", None))
-        except (TypeError, ValueError, OverflowError):
-            return False, None
-    elif isinstance(action, str) and action.strip().lstrip("-").isdigit():
-        # models write numbers as texts
-        action = action if space.contains(action) else int(action)
-    return bool(not isinstance(action, bool) and space.contains(action)), action
+        elif isinstance(action, str) and not space.contains(action):
+            action = int(action)  # models write numbers as texts
+        return bool(not isinstance(action, bool) and space.contains(action)), action
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False, None
 
 
 def _text(seen: Json) -> str:

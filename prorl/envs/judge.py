@@ -62,7 +62,7 @@ def encode(value: Any) -> Any:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
-        return {"i": str(int(value))}
+        return {"i": hex(int(value))}  # decimal text has a limit of 4300 digits
     if isinstance(value, float):
         return {"f": float(value).hex()}
     if isinstance(value, complex):
@@ -85,7 +85,7 @@ def decode(value: Any) -> Any:
         return value
     ((tag, inner),) = value.items()
     if tag == "i":
-        return int(inner)
+        return int(inner, 16)
     if tag == "f":
         return float.fromhex(inner)
     if tag == "c":

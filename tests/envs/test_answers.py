@@ -121,6 +121,51 @@ def test_angles_and_bases(reference: str, answer: str, right: bool) -> None:
     assert judge(reference, answer)[0] is right
 
 
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "\\sqrt{2}",
+        "\\pi",
+        "x^2",
+        "[0, \\pi]",
+        "\\{1, \\sqrt{2}\\}",
+        "30^\\circ",
+        "x = \\pi",
+        "5 km",
+        "1:\\pi",
+    ],
+)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "10^{400}",
+        "-10^{400}",
+        "(10^{400}, 2)",
+        "[0, 10^{400}]",
+        "\\{10^{400}, 1\\}",
+        "x = 10^{400}",
+        "x < 10^{400}",
+        "\\max(10^{400}, \\pi)",
+        "\\lfloor 10^{400} \\cdot \\pi \\rfloor",
+        "\\lfloor e^{e^{e^{9}}} \\rfloor",
+        "\\lfloor \\infty \\rfloor",
+        "|10^{400} + i|",
+        "\\sin(10^{400})",
+        "\\cos(10^{400} i)",
+        "\\sqrt[3]{-10^{401}}",
+        "10^{400}:1",
+        "10^{400} km",
+        "10^{400}^\\circ",
+        "\\frac{x}{x - x}",
+        "\\log_{1} 2",
+        "10^{400}\\%",
+    ],
+)
+def test_no_answer_makes_the_rules_fail(reference: str, answer: str) -> None:
+    """Exact values that are no doubles, and divisions by 0, are wrong answers."""
+    assert judge(reference, answer)[0] is False
+
+
 @given(st.integers(-(10**12), 10**12))
 def test_numbers_are_read_with_and_without_separators(value: int) -> None:
     assert judge(str(value), f"{value:,}")[0]

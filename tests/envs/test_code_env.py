@@ -70,6 +70,14 @@ async def test_bodies_and_whole_programs_pass(tmp_path: Path, program: str) -> N
     assert score.reward == 1, score.log
 
 
+async def test_integers_of_any_size_cross(tmp_path: Path) -> None:
+    """Python refuses decimal text of more than 4300 digits."""
+    calls = "for n in (10**5000, -(10**5000)): assert candidate(n) == 2 * n"
+    test = f"def check(candidate):\n    {calls}\n"
+    score = await _score(tmp_path, "def double(x): return x * 2", test=test)
+    assert score.reward == 1, score.log
+
+
 ALWAYS_EQUAL = """
 class Anything(int):
     def __eq__(self, other): return True

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from prorl.envs import get_env
-from prorl.envs.gym import GymEnv, _actions
+from prorl.envs.gym import HISTORY, GymEnv, _actions
 from prorl.errors import GraderError, TaskError
 from prorl.limits import Deadline
-from prorl.testing import make_task, run
+from prorl.testing import LocalSandbox, make_task, run
 from prorl.types import Json, Task, ToolCall
 
 pytestmark = pytest.mark.skipif(
@@ -67,6 +69,46 @@ def test_steps_after_the_end_do_not_count() -> None:
     assert run(ENV, _lake(max_steps=3), *map(_step, WAY), "Done.").reward == 0
 
 
+ODD: list[Json] = [
+    "--1",
+    "²",
+    "9" * 5000,
+    "1_0",
+    10**30,
+    -(10**30),
+    1e400,
+    [10**30],
+    [[[]]],
+    {},
+    None,
+]
+
+
+@pytest.mark.parametrize("action", ODD, ids=lambda action: repr(action)[:12])
+async def test_no_action_makes_the_game_fail(action: Json, tmp_path: Path) -> None:
+    """By the tool, and by the file that the agent may write."""
+    sandbox = LocalSandbox(tmp_path)
+    await ENV.prepare(_lake(), sandbox)
+    told = await ENV.call(_lake(), sandbox, _step(action), 9.0)
+    assert "no action of" in told.output
+    assert len(told.output) < 200
+    score = await ENV.score(_lake(), json.dumps([action]).encode(), None, Deadline(60))
+    assert score.reward == 0
+
+
+async def test_a_spoilt_history_is_the_policys_and_a_missing_one_is_empty(tmp_path: Path) -> None:
+    sandbox = LocalSandbox(tmp_path)
+    assert await ENV.artefact(_lake(), "", sandbox) == b"[]"
+    assert (await ENV.call(_lake(), sandbox, _step(DOWN), 9.0)).output.startswith("You see: 4")
+    for spoilt in (b"", b"{}", b"\xff"):
+        (tmp_path / HISTORY).write_bytes(spoilt)
+        assert "no step counts" in (await ENV.call(_lake(), sandbox, _step(DOWN), 9.0)).output
+        artefact = await ENV.artefact(_lake(), "", sandbox)
+        score = await ENV.score(_lake(), artefact, None, Deadline(60))
+        assert score.reward == 0
+        assert "spoilt" in score.log
+
+
 async def test_the_artefact_is_played_again_and_not_believed() -> None:
     async def reward(artefact: bytes) -> float:
         return (await ENV.score(_lake(), artefact, None, Deadline(60))).reward
@@ -98,4 +140,4 @@ def test_bad_tasks_are_refused(data: dict[str, Json], says: str) -> None:
 
 @pytest.mark.parametrize("artefact", [b"", b"{}", b"[" * 100_000, b"\xff"])
 def test_what_is_no_list_of_actions_is_none(artefact: bytes) -> None:
-    assert _actions(artefact) == []
+    assert _actions(artefact) is None

@@ -140,7 +140,7 @@ def _is_real(value: Number) -> bool:
 
 
 def _as_complex(value: Number) -> complex:
-    return complex(float(value)) if isinstance(value, Fraction) else complex(value)
+    return complex(_as_float(value))
 
 
 _VALUES: Mapping[str, Number] = {
@@ -235,7 +235,11 @@ class _Evaluation:
 
 
 def _as_float(value: Number) -> float | complex:
-    return float(value) if isinstance(value, Fraction) else value
+    """Raises UndefinedError for an exact value that no double is near."""
+    try:
+        return float(value) if isinstance(value, Fraction) else value
+    except OverflowError as cause:
+        raise UndefinedError("a number beyond doubles") from cause
 
 
 def _power(base: Number, power: Number) -> Number:

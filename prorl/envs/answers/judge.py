@@ -282,7 +282,7 @@ def _mathematics(reference: str, answer: str) -> bool | None:
                 try:
                     if same(one, node):
                         return True
-                except (UnreadableError, UndefinedError):
+                except (UnreadableError, UndefinedError, ArithmeticError):
                     continue
     return False if _has_value(wanted) else None
 
@@ -303,7 +303,7 @@ def _has_value(readings: list[Node]) -> bool:
         try:
             if same(node, node):
                 return True
-        except (UnreadableError, UndefinedError):
+        except (UnreadableError, UndefinedError, ArithmeticError):
             continue
     return False
 
