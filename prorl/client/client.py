@@ -27,7 +27,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import orjson
 import pyarrow as pa
 import stamina
 
@@ -37,7 +36,8 @@ from prorl.client.fetch import Fetched, FlightSource
 from prorl.client.http import Http
 from prorl.client.packed import PackedBatch, regroup
 from prorl.client.ranks import Share, check_rank, shares
-from prorl.errors import ConfigError, UnavailableError, UserError
+from prorl.client.root import listening
+from prorl.errors import UnavailableError, UserError
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.tls import Credentials, Join
 from prorl.types import Json, SamplingParams, Task
@@ -65,8 +65,8 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
     host, or a join file `FILE.json` from another one) or of a replay (`grpc://host:port`).
 
     The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet.
-    `retry_s`: how long a request looks for a gateway that does not answer.
-    Raises ConfigError.
+    `retry_s`: how long a request looks for a gateway that does not answer, and for a service
+    that has just been started to have a port. Raises ConfigError, UnavailableError.
     """
     url = str(url)
     token = os.environ.get("PRORL_TOKEN", "") if token is None else token
@@ -82,7 +82,7 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
             token=token,
             credentials=credentials,
         )
-    service = _service_file(Path(url))
+    service = listening(Path(url), retry_s)
     token = token or str(service.get("token", ""))
     address = f"http://{service['host']}:{service['http_port']}"
     return Client(http=Http(address, token, retry_s=retry_s), token=token)
@@ -374,19 +374,3 @@ class Client:
         if self._credentials is not None:
             return str(status["outside"]["store"])
         return str(locations[0])
-
-
-def _service_file(root: Path) -> dict[str, Json]:
-    try:
-        return dict(orjson.loads((root / "service.json").read_bytes()))
-    except FileNotFoundError:
-        expected = "http://HOST:PORT, grpc://HOST:PORT, or the root directory of a running service"
-        raise ConfigError(
-            f"no service works on {root}", expected, "start one with `prorl serve`"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"{root}/service.json: {error.strerror}",
-            "a file that you can read",
-            "pass the token and http:// address",
-        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,7 +17,13 @@ import pytest
 
 from prorl.client import Client, connect
 from prorl.config import ServiceConfig
-from prorl.errors import ConfigError, ConflictError, NotFoundError, UserError
+from prorl.errors import (
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+    UserError,
+)
 from prorl.types import SamplingParams, Task
 
 TOKEN = "a-token-for-tests"
@@ -176,3 +183,19 @@ def test_a_batch_that_could_never_fill_is_refused(client: Client) -> None:
 def test_the_token_comes_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRORL_TOKEN", TOKEN)
     assert "runs" in connect(url).status()
+
+
+def test_a_service_that_starts_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "service.json"
+    file.write_text('{"host": "127.0.0.1", "http_port": 0}')
+    with pytest.raises(UnavailableError, match="does not listen yet"):
+        connect(tmp_path, retry_s=0.1)
+    ready = '{"host": "127.0.0.1", "http_port": 7}'
+    threading.Timer(0.3, lambda: os.replace(_written(tmp_path / "new", ready), file)).start()
+    with connect(tmp_path, retry_s=30) as client:
+        assert client._http.url.endswith(":7")
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
