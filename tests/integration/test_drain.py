@@ -70,6 +70,7 @@ async def left(supervisor: Supervisor) -> None:
         await supervisor.left.wait()
 
 
+@pytest.mark.slow
 async def test_an_operator_has_a_node_give_back_what_it_cannot_end(
     tmp_path: Path, sandbox_kind: str
 ) -> None:

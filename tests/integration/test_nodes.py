@@ -84,6 +84,7 @@ async def test_two_nodes_share_a_run(tmp_path: Path, sandbox_kind: str) -> None:
             assert done[name] > 0
 
 
+@pytest.mark.slow
 async def test_a_node_that_dies_costs_attempts_and_no_rollout(
     tmp_path: Path, sandbox_kind: str
 ) -> None:
