@@ -56,3 +56,50 @@ async def test_an_honest_run_is_believed(tmp_path: Path) -> None:
     tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
     assert tested.count(["test_a (test_it.T)", "test_a (test_it.T.test_a)"]) == 2
     assert tested.is_witnessed
+
+
+HALF = """import sys, types
+sys.modules["\\ud800"] = odd = types.ModuleType("odd")
+odd.__file__ = "/tmp/\\udfff.py"
+"""
+LIES = """import gc
+for one in gc.get_objects():
+    if type(one).__name__ == "Witness":
+        one._socket.sendall(one._key + {line!r} + b"\\n")
+"""
+
+
+LAST = b'{"say": "bye", "outcomes": {"prorl_canary": true}, '
+
+
+async def test_half_a_surrogate_pair_in_a_modules_name_is_read(tmp_path: Path) -> None:
+    text = HALF + TEST.replace("False", "True")
+    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    assert tested.count(["test_a (test_it.T)"]) == 1
+    assert tested.modules["\\ud800"] == "/tmp/\\udfff.py"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1]",
+        b"{",
+        b"7",
+        b"[" * 100_000,
+        b'{"outcomes": [1]}',
+        LAST + b'"modules": 7}',
+        LAST + b'"modules": {"a": 7}}',
+        LAST + b'"suspects": [[]]}',
+        LAST + b'"expected": 7}',
+    ],
+    ids=lambda line: line[-24:].decode(),
+)
+async def test_what_no_witness_says_is_a_verdict_and_no_failure_of_the_grader(
+    line: bytes, tmp_path: Path
+) -> None:
+    """Code that finds the witness in its process and speaks with its key."""
+    text = TEST.replace("self.assertTrue(False)", "exec(LIES)")
+    text = f"LIES = {LIES.format(line=line)!r}\n{text}"
+    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    assert tested.passed == frozenset()
+    assert "spoiled their report" in tested.log or "did not end well" in tested.log

@@ -74,7 +74,11 @@ class Sessions:
         *lines, self._said = self._said.split(b"\n")
         for line in lines:
             if self._key and line.startswith(self._key):
-                self._take(json.loads(line[len(self._key) :].decode("utf-8", "replace")))
+                try:
+                    self._take(message_of(line[len(self._key) :]))
+                except (ValueError, RecursionError):  # no witness: it is heard no longer
+                    self._key = b""
+                    self.found.append({"ended": False, "outcomes": {}})
         return bool(data)
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -89,6 +93,14 @@ class Sessions:
             if say == "bye":
                 self.found[-1]["ended"] = True
                 self._offer()
+
+
+def message_of(line: bytes) -> dict[str, Any]:
+    """What a witness says in a line. Raises ValueError for what none says, RecursionError."""
+    message = json.loads(line.decode("utf-8", "replace"))
+    if not isinstance(message, dict) or not isinstance(message.get("outcomes", {}), dict):
+        raise ValueError("no message of a witness")
+    return message
 
 
 def environment(job: dict[str, Any], witness_fd: int, place: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import secrets
 import zipfile
 import zlib
@@ -121,7 +122,19 @@ async def run_tests(
         return Tested(frozenset(), "the tests removed their own report")
     if hashlib.sha256(content).hexdigest() != orjson.loads(line.partition(" ")[2])["digest"]:
         return Tested(frozenset(), "the tests changed their own report")
-    return _read(orjson.loads(zlib.decompress(content)), parser)
+    try:  # the runner's own file, but names and places in it are the tests' to choose
+        return _read(json.loads(zlib.decompress(content)), parser)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return Tested(frozenset(), "the tests spoiled their report")
+
+
+def _text(said: str) -> str:
+    """What the tests said, without halves of surrogate pairs, which no table holds."""
+    return said.encode("utf-8", "backslashreplace").decode()
+
+
+def _texts(said: Iterable[str]) -> set[str]:
+    return set(map(_text, said))
 
 
 def _short(names: Iterable[str]) -> set[str]:
@@ -147,13 +160,13 @@ def _read(report: Json, parser: str) -> Tested:
         outcomes = session.get("outcomes", {})
         if not session["ended"] or not outcomes.get(_CANARY):
             log += "\na session of tests did not end well: what it saw does not count"
-            failed.update(outcomes)
+            failed.update(_texts(outcomes))
             continue
-        passed.update(name for name, good in outcomes.items() if good)
-        failed.update(name for name, good in outcomes.items() if not good)
-        suspects.update(session.get("suspects", []))
-        expected.update(session.get("expected", []))
-        modules.update(session.get("modules", {}))
+        passed.update(_texts(name for name, good in outcomes.items() if good))
+        failed.update(_texts(name for name, good in outcomes.items() if not good))
+        suspects.update(_texts(session.get("suspects", [])))
+        expected.update(_texts(session.get("expected", [])))
+        modules.update({_text(name): _text(at) for name, at in session.get("modules", {}).items()})
     return Tested(
         frozenset(passed - failed - {_CANARY}),
         log,
