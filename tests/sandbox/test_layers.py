@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import threading
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from prorl.errors import SandboxError
+from prorl.errors import SandboxError, UserError
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.images.layers import LayerRecipe
+from prorl.sandbox.images.cache import ImageCache
+from prorl.sandbox.images.layers import LayerRecipe, ToolFailed, _install
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
@@ -106,3 +113,69 @@ def test_a_layer_is_named_by_all_that_it_is_made_from(tmp_path: Path) -> None:
     digests |= {recipe.digest(), LayerRecipe(("hello", "pytest"), recipe.wheels).digest()}
     digests.add(LayerRecipe(("pytest",), "host").digest())
     assert len(digests) == 5
+
+
+@contextmanager
+def _index(status: int) -> Iterator[str]:
+    """An index that answers everything with this status; 0: nobody listens there any longer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    url = f"http://127.0.0.1:{server.server_port}/simple"
+    if not status:
+        server.server_close()
+        yield url
+        return
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield url
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "mistake"), [(0, False), (503, False), (504, False), (404, True)]
+)
+def test_an_index_that_does_not_answer_is_no_mistake_of_the_task(
+    status: int, mistake: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    tree = tmp_path / "tree"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tree], check=True)
+    with _index(status) as url, pytest.raises(ToolFailed) as caught:
+        _install(["hello"], tree, tmp_path, {"source": "hello", "wheels": url})
+    assert caught.value.mistake is mistake, caught.value
+
+
+async def test_a_layer_that_failed_by_no_mistake_is_tried_again(tmp_path: Path) -> None:
+    """The first time this machine has no place for it."""
+    wheel(tmp_path / "wheels")
+    recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))
+    cache = ImageCache(tmp_path / "images", False)
+    (tmp_path / "images").touch()
+    with pytest.raises(SandboxError) as caught:
+        await cache.layer(recipe)
+    assert caught.value.code is FailureCode.SANDBOX_START
+    (tmp_path / "images").unlink()
+    assert Path(await cache.layer(recipe)).is_dir()
+
+
+@pytest.mark.parametrize(("name", "says"), [("pytest ==", "as pip reads"), ("pytest<1", "has")])
+def test_a_host_requirement_that_cannot_be_met_is_refused(name: str, says: str) -> None:
+    with pytest.raises(UserError, match=says) as caught:
+        LayerRecipe((name,), "host").digest()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_host_requirement_that_is_met_is_taken() -> None:
+    assert LayerRecipe(("pytest>=1",), "host").digest()

@@ -83,7 +83,12 @@ class ImageCache:
         """The folder of a layer of packages. Raises SandboxError as `locate`."""
         try:
             job = await asyncio.to_thread(recipe.job)
-            return self._hold((await self._made(job["digest"], job)).digest)
+            try:
+                made = await self._made(job["digest"], job)
+            except StorageError:  # no mistake of the recipe's: who asks next has it tried again
+                self._unpacking.pop(job["digest"], None)
+                raise
+            return self._hold(made.digest)
         except UserError as error:
             raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
         except (ProrlError, OSError) as error:

@@ -15,22 +15,34 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from prorl.errors import StorageError, UserError
 from prorl.sandbox.images.registry import Image, Registry
 from prorl.sandbox.launch.spec import interpreter
 from prorl.types import HOST_WHEELS
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 VERSION = 1
 """Changes when layers are made in another way."""
 SHEBANG = b"#!/usr/bin/env python3\n"
+
+
+UNREACHABLE = re.compile(
+    "max retries exceeded|temporary failure in name resolution|timed out|network is unreachable"
+    "|connection (?:refused|reset|aborted|broken)|5[0-9][0-9] (?:server error|error responses)",
+    re.IGNORECASE,
+)
+"""What pip says of an index that does not answer: nobody's mistake, and over some day."""
 
 
 class ToolFailed(StorageError):
@@ -108,7 +120,9 @@ def make_layer(registry: Registry, job: dict[str, str]) -> Image:
         with registry.workplace() as work:
             os.umask(0o022)  # each sandbox reads it under a uid of its own
             tree = work / "tree"
-            _run([interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)], job)
+            argv = [interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)]
+            if not _ends_well(argv):
+                raise ToolFailed(f"{job['source']}: no environment could be made", mistake=False)
             requirements = json.loads(job["requirements"])
             if job["wheels"] == HOST_WHEELS:
                 _copy(closure(requirements), _packages(tree))
@@ -121,20 +135,25 @@ def make_layer(registry: Registry, job: dict[str, str]) -> Image:
 def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:
     wheels = job["wheels"]
     source = ["--index-url", wheels] if "://" in wheels else ["--no-index", "--find-links", wheels]
+    said = work / "pip.log"  # tells more than pip prints: why a page of the index was left out
     argv = [
         sys.executable,
-        *("-m", "pip", "--python", f"{tree}/bin/python", "install"),
+        *("-m", "pip", "--log", str(said), "--python", f"{tree}/bin/python", "install"),
         *("--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"),
         *(source if wheels else ()),
         *("--", *requirements),
     ]
     os.environ["HOME"] = str(work)
-    _run(argv, job)
+    if _ends_well(argv):
+        return
+    if found := UNREACHABLE.search(said.read_text(errors="replace") if said.exists() else ""):
+        what = f"{job['source']}: the index could not be reached ({found[0]})"
+        raise ToolFailed(what, mistake=False)
+    raise ToolFailed(f"{job['source']} could not be installed", mistake=True)
 
 
-def _run(argv: list[str], job: dict[str, str]) -> None:
-    if subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-        raise ToolFailed(f"{job['source']} could not be installed", mistake=True)
+def _ends_well(argv: list[str]) -> bool:
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def _packages(tree: Path) -> Path:
@@ -157,12 +176,13 @@ def _free_scripts(tree: Path) -> None:
 def closure(names: Sequence[str]) -> list[metadata.Distribution]:
     """Distributions of this Python with all that they need, as they are installed here.
 
-    One that is not installed is left out, as is what it needs.
+    One that is not installed is left out, as is what it needs. Raises UserError for a name that is
+    no requirement, or asks for another version than is installed.
     """
     from packaging.requirements import Requirement
 
     found: dict[str, metadata.Distribution] = {}
-    pending = [Requirement(name) for name in names]
+    pending = [_requirement(name) for name in names]
     while pending:
         wanted = pending.pop()
         name = wanted.name.lower().replace("_", "-")
@@ -175,6 +195,28 @@ def closure(names: Sequence[str]) -> list[metadata.Distribution]:
         needs = map(Requirement, found[name].requires or ())
         pending += [need for need in needs if _applies(need)]
     return list(found.values())
+
+
+def _requirement(name: str) -> Requirement:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        wanted = Requirement(name)
+    except InvalidRequirement:
+        raise UserError(
+            f"the requirement {name!r}", "one as pip reads them, e.g. 'pytest==8.4.2'"
+        ) from None
+    try:
+        version = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return wanted
+    if not wanted.specifier.contains(version, prereleases=True):
+        raise UserError(
+            f"the requirement {name!r}",
+            f"{wanted.name}=={version}, which this node has",
+            f"wheels of it in a folder or an index in the place of {HOST_WHEELS!r}",
+        )
+    return wanted
 
 
 def _applies(need: object) -> bool:
