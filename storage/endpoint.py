@@ -35,7 +35,7 @@ from prorl.sequences import dense
 from prorl.storage.delivery import Given, Order, Wanted
 from prorl.storage.hot import HotCopy, Location
 from prorl.storage.layout import RunDir
-from prorl.storage.lineage import append_recorded, read_recorded
+from prorl.storage.lineage import append_recorded, read_recorded, recorded_run
 from prorl.types import Json
 
 ResultT = TypeVar("ResultT")
@@ -108,6 +108,7 @@ class Endpoint:
             get=self.get,
             info=self.info,
             actions={"commit": self.commit, "record": self.record, "status": self.status},
+            named={"record": recorded_run},
         )
 
     async def on_thread(self, work: Callable[[], ResultT]) -> ResultT:

@@ -67,7 +67,7 @@ def read_recorded(body: bytes) -> Recorded:
             f"lineage that is no Arrow stream: {error}", "what `record` sends"
         ) from None
     check_schema(rows.schema, TRAINED, "lineage")
-    run = ((rows.schema.metadata or {}).get(b"prorl.run") or b"").decode()
+    run = _run_of(rows.schema)
     nulls = [f.name for f in TRAINED if not f.nullable and rows.column(f.name).null_count]
     if nulls or not rows.num_rows:
         raise UserError(f"lineage with nothing in {', '.join(nulls) or 'it'}", "rows without nulls")
@@ -75,6 +75,18 @@ def read_recorded(body: bytes) -> Recorded:
     if several:
         raise UserError(f"lineage with several {', '.join(several)}", "one checkpoint's rows")
     return Recorded(run, rows.replace_schema_metadata())
+
+
+def recorded_run(body: bytes) -> str:
+    """The run that a `record` body is about, as `read_recorded` finds it; else empty."""
+    try:
+        return _run_of(pa.ipc.open_stream(body).schema)
+    except (pa.ArrowException, OSError):
+        return ""
+
+
+def _run_of(schema: pa.Schema) -> str:
+    return ((schema.metadata or {}).get(b"prorl.run") or b"").decode(errors="replace")
 
 
 def append_recorded(directory: RunDir, recorded: Recorded) -> bool:

@@ -17,8 +17,12 @@ from prorl.cli.app import dispatch
 from prorl.errors import ForbiddenError, UnauthorizedError, UserError
 from prorl.flight import FlightNetwork, FlightReads
 from prorl.flight.wire import call_options
+from prorl.schema import TRAINED
+from prorl.storage.endpoint import Endpoint
+from prorl.storage.replay import open_replay
 from prorl.tokens import EVERYTHING, REVOKED, Keys
 from tests.service.world import TOKEN, World, world
+from tests.storage.directory import new_run
 
 DATA = pa.table({"x": [1]})
 
@@ -184,6 +188,42 @@ async def test_over_flight_role_and_run_count_as_well(tmp_path: Path) -> None:
             assert await asyncio.to_thread(outcome, role, what, "") == may, (role, what)
             assert await asyncio.to_thread(outcome, role, what, "mine") == may, (role, what)
             assert not await asyncio.to_thread(outcome, role, what, "other"), (role, what)
+
+
+def lineage(run: str) -> bytes:
+    """What a client says with `record`."""
+    values = {"checkpoint": "c", "parent": "p", "consumer": "primary", "run_id": "other"}
+    row = {field.name: values.get(field.name, 0) for field in TRAINED if not field.nullable}
+    rows = pa.Table.from_pylist([row], TRAINED).replace_schema_metadata(
+        {**TRAINED.metadata, b"prorl.run": run.encode()}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return bytes(sink.getvalue())
+
+
+async def test_a_trainer_of_one_run_records_lineage_of_that_run_alone(tmp_path: Path) -> None:
+    keys, endpoint = Keys("secret"), Endpoint(tmp_path / "hot", 1 << 20)
+    for name in ("mine", "other"):
+        new_run(tmp_path, name)
+        endpoint.add(*open_replay(tmp_path / name))
+    async with FlightNetwork("secret", keys=keys) as network:
+        location = await network.listen(f"grpc+unix://{tmp_path}/s", {}, endpoint.reads())
+
+        def record(token: str, body: bytes) -> bytes:
+            with fl.connect(location) as client:
+                (answer,) = client.do_action(("record", body), call_options(token, 30))
+                return bytes(answer.body.to_pybytes())
+
+        _, token = keys.issue("trainer", run="mine")
+        for body in (lineage("other"), lineage(""), b'{"run": "mine"}', b"", lineage("mine")[:200]):
+            with pytest.raises(pa.ArrowException, match="is for run 'mine'"):
+                await asyncio.to_thread(record, token, body)
+        for who, run in ((token, "mine"), ("secret", "other")):
+            answer = await asyncio.to_thread(record, who, lineage(run))
+            assert answer == b'{"recorded": false}', "a replay lets it in and writes nothing"
+    endpoint.close()
 
 
 def test_the_command_makes_lists_and_revokes(

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 from prorl.config import ServiceConfig
@@ -70,8 +70,15 @@ async def asked(config: ServiceConfig) -> AsyncIterator[Asks]:
             loop.remove_signal_handler(number)
 
 
-async def stay(supervisor: Supervisor, asks: Asks, left_s: float | None = None) -> None:
-    """Work until the node has left. `left_s`: seconds of its walltime. Raises what broke it."""
+async def stay(
+    supervisor: Supervisor,
+    asks: Asks,
+    left_s: float | None = None,
+    *others: Coroutine[object, object, None],
+) -> None:
+    """Work until the node has left. `left_s`: seconds of its walltime. `others`: what runs as long
+    as it does. Raises what broke it, or one of them.
+    """
     works = [
         asyncio.ensure_future(work)
         for work in (
@@ -80,6 +87,7 @@ async def stay(supervisor: Supervisor, asks: Asks, left_s: float | None = None) 
             asks.kill.wait(),
             _obey(supervisor, asks),
             _watch_clock(supervisor.config, asks, left_s),
+            *others,
         )
     ]
     try:

@@ -33,6 +33,11 @@ from prorl.tls import Join
 RETRY_S = 1.0
 """Between attempts to register with a scheduler that is away."""
 
+REFUSALS = (OSError, TimeoutError, ValueError, RuntimeError)
+"""What a scheduler that is away raises, and one that refuses: while it believes in an earlier life
+of the node, the node's name is taken.
+"""
+
 ASKED = "scheduler-"
 """How the reason begins with which Dask closes a worker that it retires."""
 
@@ -61,7 +66,9 @@ class Handle(Worker):  # type: ignore[misc]
 
 
 async def be_seen(scheduler: str, name: str) -> None:
-    """Hold a handle until Dask retires it; register again for as long as the scheduler is away."""
+    """Hold a handle until Dask retires it; register again for as long as the scheduler is away or
+    refuses.
+    """
     while True:
         try:
             async with Handle(
@@ -71,8 +78,8 @@ async def be_seen(scheduler: str, name: str) -> None:
                 await handle.finished()
                 if handle.why.startswith(ASKED):
                     return
-        except (OSError, TimeoutError) as error:
-            log.info("no scheduler at %s: %s", scheduler, error)
+        except REFUSALS as error:
+            log.info("not registered with %s: %s", scheduler, error)
         await asyncio.sleep(RETRY_S)
 
 
@@ -84,19 +91,16 @@ async def serve(
         supervisor = await asyncio.to_thread(node, Join.read(join), config)
         async with supervisor:
             log.info("node %s works", name)
-            seen = asyncio.ensure_future(until_retired(scheduler, name, asks, config.drain_s))
-            try:
-                await stay(supervisor, asks, left_s)
-            finally:
-                seen.cancel()
-                await asyncio.gather(seen, return_exceptions=True)
+            seen = leave_when_retired(scheduler, name, asks, config.drain_s)
+            await stay(supervisor, asks, left_s, seen)
         await outlast_slurm(asks)
 
 
-async def until_retired(scheduler: str, name: str, asks: Asks, drain_s: float) -> None:
-    """Be seen by Dask; when it retires the node, leave."""
+async def leave_when_retired(scheduler: str, name: str, asks: Asks, drain_s: float) -> None:
+    """Be seen by Dask; ask to leave when it retires the node, then for ever nothing."""
     await be_seen(scheduler, name)
     asks.ask("Dask", drain_s)
+    await asyncio.Event().wait()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

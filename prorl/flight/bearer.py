@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import orjson
 import pyarrow.flight as fl
@@ -13,6 +13,10 @@ from prorl.tokens import Keys, TokenGrant
 
 BEARER = "bearer"
 """Name of the middleware that knows a call's token."""
+
+
+NamedRun = Callable[[bytes], str]
+"""A body -> the run that it is about; empty if it names none."""
 
 
 def named_run(body: bytes) -> str:
@@ -48,9 +52,13 @@ class Bearer(fl.ServerMiddlewareFactory):  # type: ignore[misc]
             raise fl.FlightUnauthenticatedError(str(error)) from None
 
 
-def check_grant(context: fl.ServerCallContext, what: str, body: bytes) -> None:
-    """Raise ForbiddenError unless the caller's token allows this; `body` names the run."""
+def check_grant(
+    context: fl.ServerCallContext, what: str, body: bytes, named: NamedRun = named_run
+) -> None:
+    """Raise ForbiddenError unless the caller's token allows this; `body` names the run, as `named`
+    reads it.
+    """
     grant = context.get_middleware(BEARER).grant
     check_flight(grant.role or None, what)
     if grant.run:
-        grant.check_run(named_run(body))
+        grant.check_run(named(body))

@@ -31,7 +31,7 @@ from prorl.errors import (
     ProrlError,
     UnavailableError,
 )
-from prorl.flight.bearer import BEARER, Bearer, check_grant
+from prorl.flight.bearer import BEARER, Bearer, NamedRun, check_grant, named_run
 from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
 from prorl.flight.wire import (
@@ -77,6 +77,10 @@ class FlightReads:
     """Descriptor command -> `get_flight_info`."""
     actions: Mapping[str, Callable[[bytes], Awaitable[bytes]]] = field(default_factory=dict)
     """Action type -> handler, body -> one result."""
+    named: Mapping[str, NamedRun] = field(default_factory=dict)
+    """Action type -> the run that a body is about, where that is no JSON object with `run`: a token
+    for one run is checked against it. It must be the run that the handler takes.
+    """
 
 
 class _Server(fl.FlightServerBase):  # type: ignore[misc]
@@ -122,13 +126,19 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             raise fl.FlightCancelledError("the dialler went away") from None
         stream.serve(reader, writer)
 
-    def _check(self, context: fl.ServerCallContext, what: str, body: bytes = b"") -> None:
+    def _check(
+        self,
+        context: fl.ServerCallContext,
+        what: str,
+        body: bytes = b"",
+        named: NamedRun = named_run,
+    ) -> None:
         """Raise ForbiddenError unless the caller's certificate and token allow this; `body` names
         the run.
         """
         if self._secure:
             check_flight(role_of(context.peer_identity().decode(errors="replace")), what)
-        check_grant(context, what, body)
+        check_grant(context, what, body, named)
 
     def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
         check_hello(
@@ -140,9 +150,11 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             )
         return self._routes[opening.path]
 
-    def _check_read(self, context: fl.ServerCallContext, what: str, body: bytes) -> None:
+    def _check_read(
+        self, context: fl.ServerCallContext, what: str, body: bytes, named: NamedRun = named_run
+    ) -> None:
         try:
-            self._check(context, what, body)
+            self._check(context, what, body, named)
         except ProrlError as error:
             raise to_flight(error) from None
 
@@ -165,7 +177,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
 
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         body = action.body.to_pybytes()
-        self._check_read(context, f"action {action.type}", body)
+        named = self._reads.named.get(action.type, named_run) if self._reads else named_run
+        self._check_read(context, f"action {action.type}", body, named)
         handler = self._reads.actions.get(action.type) if self._reads is not None else None
         if handler is None:
             raise to_flight(NotFoundError(f"no action {action.type}"))

@@ -369,6 +369,7 @@ class Gateway:
                 record, record.life.attempt, "queue_deadline", "no worker took its lease in time"
             )
         self.handovers.prune(self.core.rollouts.may_go_on)
+        self.leases.prune()
         self.core.sweep()
 
     def _pass_by(self, worker: WorkerRecord) -> None:

@@ -116,6 +116,17 @@ class Leases:
             if _current(r, attempt) and now - r.since > r.run.config.limits.queue_s
         ]
 
+    @property
+    def num_remembered(self) -> int:
+        """Of how many runs something is kept for their next lease."""
+        return len(self._limits.keys() | self._renderers.keys())
+
+    def prune(self) -> None:
+        """Forget what was kept of runs that have ended."""
+        for kept in (self._limits, self._renderers):
+            for run_id in kept.keys() - self._state.open.keys():
+                del kept[run_id]
+
     async def _serve(self, channel: Channel) -> None:
         self._streams += 1
         try:

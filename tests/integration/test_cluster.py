@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import prorl
+from prorl.config import ServiceConfig
 from prorl.deploy.running import Running, in_thread
 from prorl.types import Json
 from tests.integration.test_drain import charges
@@ -21,8 +22,12 @@ from tests.integration.test_outside import join_file
 pytest.importorskip("distributed", reason="placing nodes needs the extra `dask`")
 pytest.importorskip("dask_jobqueue", reason="placing jobs needs the extra `dask`")
 
+from distributed import Scheduler, Worker
+
 from prorl.deploy import cluster as clusters
+from prorl.deploy import placed
 from prorl.deploy.leavers import Leavers
+from prorl.deploy.leaving import Asks, stay
 
 Placing = tuple[prorl.Client, Path, Running]
 
@@ -85,8 +90,8 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
             await asyncio.sleep(0.1)
     address = json.loads(told.read_text())["address"]
     leavers = Leavers(drain_s=1, term_s=1)
-    placed = clusters.NodeProcess(address, "n1", join, path, leavers)
-    await placed.start()
+    handle = clusters.NodeProcess(address, "n1", join, path, leavers)
+    await handle.start()
     try:
         await workers(service, 1)
         scheduler.kill()
@@ -95,8 +100,46 @@ async def test_a_node_goes_on_when_its_scheduler_is_killed(
         service.submit("far", TASKS, n=2, key="k", last=True)
         assert (await finished(service))["counts"]["completed"] == 2 * len(TASKS)
     finally:
-        await placed.close()
+        await handle.close()
         await leavers.gone()
+
+
+async def test_a_node_whose_name_is_taken_tries_again_until_it_is_free(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scheduler may believe in its earlier life for minutes."""
+    monkeypatch.setattr(placed, "RETRY_S", 0.05)
+    caplog.set_level("INFO", "prorl.deploy")
+    options = {"host": "127.0.0.1", "dashboard": False, "dashboard_address": ":0"}
+    async with Scheduler(**options) as scheduler, asyncio.timeout(120):
+        async with Worker(scheduler.address, name="n1", nthreads=1, dashboard=False):
+            seen = asyncio.ensure_future(placed.be_seen(scheduler.address, "n1"))
+            while "name taken" not in caplog.text and not seen.done():
+                await asyncio.sleep(0.05)
+            assert not seen.done()
+        while "registered with tcp" not in caplog.text.replace("not registered", ""):
+            await asyncio.sleep(0.05)
+        await scheduler.retire_workers(names=["n1"], close_workers=True)
+        await seen
+
+
+async def test_a_node_that_cannot_be_seen_any_more_ends(tmp_path: Path) -> None:
+    """Else Dask could never retire it."""
+
+    class Works:
+        config = ServiceConfig(root=tmp_path)
+        left = asyncio.Event()
+
+        async def failed(self) -> None:
+            await asyncio.Event().wait()
+
+    async def unseen() -> None:
+        raise TypeError("a defect")
+
+    works: Any = Works()
+    async with asyncio.timeout(60):
+        with pytest.raises(TypeError, match="a defect"):
+            await stay(works, Asks(), None, unseen())
 
 
 async def test_a_slurm_job_is_a_step_that_is_requeued(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
         await w.submit(group("a", n=2), group("b", n=2), last=True)
         keys = await init.take(4)
         assert sorted(key.rollout_id for key in keys) == [0, 1, 2, 3]
+        assert w.served.gateway.leases.num_remembered == 1
         for key in keys:
             run.say(Started(), key)
         await store.commit("r", "p1", keys)
@@ -72,6 +73,9 @@ async def test_a_run_from_submit_to_finished(tmp_path: Path, kind: str) -> None:
         await finish(w, store, [], "p2")
         await store.hear(Kind.FINISHED)
         view = await w.until(lambda v: v["state"] == "finished")
+        async with asyncio.timeout(60):
+            while w.served.gateway.leases.num_remembered:
+                await asyncio.sleep(0.05)
         assert view["counts"]["completed"] == 4
         assert view["reward_mean"] == 1.0
         assert not w.core.state.runs["r"].groups, "what is settled must leave memory"
