@@ -1,10 +1,7 @@
 """What the gateway knows, in memory: runs, groups, rollouts, workers.
 
-A cache of the control log, rebuilt from it at start.
-
-Only live things are here: a group leaves (`forget`) once it is decided and every row of it is
-stored, so that memory follows what is unfinished and not what was ever done.
-`prorl/service/recover.py` reads any group back.
+A cache of the control log, rebuilt from it at start. Only live things are here: a group leaves
+(`forget`) once it is decided and every row of it is stored; `recover.py` reads any group back.
 """
 
 from __future__ import annotations
