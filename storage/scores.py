@@ -81,6 +81,7 @@ def add_scores(
     run.fs.makedirs(run.path(SCORES), exist_ok=True)
     path = run.path(SCORES, f"{name}.parquet")
     with locked(run, SCORES, wait=True):
+        check_name(run, name)  # another may have given it meanwhile
         write(run.fs, path, sink.getvalue())
     return path
 

@@ -5,6 +5,7 @@ the run.
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from prorl.errors import NotFoundError, UserError
+from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES
 from prorl.storage.delivery import Wanted
 from prorl.storage.layout import RunDir
+from prorl.storage.locks import locked
 from prorl.storage.replay import open_replay
-from prorl.storage.scores import SCORE_ROWS, add_scores
+from prorl.storage.scores import SCORE_ROWS, SCORES, add_scores
 from prorl.storage.twist import Twist, open_twisted
 from tests.storage.compacting import ORDER, run_of_many_parts
 from tests.storage.directory import add_events, add_rows, event, new_run
@@ -202,3 +204,12 @@ def test_groups_of_one_task_are_joined_to_larger_ones(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="at most 8"):
         open_twisted(run.where, Twist(group_size=9))
+
+
+def test_of_two_scorings_at_once_with_one_name_one_is_refused(run: RunDir) -> None:
+    rows = pa.Table.from_pylist([], schema=SCORE_ROWS)
+    with ThreadPoolExecutor() as threads, locked(run, SCORES, wait=True):
+        both = [threads.submit(add_scores, run, "twin", rows, {"by": who}) for who in "ab"]
+        time.sleep(0.5)  # both have seen that the name is free, and wait for the lock
+    refused = [done.exception() for done in both if done.exception() is not None]
+    assert [type(error) for error in refused] == [ConflictError]
