@@ -30,11 +30,11 @@ from typing import Any, NoReturn
 import orjson
 
 from prorl.config import ServiceConfig, load_file, parse
-from prorl.errors import ProrlError
+from prorl.errors import FencedError, ProrlError
 from prorl.flight import FlightNetwork, trace, tune
 from prorl.linux import heartbeat
 from prorl.linux.calls import die_with_parent
-from prorl.linux.forked import EXIT_CRASHED, EXIT_LEFT
+from prorl.linux.forked import EXIT_CRASHED, EXIT_LEFT, EXIT_REPLACED
 from prorl.tls import SERVICE_FILE, Credentials
 from prorl.tokens import keys_of
 from prorl.types import Json
@@ -102,9 +102,10 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
         given = parse(ServiceConfig, load_file(config), str(config))
         status = asyncio.run(_lively(serve(given))) or 0
     except* ProrlError as group:
+        status = 1
         for error in _leaves(group):
             logging.error("%s", error)
-        status = 1
+            status = EXIT_REPLACED if isinstance(error, FencedError) else status
     _leave(status)
 
 

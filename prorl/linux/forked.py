@@ -11,6 +11,9 @@ EXIT_CRASHED = os.EX_SOFTWARE
 EXIT_LEFT = 3
 """How a part of the service ends that was asked to leave and has nothing in hand any more."""
 
+EXIT_REPLACED = 4
+"""How a worker ends whose name another life has taken."""
+
 
 class Forked:
     """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the

@@ -30,7 +30,7 @@ from typing import Self
 from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, UnavailableError
 from prorl.linux.disk import disk_full
-from prorl.linux.forked import EXIT_LEFT
+from prorl.linux.forked import EXIT_LEFT, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.restart import Restarts, on_death
@@ -257,6 +257,10 @@ class Supervisor:
         while True:
             code = await child.exited()
             if self._stopping or (ends and code == 0) or self._has_left(child, code):
+                return
+            if code == EXIT_REPLACED and self.config.gateway:
+                # Started again it would be the newest life, and take the place of the other's.
+                self._fail(UnavailableError(f"another node {self.config.node_id!r} took our place"))
                 return
             if ends and code == MISTAKE:
                 raise UnavailableError(

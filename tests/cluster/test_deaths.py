@@ -41,9 +41,9 @@ def test_two_nodes_of_one_name(tmp_path: Path) -> None:
         begun(w)
         earlier = w.nodes.pop("n2")
         w.node(2)
+        earlier.wait(60)  # it ends by itself: who takes the name back would lose what both hold
         w.finish()
-        earlier.send_signal(signal.SIGINT)
-        earlier.wait(60)
+        assert w.count("worker_losses > 1") == 0
 
 
 def test_the_gateway_is_killed(tmp_path: Path) -> None:

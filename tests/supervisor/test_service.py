@@ -49,6 +49,16 @@ async def _gone(pid: int) -> None:
         await asyncio.sleep(0.01)
 
 
+async def test_a_node_whose_name_another_took_ends_and_does_not_take_it_back(
+    tmp_path: Path,
+) -> None:
+    config = ServiceConfig(root=tmp_path / "root", node_id="n1", gateway="grpc+tls://far:1")
+    async with Supervisor(config, family(tmp_path, "a", "replaced")) as supervisor:
+        with pytest.raises(UnavailableError, match="another node 'n1' took our place"):
+            await supervisor.failed()
+        assert supervisor.restarts == 0
+
+
 async def test_a_service_starts_publishes_itself_privately_and_leaves_nothing(
     tmp_path: Path,
 ) -> None:

@@ -27,6 +27,8 @@ def main() -> None:
     if mode == "crashes":
         print("out of luck", file=sys.stderr)
         os._exit(3)
+    if mode == "replaced":
+        os._exit(4)
     while True:
         if mode == "beats":
             os.write(int(os.environ["PRORL_HEARTBEAT_FD"]), b".")
