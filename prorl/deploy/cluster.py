@@ -170,6 +170,8 @@ def jobs(system: str, join: Path, config: Path, leavers: Leavers, **options: Any
     directives = ["--requeue", "--open-mode=append"] if slurm else []
     left = ["--left", LEFT_OF_SLURM] if slurm else []
     cluster = JOBS[system]
+    # Any free port: two clusters of one host must not want the same one for Dask's dashboard.
+    scheduler = {"dashboard_address": ":0", **options.pop("scheduler_options", {})}
     return cluster(
         job_cls=type("Job", (DrainedJob, cluster.job_cls), {"leavers": leavers}),
         python=step + sys.executable,
@@ -179,6 +181,7 @@ def jobs(system: str, join: Path, config: Path, leavers: Leavers, **options: Any
         processes=1,
         job_extra_directives=[*directives, *options.pop("job_extra_directives", ())],
         asynchronous=True,
+        scheduler_options=scheduler,
         **options,
     )
 
