@@ -25,6 +25,7 @@ from prorl.backends.catalogue import is_server
 from prorl.completion import check_completion
 from prorl.control import Assigned, Failover, Served
 from prorl.errors import BackendError
+from prorl.flight import trace
 from prorl.limits import Deadline
 from prorl.protocols import Renderer
 from prorl.stages.backends import Backends
@@ -174,6 +175,7 @@ class Routed:
             return await self._hear_out(url, request)
         if self._backends.gone_since(url) is not None:
             raise self._silence(f"{url} is out")
+        trace.mark(url, trace.ASKED, (self._key,))
         work = asyncio.ensure_future(self._sample(url, request))
         try:
             with self._backends.watch(url, self):

@@ -1,5 +1,6 @@
-"""When each row was offered on an edge and when its consumer had it: marks for `prorl bench
-pipeline`. Off unless `start` was called.
+"""When each row was offered on an edge and when its consumer had it, and when each model call was
+made of which server: marks for `prorl bench pipeline` and for trials. Off unless `start` was
+called.
 
 A mark is a line `ns edge what run rollout attempt` in FOLDER/NAME, flushed at once, in nanoseconds
 of CLOCK_MONOTONIC, which all processes of a host share. It costs a write per row and end, so it is
@@ -15,13 +16,13 @@ from typing import NamedTuple, TextIO
 
 from prorl.types import AttemptKey
 
-OFFERED, TAKEN = "offered", "taken"
+OFFERED, TAKEN, ASKED = "offered", "taken", "asked"
 
 _file: TextIO | None = None
 
 
 class Mark(NamedTuple):
-    """One row at one end of one edge."""
+    """One row at one end of one edge; a model call's edge is the server that was asked."""
 
     at_s: float
     edge: str

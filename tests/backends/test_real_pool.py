@@ -17,7 +17,9 @@ from prorl.cli.progress import Show, follow
 from prorl.deploy.running import client_of, in_thread, service, signals
 from tests.backends.real import VLLM_PYTHON, Server, embedded, serving, vllm
 from tests.backends.trial import (
+    asked,
     check_exact,
+    check_left_alone,
     check_nothing_charged,
     config,
     p90_s,
@@ -48,7 +50,7 @@ async def undisturbed(root: Path, kind: str, pool: list[Server]) -> float:
         await asyncio.wait_for(follow(client, running, "r", ROLLOUTS, Show.NOTHING), 300)
     stored = check_complete(root / "r", ROLLOUTS)
     check_nothing_charged(stored, ROLLOUTS)
-    return p90_s(stored, [one.url for one in pool])
+    return p90_s(stored, asked(root), [one.url for one in pool])
 
 
 async def test_one_killed_and_one_frozen_of_four_cost_nothing(
@@ -67,6 +69,7 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
             finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, Show.NOTHING))
             await until_busy(pool, max(before.values()) + 16)
             killed.strike(signal.SIGKILL)
+            killed_at = time.monotonic()
             dead_s = await until_out(client, killed.url, 20)
             frozen.strike(signal.SIGSTOP)
             struck = time.monotonic()
@@ -79,7 +82,8 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
         check_nothing_charged(stored, ROLLOUTS)
         calls = [call for one in pool for call in one.tap.calls()[before[one.name] :]]
         continued = check_exact(stored, calls)
-        after_s = p90_s(stored, [one.url for one in others])
+        asks = asked(root)
+        after_s = p90_s(stored, asks, [one.url for one in others])
     print(
         f"dead: out after {dead_s:.2f} s, frozen: {frozen_s:.2f} s; {continued} calls continued"
         " elsewhere,"
@@ -88,6 +92,8 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
     )
     assert continued > 0
     assert not late, "work for a frozen server"
+    check_left_alone(asks, killed.url, killed_at + DEAD_S)
+    check_left_alone(asks, frozen.url, struck + FROZEN_S)
     assert {one["state"] for one in status["backends"] if one["name"] == killed.url} == {"ejected"}
     assert dead_s < DEAD_S
     assert frozen_s < FROZEN_S

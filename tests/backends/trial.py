@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from prorl.backends.embedded import TOY
 from prorl.client.client import Client
 from prorl.config import ServiceConfig
 from prorl.deploy.running import in_thread
+from prorl.flight.trace import ASKED, Mark, read
 from prorl.storage.catalog import StoredRun
 from prorl.types import Json, Task
 from tests.backends.real import Server
@@ -36,6 +37,7 @@ def config(root: Path, kind: str, pool: Sequence[Server], slots: int = 64) -> Se
             "tokenizer": str(TOY),
             "run": {"slots": slots},
             "load_code": True,
+            "trace": True,
         }
     )
 
@@ -130,12 +132,22 @@ def _check_one(row: dict[str, Any], calls: Sequence[Call]) -> int:
     return sum(not call.is_whole for call in calls)
 
 
-def p90_s(stored: StoredRun, names: Iterable[str]) -> float:
-    """p90 of `run_s` of rollouts whose turns all were on these servers."""
-    listed = ", ".join(f"'{name}'" for name in names)
-    (found,) = rows(
-        stored,
-        "select quantile_cont(run_s, 0.9) as p90 from rollouts where rollout_id not in"
-        f" (select rollout_id from turns where backend not in ({listed}))",
-    )
-    return float(found["p90"])
+def asked(root: Path) -> list[Mark]:
+    """Every model call that RUN made of a server (`edge`), also those that the server never saw."""
+    return [mark for mark in read(root / "trace", 0.0) if mark.what == ASKED]
+
+
+def p90_s(stored: StoredRun, calls: Iterable[Mark], names: Collection[str]) -> float:
+    """p90 of `run_s` of rollouts all whose calls were made of these servers.
+
+    Not by the backend of their turns: that is who ended a turn, which may have waited for another.
+    """
+    elsewhere = {call.key.rollout_id for call in calls if call.edge not in names}
+    found = rows(stored, "select rollout_id, run_s from rollouts")
+    return float(np.quantile([r["run_s"] for r in found if r["rollout_id"] not in elsewhere], 0.9))
+
+
+def check_left_alone(calls: Iterable[Mark], name: str, since_s: float) -> None:
+    """Nothing was asked of a server from this moment of the monotonic clock on."""
+    late = [call for call in calls if call.edge == name and call.at_s > since_s]
+    assert not late, f"{len(late)} calls to {name}, until {late[-1].at_s - since_s:.2f} s too late"

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,7 +25,14 @@ from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.types import Task
 from tests.backends.tap import Call
-from tests.backends.trial import check_exact, check_nothing_charged, p90_s, until_out
+from tests.backends.trial import (
+    asked,
+    check_exact,
+    check_left_alone,
+    check_nothing_charged,
+    p90_s,
+    until_out,
+)
 from tests.faults.model_server import TURNS, logprob_of, says
 from tests.integration.checks import check_complete, check_nothing_left, rows
 
@@ -32,6 +40,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 ROLLOUTS = 64
 AWAY_S = 60.0
+DEAD_S, FROZEN_S = 1.0, 3.0
+"""So long after a server was struck, nothing more is asked of it."""
+SLOWER = 1.2
+"""What others' rollouts may take, against an undisturbed run."""
 END_ID = int(says(0)[-1])
 
 
@@ -97,6 +109,7 @@ def config(root: Path, sandbox_kind: str, pool: Sequence[ModelServer]) -> Servic
             "backends": tuple(one.url for one in pool),
             "sandbox": {"kind": sandbox_kind},
             "run": {"slots": 32},
+            "trace": True,
         }
     )
 
@@ -135,7 +148,7 @@ async def undisturbed_s(folder: Path, kind: str) -> float:
             await submit(client, ROLLOUTS)
             await follow(client, running, "r", ROLLOUTS, Show.NOTHING)
         stored, _ = check_stored(root, pool, ROLLOUTS)
-        return p90_s(stored, [one.url for one in pool])
+        return p90_s(stored, asked(root), [one.url for one in pool])
 
 
 async def test_one_killed_and_one_frozen_of_four_cost_nothing(
@@ -154,18 +167,26 @@ async def test_one_killed_and_one_frozen_of_four_cost_nothing(
             finished = asyncio.ensure_future(follow(client, running, "r", ROLLOUTS, Show.NOTHING))
             await until_tokens(pool, 4)
             pool[0].strike(signal.SIGKILL)
+            killed_at = time.monotonic()
             dead_s = await until_out(client, pool[0].url, 5)
             pool[1].strike(signal.SIGSTOP)
+            stopped_at = time.monotonic()
             frozen_s = await until_out(client, pool[1].url, 10)
             await asyncio.wait_for(finished, 120)
             pool[1].strike(signal.SIGCONT)
         stored, continued = check_stored(root, pool, ROLLOUTS)
-        struck_s = p90_s(stored, [one.url for one in pool[2:]])
+        calls = asked(root)
+        assert {call.edge for call in calls} == {one.url for one in pool}
+        struck_s = p90_s(stored, calls, [one.url for one in pool[2:]])
         print(
             f"dead out after {dead_s:.2f} s, frozen after {frozen_s:.2f} s, {continued} continued;"
             f" p90 of rollouts on the others {struck_s:.2f} s, undisturbed {calm_s:.2f} s"
+            f" ({struck_s / calm_s:.2f}x)"
         )
         assert continued > 0
+        check_left_alone(calls, pool[0].url, killed_at + DEAD_S)
+        check_left_alone(calls, pool[1].url, stopped_at + FROZEN_S)
+        assert struck_s < SLOWER * calm_s
     check_nothing_left(root, before)
 
 
