@@ -12,6 +12,8 @@ VLLM_PYTHON := PRORL_VLLM_PYTHON=$(abspath $(VLLM))/bin/python
 TORCH ?= torch==2.13.0
 EXTRAS ?= torch,render,math,jupyter,apptainer,s3,tls,dask,gym
 PYTEST ?= $(BIN)/python -m pytest -q
+# Of the fast suite: two files of tests at a time take half as long, and more cores than that disturb its kills and waits.
+JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help setup docs demo soak soak-long test test-slow test-tenth test-faults test-guards test-cluster test-backends test-kills test-as-user test-vllm check format bench checkpoint clean
@@ -33,8 +35,8 @@ $(STAMP): pyproject.toml configs/system.sh
 demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) ## a tiny policy learns to use tools, in five minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT)
 	$(if $(filter vllm,$(POLICY)),$(VLLM_PYTHON) bash configs/vllm-demo.sh $(BIN)/prorl,$(BIN)/prorl demo $(if $(POLICY),--policy $(POLICY)))
 
-test: setup ## the fast suite
-	$(PYTEST)
+test: setup ## the fast suite, two files at a time (JOBS=0: one)
+	$(PYTEST) -n $(JOBS) --dist loadfile
 
 test-slow: setup ## tests of more than ten seconds
 	$(PYTEST) -m 'slow and not gpu and not vllm'
