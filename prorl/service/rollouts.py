@@ -232,11 +232,13 @@ class Rollouts:
             orphan = self._orphans.pop(record)
             if record.life.attempt != orphan.attempt or record.life.state not in IN_HAND:
                 continue
-            for worker in [w for w in record.holders if w.role == "init" and not record.taken]:
+            living = [w for w in record.holders if w.role == "init" and not record.taken]
+            for worker in living:
                 self.stop(worker, record.key)
                 record.holders.discard(worker)
                 worker.held.discard(record)
-            self.lost(record, orphan.end)
+            # Only the stream broke to an INIT that lives: the lease never reached it.
+            self.lost(record, EventKind.RETURN if living else orphan.end)
 
     # ---- what workers say
 

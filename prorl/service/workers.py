@@ -25,7 +25,14 @@ from prorl.service.images import told
 from prorl.service.journal import Journal
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.rollouts import Rollouts
-from prorl.service.state import IN_HAND, ROLES, RolloutRecord, State, WorkerRecord
+from prorl.service.state import (
+    IN_HAND,
+    REMOTE_GRACE_S,
+    ROLES,
+    RolloutRecord,
+    State,
+    WorkerRecord,
+)
 from prorl.types import AttemptKey
 
 CLAIM_GRACE_S = 2.0
@@ -136,10 +143,12 @@ class Workers:
     def _not_claimed(self, worker: WorkerRecord) -> None:
         """It has come back without these: nobody needs to wait for them much longer.
 
-        The same life may have handed them on meanwhile to a worker that comes back a moment later;
-        a lease that it never took was lost on the way to it, which is nobody's fault.
+        The same life may have handed them on meanwhile to a worker that comes back later: a moment
+        on this host, and from afar each stream waits for its own connection. A lease that it never
+        took was lost on the way to it, which is nobody's fault.
         """
         away = self._away.pop(worker.name, None)
+        grace_s = REMOTE_GRACE_S if worker.remote else CLAIM_GRACE_S
         for record in away.held if away else ():
             if record.holders or record.life.state not in IN_HAND:
                 continue
@@ -147,7 +156,7 @@ class Workers:
                 self._rollouts.lost(record)
             else:
                 end = EventKind.LOST if record.taken else EventKind.RETURN
-                self._rollouts.await_claim(record, CLAIM_GRACE_S, end, sooner=True)
+                self._rollouts.await_claim(record, grace_s, end, sooner=True)
 
     def _claim(self, worker: WorkerRecord, held: Iterable[AttemptKey]) -> list[AttemptKey]:
         refused: list[AttemptKey] = []
@@ -207,8 +216,11 @@ class Workers:
         return self._state.workers.get(worker.name) is worker
 
     def _replace(self, earlier: WorkerRecord, worker: WorkerRecord) -> None:
-        same_life = earlier.incarnation == worker.incarnation
-        for record in list(earlier.held):
+        """Who comes back before its broken stream was noticed was away, too."""
+        same_life, held = earlier.incarnation == worker.incarnation, list(earlier.held)
+        if same_life:
+            self._away[worker.name] = _Away(worker.incarnation, held, self._clock())
+        for record in held:
             self._rollouts.leave(record, earlier, CLAIM_GRACE_S if same_life else 0.0)
 
     def gone(self, worker: WorkerRecord) -> None:

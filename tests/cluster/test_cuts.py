@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -10,6 +12,11 @@ import pytest
 from tests.cluster.world import SLOTS, World, waited, world
 
 MANY = 100
+CUTS = int(os.environ.get("PRORL_CUTS", "2"))
+"""How often the cable of one node is pulled for a short time, while both work."""
+BETWEEN_S = 8.0
+LEAVES_S = 90.0
+"""For a node without a gateway: `term_s`, to notice it, to wait for it, to end its processes."""
 
 
 def begun(w: World) -> None:
@@ -20,14 +27,20 @@ def begun(w: World) -> None:
 
 @pytest.mark.parametrize("away_s", [5, 14])
 def test_a_short_cut_costs_no_attempt(tmp_path: Path, away_s: float) -> None:
+    """Only leases that were lost on their way go again, and nobody is charged for them."""
     with world(tmp_path) as w:
-        begun(w)
-        w.hosts.cut(2)
-        time.sleep(away_s)
-        w.hosts.heal(2)
+        w.submit(MANY + CUTS * 64)
+        for number in range(CUTS):
+            w.running(2 * SLOTS)
+            time.sleep(BETWEEN_S + number % 8 / 2)  # each time at another moment of a turn
+            w.hosts.cut(2)
+            time.sleep(away_s)
+            w.hosts.heal(2)
+            print(f"after {number + 1} cuts of {away_s} s: charges {w.charges()}")
         w.finish()
+        print(f"in the end: charges {w.charges()}")
         assert w.charges()[1:] == (0, 0)
-        assert w.charges()[0] <= SLOTS, "only leases that were lost on their way go again"
+        assert w.charges()[0] <= CUTS * SLOTS
 
 
 def test_a_long_cut_costs_one_attempt_each(tmp_path: Path) -> None:
@@ -73,4 +86,21 @@ def test_leases_of_a_dead_host_are_out_again(tmp_path: Path) -> None:
         w.hosts.cut(2)
         took_s = waited(lambda: w.count("attempt > 1") > 0, "a lease is out again", 60)
         print(f"out again after {took_s:.1f} s")
+        w.complete()
+        began = time.monotonic()
+        w.nodes["n2"].send_signal(signal.SIGINT)
+        w.nodes["n2"].wait(LEAVES_S)
+        print(f"it left {time.monotonic() - began:.1f} s after SIGINT, without a gateway")
+        w.finish()
+
+
+def test_a_node_leaves_whose_gateway_has_just_been_cut_off(tmp_path: Path) -> None:
+    """What it holds waits for a store that does not answer."""
+    with world(tmp_path) as w:
+        begun(w)
+        w.hosts.cut(2)
+        began = time.monotonic()
+        w.nodes["n2"].send_signal(signal.SIGTERM)
+        w.nodes["n2"].wait(LEAVES_S)
+        print(f"it left {time.monotonic() - began:.1f} s after SIGTERM and the cut")
         w.finish()

@@ -125,35 +125,68 @@ def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None
     assert record.life.state is RolloutState.QUEUED
 
 
-def test_what_a_worker_comes_back_without_is_lost_soon(core: Core, clock: Clock) -> None:
-    worker = hello(core, "n1/init-0")
+noticed_or_not = pytest.mark.parametrize("noticed", [True, False])
+"""Whether the gateway knew that the stream was broken when its worker came back."""
+
+
+def back_without(core: Core, name: str, noticed: bool = True, taken: bool = False) -> RolloutRecord:
+    """What a worker had been given before its stream broke, and does not claim now."""
+    worker = hello(core, name)
     record = leased(core, worker)
-    core.rollouts.started(worker, record, 1, "init")
-    core.workers.gone(worker)
-    hello(core, "n1/init-0", held=())
+    if taken:
+        core.rollouts.started(worker, record, 1, "init")
+    if noticed:
+        core.workers.gone(worker)
+    hello(core, name, held=())
+    return record
+
+
+@noticed_or_not
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_a_worker_comes_back_without_is_given_up(
+    core: Core, clock: Clock, taken: bool, noticed: bool
+) -> None:
+    """A lease that it never took was lost on its way, and is charged to nobody."""
+    record = back_without(core, "n1/init-0", noticed, taken)
+    clock.now += REMOTE_GRACE_S - 1
+    core.rollouts.settle_orphans()
+    assert record.life.state is RolloutState.LEASED
+    clock.now += 1
+    core.rollouts.settle_orphans()
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, int(taken)))
+
+
+def test_on_the_services_own_host_it_is_given_up_soon(core: Core, clock: Clock) -> None:
+    record = back_without(core, "init-0", noticed=False, taken=True)
     clock.now += CLAIM_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 1))
 
 
+@noticed_or_not
+@pytest.mark.parametrize("taken", [True, False])
 def test_what_it_handed_on_while_it_was_away_is_claimed_by_its_neighbour(
-    core: Core, clock: Clock
+    core: Core, clock: Clock, taken: bool, noticed: bool
 ) -> None:
-    """Both redial at once, and the earlier holder may be the first to be heard."""
-    record = leased(core, hello(core, "n1/init-0"))
-    core.workers.gone(core.state.workers["n1/init-0"])
-    hello(core, "n1/init-0", held=())
+    """Each redials when its own connection tells it to: the earlier holder may be heard seconds
+    before the other.
+    """
+    record = back_without(core, "n1/init-0", noticed, taken)
+    clock.now += REMOTE_GRACE_S - 1
+    core.rollouts.settle_orphans()
     hello(core, "n1/run-0", held=(record.key,))
     clock.now += 2 * REMOTE_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, record.life.attempt) == (RolloutState.RUNNING, 1)
 
 
-def test_a_lease_that_was_lost_on_its_way_is_charged_to_nobody(core: Core, clock: Clock) -> None:
+def test_a_lease_into_a_stream_that_breaks_is_charged_to_no_worker_that_lives(
+    core: Core, clock: Clock
+) -> None:
+    """Control and leases have connections of their own: one may break alone."""
     record = leased(core, hello(core, "n1/init-0"))
-    core.workers.gone(core.state.workers["n1/init-0"])
-    hello(core, "n1/init-0", held=())
-    clock.now += CLAIM_GRACE_S
+    core.rollouts.await_claim(record, REMOTE_GRACE_S)  # as the lease edge does when a stream ends
+    clock.now += REMOTE_GRACE_S
     core.rollouts.settle_orphans()
     assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 0))
 
