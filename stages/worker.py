@@ -12,6 +12,7 @@ EVAL's the RUN workers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -53,6 +54,15 @@ LEAVE_S = 4.0
 """How long a leaving worker waits for what it stopped to be taken: within the 5 s that processes
 are given to end.
 """
+
+ALONE_S = 20.0
+"""A leaving worker that has no gateway for this long waits for it no longer: what it holds has been
+given to others by then, or is a moment after the gateway is back.
+"""
+
+LOOK_S = 0.25
+
+log = logging.getLogger("prorl.stages")
 
 _UPSTREAM_ROLE = {Stage.RUN: Stage.INIT, Stage.EVAL: Stage.RUN}
 """INIT's upstream is the gateway itself."""
@@ -193,10 +203,30 @@ class Worker:
             task.result()
 
     async def _drained(self) -> None:
+        """Wait until asked to leave and free to: nothing is in hand, or nobody is there for it."""
         await self._draining.wait()
+        emptied = asyncio.ensure_future(self._emptied())
+        try:
+            while not self._in_vain():
+                if (await asyncio.wait({emptied}, timeout=LOOK_S))[0]:
+                    return emptied.result()
+        finally:
+            emptied.cancel()
+
+    async def _emptied(self) -> None:
         if self._stage is Stage.EVAL:
             await self._inlet.wait_alone()  # what RUN has finished is scored first
         await self.stage.wait_empty()
+
+    def _in_vain(self) -> bool:
+        """Whether all that is in hand waits for a gateway and a store that do not answer."""
+        alone_s = self._control.alone_s
+        to_come = self._stage is Stage.EVAL and self._inlet.num_upstreams
+        if alone_s < ALONE_S or self.stage.stats().busy or to_come:
+            return False
+        held = len(self.stage.held())
+        log.warning("no gateway for %.0f s: leaving with %d finished rows in hand", alone_s, held)
+        return True
 
     def leave(self, deadline_s: float | None, reason: str) -> None:
         """Take nothing new, end what is in hand, and be done. After `deadline_s` (None: never) what

@@ -139,12 +139,20 @@ class ControlClient:
         self._unsent = count(-1, -1)
         """Places in `_pending` of requests that have no seq yet."""
         self._keeping: asyncio.Task[None] | None = None
+        self._alone_since = 0.0
         self.welcomed = asyncio.Event()
         """Set while the gateway knows us."""
 
     def start(self) -> None:
         """Dial in the background, and again after every loss, until `close`."""
+        self._alone_since = asyncio.get_running_loop().time()
         self._keeping = asyncio.ensure_future(self._keep())
+
+    @property
+    def alone_s(self) -> float:
+        """For how long there has been no session; 0 in one."""
+        now = asyncio.get_running_loop().time()
+        return 0.0 if self._channel is not None else now - self._alone_since
 
     def announce(self, location: str) -> None:
         """Where this worker's edge is served; told with the next hello."""
@@ -262,6 +270,7 @@ class ControlClient:
         finally:
             beating.cancel()
             self._channel = None
+            self._alone_since = asyncio.get_running_loop().time()
             self._outgoing.clear()
             self.welcomed.clear()
             await channel.close()

@@ -6,22 +6,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from prorl.config import ServiceConfig
-from prorl.flight import Inlet
+from prorl.flight import FlightNetwork, Inlet
 from prorl.journal import Answer
 from prorl.journal.attempt import MOVED_NOTE
 from prorl.journal.folder import look
-from prorl.protocols import Sandbox, SandboxHost
+from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.rows import Row
 from prorl.service.bodies import GroupBody, TaskBody
+from prorl.stages import worker as workers_of
 from prorl.stages.worker import Worker
 from prorl.testing import LocalSandbox
 from prorl.types import SandboxRef, SandboxSpec, Stage
-from tests.service.world import World, world
+from tests.service.world import TOKEN, World, world
 
 TURNS = 8
 ENV = str(Path(__file__).parents[1] / "integration" / "counting.py") + ":Counting"
@@ -53,8 +57,10 @@ class Folders:
 
 
 @asynccontextmanager
-async def node(w: World, tmp_path: Path, name: str) -> AsyncIterator[dict[Stage, Worker]]:
-    """INIT and RUN of a node."""
+async def node(
+    w: World, tmp_path: Path, name: str, network: Network | None = None
+) -> AsyncIterator[dict[Stage, Worker]]:
+    """INIT and RUN of a node; on a network of its own it outlives the gateway."""
     sockets = tmp_path / name
     sockets.mkdir()
     own = {"node_id": name, "root": sockets, "socket_dir": sockets}
@@ -65,7 +71,7 @@ async def node(w: World, tmp_path: Path, name: str) -> AsyncIterator[dict[Stage,
     async with AsyncExitStack() as stack:
         workers = {}
         for stage in (Stage.INIT, Stage.RUN):
-            worker = Worker(config, stage, f"{stage}-0", w.network, host)
+            worker = Worker(config, stage, f"{stage}-0", network or w.network, host)
             workers[stage] = await stack.enter_async_context(worker)
         yield workers
 
@@ -137,3 +143,31 @@ async def test_a_run_that_wants_no_such_thing_begins_anew(tmp_path: Path) -> Non
         assert (row.value("attempt"), row.value("resumes")) == (2, 0)
         assert row.value("anew") == "its shell would not have come along (on_unknown: fail)"
         assert MOVED_NOTE not in json.dumps(row.value("messages"))
+
+
+@pytest.mark.parametrize("away", [True, False])
+async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: bool
+) -> None:
+    """What RUN has finished waits for EVAL and the store, as long as there is a gateway."""
+    monkeypatch.setattr(workers_of, "ALONE_S", 0.3)
+    monkeypatch.setattr(workers_of, "LEAVE_S", 0.1)
+    caplog.set_level(logging.WARNING, "prorl.stages")
+    async with AsyncExitStack() as stack:
+        network = await stack.enter_async_context(FlightNetwork(token=TOKEN))
+        service = await stack.enter_async_context(AsyncExitStack())
+        w = await service.enter_async_context(world(tmp_path, "flight", load_code=True))
+        await submitted(w)
+        workers = await stack.enter_async_context(node(w, tmp_path, "n1", network))
+        run = workers[Stage.RUN]
+        async with asyncio.timeout(60):
+            while not run.stage.outlet.num_waiting:
+                await asyncio.sleep(0.05)
+        if away:
+            await service.aclose()
+        run.leave(0.0, "a test")
+        left = asyncio.ensure_future(run.wait())
+        await asyncio.wait({left}, timeout=10 if away else 1.0)
+        assert left.done() == away
+        assert ("leaving with 1 finished rows in hand" in caplog.text) == away
+        left.cancel()
