@@ -37,7 +37,7 @@ def test_held_out_tasks_are_the_same_for_every_seed_and_training_tasks_are_not()
 
 def test_no_more_is_open_than_the_next_step_takes() -> None:
     synchronous, ahead = (
-        train_run(Recipe(groups_per_step=6), "r"),
+        train_run(Recipe(groups_per_step=6, steps_ahead=0), "r"),
         train_run(Recipe(groups_per_step=6, steps_ahead=1), "r"),
     )
     assert (synchronous.max_unacked_groups, ahead.max_unacked_groups) == (6, 12)

@@ -39,13 +39,13 @@ class Recipe(BaseModel):
         gt=0,
         description="training ends early so that all of it fits, evaluation included",
     )
-    steps: int = Field(default=38, ge=1)
+    steps: int = Field(default=34, ge=1)
     groups_per_step: int = Field(default=16, ge=1)
     n: int = Field(default=8, ge=2, description="rollouts a group")
-    learning_rate: float = Field(default=4e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     minibatches: int = Field(default=2, ge=1)
     steps_ahead: int = Field(
-        default=0, ge=0, le=1, description="1: the next step is sampled while this one trains"
+        default=1, ge=0, le=1, description="1: the next step is sampled while this one trains"
     )
     pool: float = Field(
         default=4.0,
