@@ -33,7 +33,7 @@ import stamina
 from prorl.client.advantages import Advantages, add_advantages
 from prorl.client.bodies import group_body
 from prorl.client.fetch import Fetched, FlightSource
-from prorl.client.http import Http
+from prorl.client.http import WAIT_S, Http
 from prorl.client.packed import PackedBatch, regroup
 from prorl.client.ranks import Share, check_rank, shares
 from prorl.client.root import listening
@@ -340,7 +340,7 @@ class Client:
 
     def _retrying(self, call: Callable[[], ResultT]) -> ResultT:
         for attempt in stamina.retry_context(
-            on=UnavailableError, attempts=None, timeout=RETRY_S, wait_max=5.0
+            on=UnavailableError, attempts=None, timeout=RETRY_S, wait_max=WAIT_S
         ):
             with attempt:
                 try:

@@ -29,6 +29,9 @@ from prorl.errors import (
 from prorl.tls import JOIN_HINT, Credentials, server_name
 from prorl.types import Json
 
+WAIT_S = 1.0
+"""Longest wait between two tries: a gateway is back in seconds, and has few clients."""
+
 
 class Http:
     """The gateway at `url`, e.g. `http://127.0.0.1:8000`."""
@@ -68,7 +71,7 @@ class Http:
         target += f"?{urlencode(query)}" if query else ""
         data = None if body is None else orjson.dumps(body)
         for attempt in stamina.retry_context(
-            on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=5.0
+            on=UnavailableError, attempts=None, timeout=self._retry_s, wait_max=WAIT_S
         ):
             with attempt:
                 status, answer = self._once(method, target, data)

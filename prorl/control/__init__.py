@@ -5,10 +5,10 @@ what RUN does about model servers, `requests.py` and `commands.py` what the stor
 packs rows for the wire and reads them. Tokens never travel here.
 
 An event carries a `seq` of its sender, dense from 1 per connection. The gateway answers `ack` (re =
-highest seq whose effect is durable) or, to a request, `reply` (re = the request's seq, `code` empty
-or an error code). After a lost connection a worker dials again and says `hello` with the attempts
-it still holds; requests without a reply are sent again (all are idempotent). The gateway treats a
-closed control channel as that worker's death at once.
+highest seq whose effect is durable; `stats` have none) or, to a request, `reply` (re = the
+request's seq, `code` empty or an error code). After a lost connection a worker dials again and says
+`hello` with the attempts it still holds; requests without a reply are sent again (all are
+idempotent). The gateway treats a closed control channel as that worker's death at once.
 
 Who holds an attempt: the gateway keeps a set of workers per current attempt. INIT enters at lease;
 RUN's `started` replaces INIT; EVAL's `started` adds EVAL (RUN keeps its copy until the commit is

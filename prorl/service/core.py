@@ -94,17 +94,30 @@ class Core:
             self.state, self.watched, self.journal, self.rollouts, self._reply
         )
         self.acceptance = Acceptance(log, self.state, self.journal, clock, wall, max_queued, quotas)
+        self._claim_grace_s = claim_grace_s
+        self._leases: list[tuple[RolloutRecord, int]] = []
+        """Of the life before, with their attempts: whoever has one is about to say so."""
         for record in load(log, self.state, clock()):
-            self._await_claim(record, claim_grace_s)
+            self._await_claim(record)
 
-    def _await_claim(self, record: RolloutRecord, grace_s: float) -> None:
+    def _await_claim(self, record: RolloutRecord) -> None:
         """After a restart. Who runs it may be on another host, where a broken stream is noticed
         late; a lease that nobody claims was lost by us on its way, and is nobody's fault.
         """
         if record.life.state is RolloutState.LEASED:
-            self.rollouts.await_claim(record, grace_s, EventKind.RETURN)
+            self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
+            self._leases.append((record, record.life.attempt))
         else:
             self.rollouts.await_claim(record, REMOTE_GRACE_S)
+
+    def _give_up_leases(self) -> None:
+        """Those of the life before that nobody has claimed when all workers are back."""
+        if self._leases and self.workers.all_came(self._claim_grace_s):
+            leases, self._leases = self._leases, []
+            for record, attempt in leases:
+                current = record.life.state is RolloutState.LEASED
+                if current and record.life.attempt == attempt and not record.holders:
+                    self.rollouts.await_claim(record, 0.0, EventKind.RETURN, sooner=True)
 
     def run(self, run_id: str) -> RunRecord:
         """A run by name. Raises NotFoundError."""
@@ -236,7 +249,6 @@ class Core:
             case Kind.STATS:
                 before, worker.stats = worker.stats, row.read(Stats)
                 self.watched.served(before, worker.stats)
-                self.journal.ack(worker, row.seq)
             case Kind.RESERVE:
                 reserved = self.commits.reserve(worker, row.read(Reserve).attempts)
                 self._reply(worker, row, reserved)
@@ -311,6 +323,7 @@ class Core:
         """What only time decides: claims that did not come, budgets for waiting that are used up,
         runs that have ended.
         """
+        self._give_up_leases()
         self.rollouts.settle_orphans()
         self.workers.forget()
         now, load = self._clock(), self.grants.load()

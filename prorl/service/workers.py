@@ -78,6 +78,8 @@ class Workers:
         """Earlier ones, oldest first."""
         self._away: dict[str, _Away] = {}
         """What workers that may come back held when their streams ended."""
+        self._came_at: float | None = None
+        """When the last hello was heard."""
 
     @property
     def num_away(self) -> int:
@@ -88,6 +90,12 @@ class Workers:
     def num_remembered(self) -> int:
         """Of how many names the last life is known."""
         return len(self._lives)
+
+    def all_came(self, quiet_s: float) -> bool:
+        """Whether workers have come, and none for so long: after a restart all come together, as
+        fast as machine and network allow.
+        """
+        return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
     def hello(self, session: int, row: ControlRow) -> WorkerRecord:
         """A worker has come, or come back.
@@ -117,6 +125,7 @@ class Workers:
             images=told(said.images),
         )
         self._check_life(worker)
+        self._came_at = self._clock()
         earlier = self._state.workers.get(name)
         self._state.workers[name] = worker
         refused = self._claim(worker, said.held)

@@ -20,6 +20,7 @@ from prorl.control import (
     Handout,
     Hello,
     Kind,
+    Leaving,
     Reserve,
     RunSnapshot,
     Started,
@@ -430,7 +431,7 @@ async def test_events_are_acked_when_durable_and_nonsense_is_answered_not_fatal(
             ControlRow.of(Stats(), seq=2),
             ControlRow(kind=Kind.PROPOSE, seq=3, run_id="r"),
             ControlRow.of(CommitCursor(consumer="x", seq=0), seq=4, run_id="unknown"),
-            ControlRow.of(Stats(), seq=5),
+            ControlRow.of(Leaving(reason="a test"), seq=5),
         ):
             channel.send(to_batch([row]))
         heard: list[tuple[Kind, int, str]] = []
