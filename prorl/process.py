@@ -141,10 +141,11 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
 
 def settle_heap() -> None:
     """What was made until now stays: leave it out of every later garbage collection, so that one
-    costs by what has come since and stops the loop for milliseconds.
+    costs by what has come since and stops the loop for milliseconds. From here on there are some.
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 async def _lively(work: Coroutine[Any, Any, int | None]) -> int | None:

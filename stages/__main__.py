@@ -8,6 +8,11 @@ EXIT_LEFT. SIGUSR2: the same, and give back what is not finished. The rest is `p
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `settle_heap`: what is imported stays, and is not looked through each time
+
 import asyncio
 import signal
 from collections.abc import AsyncIterator

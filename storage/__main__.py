@@ -7,6 +7,11 @@ the control log. The rest is `prorl/process.py`.
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `settle_heap`: what is imported stays, and is not looked through each time
+
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial

@@ -15,13 +15,15 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from prorl.errors import SandboxError
-from prorl.journal.attempt import CallId
 from prorl.sandbox.blame import Cause, Fate
 from prorl.sandbox.wire import Frame, WireError, encode, open_stream, receive
 from prorl.types import FailureCode, Json, SandboxRef, ToolResult
+
+if TYPE_CHECKING:
+    from prorl.journal.attempt import CallId
 
 GRACE_S = 8.0
 """How long after a call's own deadline the answer may come: the server's ladder INT, TERM, KILL

@@ -16,7 +16,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from prorl import plugins
+from prorl import plugins, storage
 from prorl.agents import get_agent
 from prorl.backends.catalogue import is_server
 from prorl.config import NAME, RunConfig
@@ -35,7 +35,6 @@ from prorl.service.manifest import check_there, code_version, write_manifest
 from prorl.service.node_routes import node_routes
 from prorl.service.servers import valid_url
 from prorl.service.state import GroupRecord, RunRecord
-from prorl.storage import check_filter
 from prorl.tokens import TokenGrant, keys_of
 from prorl.types import Json, Task
 from prorl.validation import expected, explain, given
@@ -113,7 +112,7 @@ def _run(gateway: Gateway, run_id: str) -> RunRecord:
 
 async def _create(gateway: Gateway, config: RunConfig) -> Response:
     if config.filter not in FILTERS:
-        await asyncio.to_thread(check_filter, config.filter)
+        await asyncio.to_thread(lambda: storage.check_filter(config.filter))
     if config.run_id not in gateway.core.state.runs:
         if not gateway.config.load_code:
             plugins.refuse_places(config.agent, ConfigError, "agent")

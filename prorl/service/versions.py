@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from prorl.schema import APPENDED
 from prorl.service.weights import Record
-from prorl.storage.appended import AppendedTable
 from prorl.storage.layout import RunDir
 
 
 def keep_version(directory: RunDir, record: Record, at: float) -> bool:
     """Append one; `at` in seconds since 1970. False when it is there. Raises StorageError."""
+    from prorl.storage.appended import AppendedTable  # Parquet: megabytes that few gateways need
+
     schema = APPENDED["versions"]
     row = {
         "run_id": record.run_id,
