@@ -1,14 +1,16 @@
 """`prorl bench scale`: nodes of this machine, placed by Dask, over TLS, on rollouts that only wait.
 
-Rows: `rollouts_per_s.N` on N nodes with `efficiency.N`, its ratio to N times one node's, and what
-the model of `scale_model.py` expects of the same work; `gateway_ms.N`, CPU of the gateway a
-rollout; `node_share`, what an idle node costs the gateway; `simulated.N`, the efficiency with these
-costs in a service that is never empty, up to 1,024 nodes; `saturates_at_nodes`, as it is, with two
-gateways, and with half the heartbeats. The waiting times are quantiles of a stored run's turns and
-tools when PRORL_BENCH_RUN names its directory, else of a log-normal distribution. PRORL_BENCH_PLOT
-names a PNG for the picture with the ideal line. PRORL_BENCH_DELAY_MS=50 puts service and nodes on
-two hosts (network namespaces, root) whose every word takes so long each way, and measures only the
-largest number of nodes.
+Rows: `worked.N`, the share of the time of N nodes' slots in which a rollout waited for its model,
+in the middle of a run, where every slot could be busy; `rollouts_per_s.N`, what that is in rollouts
+of the mean length, beside what the model of `scale_model.py` expects; `efficiency.N`, its ratio to
+N times one node's; `gateway_ms.N`, CPU of the gateway a rollout; `machine.N`, how busy this
+machine's cores were with all that ran on it; `node_share`, what an idle node costs the gateway;
+`simulated.N`, the efficiency with these costs up to 1,024 nodes; `saturates_at_nodes`, as it is,
+with two gateways, and with half the heartbeats. The waiting times are quantiles of a stored run's
+turns and tools when PRORL_BENCH_RUN names its directory, else of a log-normal distribution.
+PRORL_BENCH_PLOT names a PNG for the picture with the ideal line. PRORL_BENCH_DELAY_MS=50 measures
+the largest number of nodes twice: as it is, and with service and nodes on two hosts (network
+namespaces, root) whose every word takes so long each way; `of_local` is their ratio.
 
 One machine's cores are shared by all nodes: what is measured is what the service costs, so the
 rollouts must wait for longer than all of that takes.
@@ -29,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from prorl.bench.report import Figure, Report, machine
-from prorl.bench.scale_model import Costs, Point, makespan_s, saturation, simulate
+from prorl.bench.scale_model import Costs, Point, Times, saturation, simulate, worked_share
 from prorl.bench.wire import HERE, far_apart
 from prorl.client.client import Client, connect
 from prorl.config import ServiceConfig
@@ -40,7 +42,7 @@ from prorl.types import Task
 
 SLOTS = 16
 """RUN slots of a node."""
-ROUNDS = 4
+ROUNDS = 6
 """Rollouts of each slot."""
 NUM_TIMES = 8
 IDLE_S = 4.0
@@ -71,13 +73,14 @@ async def run(quick: bool) -> Report:
     delay_ms = float(os.environ.get("PRORL_BENCH_DELAY_MS", "0"))
     counts = (1, 2) if quick else (1, 2, 4, 8)
     if delay_ms:
+        (near,) = await _measure(counts[-1:], waits)
         with far_apart(delay_ms / 1000) as ends:
             ends.enter()
-            points = await _measure(counts[-1:], waits, HERE, ends.there)
-        rows = _far_rows(points[0], delay_ms)
+            (far,) = await _measure(counts[-1:], waits, HERE, ends.there)
+        rows = _far_rows(near, far, delay_ms)
         return Report(bench="scale", machine=machine(), rows=tuple(rows))
     points = await _measure(counts, waits)
-    model = Model.of(points, waits)
+    model = Model.of(points)
     rows = [row for point in points for row in _rows(point, points[0], model)]
     rows += model.rows()
     if plot := os.environ.get("PRORL_BENCH_PLOT", ""):
@@ -109,29 +112,55 @@ async def _measure(
                     cluster.scale(nodes)
                     await asyncio.to_thread(_wait_for_nodes, client, nodes)
                     pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
-                    points.append(await asyncio.to_thread(_point, client, nodes, pids, waits))
+                    point = await asyncio.to_thread(_point, client, root, nodes, pids, waits)
+                    points.append(point)
                 leavers.ending = True
             await leavers.gone()
             client.close()
     return points
 
 
-def _point(client: Client, nodes: int, pids: list[int], waits: tuple[float, ...]) -> Measured:
+def _point(
+    client: Client, root: Path, nodes: int, pids: list[int], waits: tuple[float, ...]
+) -> Measured:
     """What so many nodes, which are there, do and cost."""
     _work(client, f"warm-up-{nodes}", nodes * SLOTS, (SHORT_S,))
     num = nodes * SLOTS * ROUNDS
     idle = _used(pids, lambda: time.sleep(IDLE_S))
-    took_s: list[float] = []
-    busy = _used(pids, lambda: took_s.append(_work(client, f"work-{nodes}", num, waits)))
+    name, took_s = f"work-{nodes}", list[float]()
+    began, before = time.monotonic(), _machine_s()
+    busy = _used(pids, lambda: _work(client, name, num, waits))
+    machine_share = (_machine_s() - before) / (time.monotonic() - began) / (os.cpu_count() or 1)
     burst = _used(pids, lambda: took_s.append(_work(client, f"burst-{nodes}", num, (SHORT_S,))))
+    ended, waited = _stored(root / name)
     return Measured(
         nodes=nodes,
-        rate=num / took_s[0],
+        worked=worked_share(ended, waited, nodes * SLOTS),
+        waited=tuple(waited.tolist()),
+        machine_share=machine_share,
         gateway_s=busy[0] / num,
         idle_share=idle[0] / IDLE_S,
-        full_gateway_s=max(1e-4, (burst[0] - took_s[1] * idle[0] / IDLE_S) / num),
-        full_store_s=max(1e-4, (burst[1] - took_s[1] * idle[1] / IDLE_S) / num),
+        full_gateway_s=max(1e-4, (burst[0] - took_s[0] * idle[0] / IDLE_S) / num),
+        full_store_s=max(1e-4, (burst[1] - took_s[0] * idle[1] / IDLE_S) / num),
     )
+
+
+def _stored(run: Path) -> tuple[Times, Times]:
+    """When each rollout of a run was committed, in seconds, and how long its server had it wait."""
+    from prorl.storage.opened import open_runs
+
+    query = """SELECT epoch_us(committed_at) / 1e6 AS ended, backend
+        FROM rollouts JOIN turns USING (run_id, rollout_id, attempt)"""
+    table = open_runs(str(run)).sql(query).arrow()
+    waited = [float(name.partition("delay_s=")[2]) for name in table.column("backend").to_pylist()]
+    return np.array(table.column("ended").to_pylist()), np.array(waited)
+
+
+def _machine_s() -> float:
+    """CPU seconds that this machine's cores have worked for anybody."""
+    words = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    user, nice, system, _idle, _iowait, *rest = map(int, words)
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def _used(pids: list[int], work: Callable[[], object]) -> list[float]:
@@ -185,8 +214,12 @@ class Measured:
     """What a number of nodes did, and what it cost."""
 
     nodes: int
-    rate: float
-    """Rollouts a second, from the first lease to the last row."""
+    worked: float
+    """Share of its slots' time that was work."""
+    waited: tuple[float, ...]
+    """How long each rollout did."""
+    machine_share: float
+    """Of this machine's cores, in use by anybody."""
     gateway_s: float
     """CPU seconds a rollout, heartbeats included."""
     idle_share: float
@@ -202,10 +235,10 @@ class Model:
 
     costs: Costs
     lived: tuple[float, ...]
-    """Waiting times, each as often as servers that are kept equally busy give it."""
+    """Waiting times, each as often as one node had it."""
 
     @classmethod
-    def of(cls, points: list[Measured], waits: tuple[float, ...]) -> Model:
+    def of(cls, points: list[Measured]) -> Model:
         """Costs of a rollout from the largest point at full rate, of a node from the idle times of
         all; the hand-offs from the first point, so that it is the others that are foretold.
         """
@@ -217,21 +250,18 @@ class Model:
             node_share=max(0.0, float(share)),
             base_share=max(0.0, float(base)),
         )
-        often = [max(1, round(4 * max(waits) / wait)) for wait in waits]
-        lived = [wait for wait, times in zip(waits, often, strict=True) for _ in range(times)]
-        blank = cls(costs=costs, lived=tuple(lived))
         one = points[0]
-        empty_s = SLOTS * ROUNDS * one.nodes * (1 / one.rate - 1 / blank.rate(one.nodes)) / ROUNDS
+        blank = cls(costs=costs, lived=one.waited)
+        empty_s = float(np.mean(one.waited)) * (1 / one.worked - 1 / blank.at(1).efficiency)
         return replace(blank, costs=replace(costs, handoff_s=max(0.0, empty_s)))
 
-    def rate(self, nodes: int) -> float:
-        """Of the work that was measured."""
-        took_s = makespan_s(nodes, SLOTS, self.lived, self.costs, per_slot=ROUNDS)
-        return nodes * SLOTS * ROUNDS / took_s
+    def at(self, nodes: int) -> Point:
+        """So many nodes of a service that is never empty."""
+        return simulate(nodes, SLOTS, self.lived, self.costs)
 
     def points(self) -> list[Point]:
-        """1 to 1,024 nodes of a service that is never empty."""
-        return [simulate(2**power, SLOTS, self.lived, self.costs) for power in range(11)]
+        """1 to 1,024 nodes."""
+        return [self.at(2**power) for power in range(11)]
 
     def rows(self) -> list[Figure]:
         """Its part of the report."""
@@ -265,29 +295,36 @@ class Model:
         return rows
 
 
+def _rate(point: Measured, waited: tuple[float, ...]) -> float:
+    """Rollouts of the mean length a second."""
+    return point.worked * point.nodes * SLOTS / float(np.mean(waited))
+
+
 def _rows(point: Measured, one: Measured, model: Model) -> list[Figure]:
     nodes = point.nodes
-    off = point.rate / model.rate(nodes)
+    off = point.worked / model.at(nodes).efficiency
+    note = f"{off:.3f} of what the model expects"
+    efficiency = point.worked / one.worked
+    busy = f"machine.{nodes}"
     return [
-        Figure(
-            what=f"rollouts_per_s.{nodes}",
-            value=point.rate,
-            unit="1/s",
-            note=f"{off:.3f} of what the model expects",
-        ),
-        Figure(
-            what=f"efficiency.{nodes}",
-            value=point.rate / (nodes * one.rate),
-            unit="of ideal",
-        ),
+        Figure(what=f"worked.{nodes}", value=point.worked, unit="of the slots' time", note=note),
+        Figure(what=f"rollouts_per_s.{nodes}", value=_rate(point, one.waited), unit="1/s"),
+        Figure(what=f"efficiency.{nodes}", value=efficiency, unit="of ideal"),
         _gateway_row(point, f"{point.gateway_s / one.gateway_s:.2f} of one node's"),
+        Figure(what=busy, value=point.machine_share, unit="of all cores, with others' work"),
     ]
 
 
-def _far_rows(point: Measured, delay_ms: float) -> list[Figure]:
+def _far_rows(near: Measured, far: Measured, delay_ms: float) -> list[Figure]:
     note = f"{delay_ms:g} ms each way between service and nodes"
-    rate = Figure(what=f"rollouts_per_s.{point.nodes}", value=point.rate, unit="1/s", note=note)
-    return [rate, _gateway_row(point, note)]
+    nodes = far.nodes
+    unit = "of the slots' time"
+    return [
+        Figure(what=f"worked.{nodes}.local", value=near.worked, unit=unit),
+        Figure(what=f"worked.{nodes}.far", value=far.worked, unit=unit, note=note),
+        Figure(what="of_local", value=far.worked / near.worked, unit="ratio"),
+        _gateway_row(far, f"{far.gateway_s / near.gateway_s:.2f} of local"),
+    ]
 
 
 def _gateway_row(point: Measured, note: str) -> Figure:
@@ -304,13 +341,12 @@ def _plot(path: Path, measured: list[Measured], model: Model) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
     simulated = model.points()
-    one = measured[0].rate
+    waited = measured[0].waited
+    one = _rate(measured[0], waited)
     counts = [point.nodes for point in simulated]
     axes.plot(counts, [n * one for n in counts], "--", color="gray", label="ideal")
-    axes.plot(counts, [point.rate for point in simulated], label="simulated, always full")
-    finite = [point.nodes for point in measured]
-    axes.plot(finite, [model.rate(n) for n in finite], "x", label="simulated, the measured work")
-    points = [(point.nodes, point.rate) for point in measured]
+    axes.plot(counts, [point.rate for point in simulated], label="simulated")
+    points = [(point.nodes, _rate(point, waited)) for point in measured]
     axes.plot(*zip(*points, strict=True), "o", label="measured", fillstyle="none", markersize=9)
     axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="rollouts a second")
     axes.grid(alpha=0.3, which="both")

@@ -14,6 +14,15 @@ import heapq
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST, LAST = 0.2, 0.7
+"""Of a run's rollouts: from the one's end to the other's there is work for every slot."""
+
+Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +49,19 @@ class Point:
 
     nodes: int
     rate: float
-    """Rollouts a second."""
+    """Rollouts of the mean length a second."""
     efficiency: float
-    """Of the rate that so many nodes would have if nothing were shared."""
+    """Share of the slots' time that is work: of what so many nodes would do if all was free."""
     gateway_busy: float
     """Share of its core."""
     store_busy: float
 
 
 def simulate(
-    nodes: int, slots: int, times_s: Sequence[float], costs: Costs, *, per_slot: int = 8
+    nodes: int, slots: int, times_s: Sequence[float], costs: Costs, *, per_slot: int = 16
 ) -> Point:
-    """Run `nodes` of `slots` slots until each slot has had `per_slot` rollouts on average; the
-    first quarter is warm-up. Equal arguments give an equal point.
+    """Run `nodes` of `slots` slots until each slot has had `per_slot` rollouts on average. Equal
+    arguments give an equal point.
 
     >>> alone = simulate(1, 16, [10.0], Costs(gateway_s=0.002, store_s=0.002))
     >>> 0.98 < alone.efficiency <= 1.0
@@ -63,63 +72,56 @@ def simulate(
     spread = random.Random(nodes + 1).uniform
     starts = [spread(0.0, mean_s) for _ in range(-(-nodes * slots // costs.gateways))]
     total = len(starts) * per_slot
-    stored = _stored(starts, nodes, times_s, costs, total, supply=2 * total)
-    warm = total // 4
-    took_s = max(stored[-1] - stored[warm], 1e-9)
-    rate = costs.gateways * (total - 1 - warm) / took_s
+    ended, times = np.array(_stored(starts, nodes, times_s, costs, total)).T
+    worked = worked_share(ended, times, len(starts))
+    rate = worked * nodes * slots / mean_s
     shared = costs.base_share + nodes / costs.gateways * costs.node_share
     return Point(
         nodes=nodes,
         rate=rate,
-        efficiency=min(1.0, rate * mean_s / (nodes * slots)),
+        efficiency=min(1.0, worked),
         gateway_busy=min(1.0, rate / costs.gateways * costs.gateway_s + shared),
         store_busy=min(1.0, rate / costs.gateways * costs.store_s),
     )
 
 
-def makespan_s(
-    nodes: int, slots: int, times_s: Sequence[float], costs: Costs, *, per_slot: int
-) -> float:
-    """Seconds from the first lease of a run of so many rollouts a slot to its last row: what a
-    measurement that begins and ends with empty slots should show.
-
-    >>> makespan_s(1, 4, [2.0], Costs(gateway_s=0.0, store_s=0.0), per_slot=3)
-    6.0
+def worked_share(ended: Times, worked: Times, slots: int) -> float:
+    """Share of the time of so many slots in which work was done, from when `FIRST` of all rollouts
+    had ended until `LAST` had. When they ended, and how long each was work, in seconds.
     """
-    total = nodes * slots * per_slot
-    return _stored([0.0] * nodes * slots, nodes, times_s, costs, total, supply=total)[-1]
+    began, until = np.quantile(ended, (FIRST, LAST), method="nearest")
+    inside = np.minimum(ended, until) - np.maximum(ended - worked, began)
+    return float(np.maximum(inside, 0.0).sum() / (until - began) / slots)
+
+
+class _Stored(NamedTuple):
+    at: float
+    worked_s: float
 
 
 def _stored(
-    free_at: list[float],
-    nodes: int,
-    times_s: Sequence[float],
-    costs: Costs,
-    total: int,
-    supply: int,
-) -> list[float]:
-    """When each of the first `total` rollouts of `supply` is stored, given when each slot is free
-    for its first one.
-    """
+    free_at: list[float], nodes: int, times_s: Sequence[float], costs: Costs, total: int
+) -> list[_Stored]:
+    """The first `total` rollouts of many, given when each slot is free for its first one."""
     deal = _dealt(times_s, random.Random(nodes))
     shared = costs.base_share + nodes / costs.gateways * costs.node_share
     lease_s = costs.gateway_s / max(1e-3, 1.0 - shared)
     slots = list(free_at)
     heapq.heapify(slots)
     # Rollouts that work, by their end; a slot is either here or there.
-    working: list[float] = []
+    working: list[_Stored] = []
     gateway_free = store_free = 0.0
-    started = 0
-    stored: list[float] = []
+    stored: list[_Stored] = []
     while len(stored) < total:
-        if slots and started < supply and (not working or slots[0] <= working[0]):
+        if slots and (not working or slots[0] <= working[0].at):
             gateway_free = max(gateway_free, heapq.heappop(slots)) + lease_s
-            heapq.heappush(working, gateway_free + costs.handoff_s + next(deal))
-            started += 1
+            work_s = next(deal)
+            heapq.heappush(working, _Stored(gateway_free + costs.handoff_s + work_s, work_s))
         else:
             # A row that the store has not taken holds its place in EVAL: the slot waits for it.
-            store_free = max(store_free, heapq.heappop(working)) + costs.store_s
-            stored.append(store_free)
+            done = heapq.heappop(working)
+            store_free = max(store_free, done.at) + costs.store_s
+            stored.append(_Stored(store_free, done.worked_s))
             heapq.heappush(slots, store_free)
     return stored
 

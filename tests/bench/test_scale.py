@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prorl.bench.scale import NUM_TIMES, times_s
-from prorl.bench.scale_model import Costs, makespan_s, saturation, simulate
+from prorl.bench.scale_model import Costs, saturation, simulate, worked_share
 
 WAITS = (5.0, 10.0, 15.0)
 CHEAP = Costs(gateway_s=1e-6, store_s=1e-6, node_share=0.0)
@@ -48,7 +48,15 @@ def test_a_second_gateway_carries_as_many_again() -> None:
     assert two == pytest.approx(2 * one, rel=0.1)
 
 
-def test_a_measurement_that_begins_and_ends_empty_takes_its_longest_rollouts_longer() -> None:
-    assert makespan_s(1, 4, [2.0], CHEAP, per_slot=3) == pytest.approx(6.0, abs=0.01)
-    handed = replace(CHEAP, handoff_s=0.5)
-    assert makespan_s(1, 4, [2.0], handed, per_slot=3) == pytest.approx(7.5, abs=0.01)
+def test_what_a_slot_waits_between_rollouts_is_no_work() -> None:
+    handed = replace(CHEAP, handoff_s=2.0)
+    assert simulate(4, 4, [8.0], handed).efficiency == pytest.approx(0.8, abs=0.01)
+
+
+def test_only_work_in_the_middle_of_a_run_counts() -> None:
+    """Two slots without a gap, rows in the store half a second late; then one that is alone."""
+    ends = [2.5, 4.5, 6.5, 8.5, 10.5] * 2 + [16.5]
+    waits = [2.0] * 10 + [6.0]
+    share = worked_share(np.array(ends), np.array(waits), slots=2)
+    assert share == pytest.approx(1.0)
+    assert worked_share(np.array(ends), np.array(waits), slots=4) == 0.5
