@@ -49,6 +49,12 @@ FROZEN_S = 20.0
 """A worker that said something each half second and then nothing for this long is frozen."""
 
 
+AWAY_S, LEAST_GRACE_S = 25.0, 5.0
+"""A worker of another host of which nothing was heard for so long has lost what it held, however
+late the end of its stream was noticed; but it has at least the second time to come back.
+"""
+
+
 class _Away(NamedTuple):
     """A worker whose stream has ended, and what is its own within the grace."""
 
@@ -239,13 +245,20 @@ class Workers:
         if not self.current(worker):
             return
         del self._state.workers[worker.name]
-        held = list(worker.held)
-        if worker.grace_s:
-            until = self._clock() + worker.grace_s
+        held, grace_s = list(worker.held), self._grace_s(worker)
+        if grace_s:
+            until = self._clock() + grace_s
             self._away[worker.name] = _Away(worker.incarnation, held, until)
         for record in held:
-            self._rollouts.leave(record, worker, worker.grace_s)
+            self._rollouts.leave(record, worker, grace_s)
         self._tell_endpoints()
+
+    def _grace_s(self, worker: WorkerRecord) -> float:
+        """A host that is cut off says nothing, and its streams end long after."""
+        if not worker.remote:
+            return worker.grace_s
+        unheard_s = self._clock() - worker.seen_at
+        return min(worker.grace_s, max(LEAST_GRACE_S, AWAY_S - unheard_s))
 
     def forget(self) -> None:
         """What those held whose grace is over is their own no more."""

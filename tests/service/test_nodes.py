@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released
+from prorl.control import ControlRow, Failover, Hello, Kind, Leaving, Released, Stats
 from prorl.errors import FencedError, NotFoundError
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.service import workers
@@ -118,6 +118,22 @@ def test_a_node_that_stays_away_loses_what_it_held(core: Core, clock: Clock) -> 
     clock.now += REMOTE_GRACE_S + 1
     core.rollouts.settle_orphans()
     assert record.life.state is RolloutState.QUEUED
+
+
+def test_a_host_that_fell_silent_has_had_its_time(core: Core, clock: Clock) -> None:
+    """Its streams do not end: silence is noticed after `FROZEN_S`, and the grace is the rest."""
+    worker = hello(core, "n1/init-0")
+    record = leased(core, worker)
+    core.control(worker, ControlRow.of(Stats(), seq=2))
+    clock.now += workers.FROZEN_S + 0.1
+    assert core.workers.silent() == [worker]
+    core.workers.gone(worker)
+    clock.now = workers.AWAY_S - 0.1
+    core.sweep()
+    assert record.life.state is RolloutState.LEASED
+    clock.now = workers.AWAY_S + 0.2
+    core.sweep()
+    assert (record.life.state, charged(record)) == (RolloutState.QUEUED, (0, 1))
 
 
 def test_on_the_services_own_host_a_death_is_a_death_at_once(core: Core) -> None:
