@@ -13,9 +13,9 @@ not sent again, and events without a session are dropped: `hello` says what is h
 has already decided what it could not see. `welcome` is given to its handler, with the attempts that
 the gateway refused; its endpoints are given to the `endpoints` handler too.
 
-`stats` goes out each half second: it is the heartbeat. Pending requests are bounded by their
-callers; a reply with a code raises ConflictError, FencedError, NotFoundError, StorageError or, for
-any other code, UnavailableError.
+`stats` goes out each half second, from afar each two: it is the heartbeat. Pending requests are
+bounded by their callers; a reply with a code raises ConflictError, FencedError, NotFoundError,
+StorageError or, for any other code, UnavailableError.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ from prorl.types import AttemptKey, Json
 PATH = "control"
 
 HEARTBEAT_S = 0.5
+
+FAR_HEARTBEAT_S = 2.0
+"""From another host: a gateway has hundreds of those, and heartbeats are what fills it first. A
+blip of the network is no silence that anybody acts on within seconds.
+"""
 
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.5
@@ -292,9 +297,11 @@ class ControlClient:
             self._pending[again.seq] = (again, waiting)
 
     async def _beat(self) -> None:
+        pause_s = HEARTBEAT_S
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(pause_s)
             self.emit(self._stats(), stage=self._identity.role)
+            pause_s = FAR_HEARTBEAT_S if self._identity.remote else HEARTBEAT_S
 
     def _hear(self, row: ControlRow) -> None:
         match row.kind:

@@ -46,7 +46,7 @@ and what it has not taken goes to others. Being wrong costs a row that is worked
 """
 
 FROZEN_S = 20.0
-"""A worker that said something each half second and then nothing for this long is frozen."""
+"""A worker that said something each half second or two and then nothing for this long is frozen."""
 
 
 AWAY_S, LEAST_GRACE_S = 25.0, 5.0

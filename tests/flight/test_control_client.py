@@ -26,7 +26,7 @@ from prorl.control import (
     to_batch,
 )
 from prorl.errors import ConflictError, UnavailableError
-from prorl.flight import ControlClient, Identity
+from prorl.flight import ControlClient, Identity, control_client
 from prorl.protocols import Channel
 from prorl.schema import CONTROL
 from prorl.types import AttemptKey
@@ -82,11 +82,12 @@ async def joined(
     gateway: Gateway,
     commands: list[ControlRow],
     held: Callable[[], list[AttemptKey]] = list,
+    remote: bool = False,
 ) -> AsyncIterator[ControlClient]:
     location = await net.network.listen(
         net.name("gateway"), {"control": (gateway.accept, CONTROL, CONTROL)}
     )
-    identity = Identity(role="run", worker="run-0", location="there", slots=4)
+    identity = Identity(role="run", worker="run-0", location="there", slots=4, remote=remote)
     on = dict.fromkeys(
         (Kind.CANCEL, Kind.DRAIN, Kind.ENDPOINTS, Kind.WELCOME, Kind.VERSION), commands.append
     )
@@ -198,6 +199,20 @@ async def test_closing_sends_the_last_events_and_fails_open_requests(net: Net) -
     with pytest.raises(UnavailableError, match="closed"):
         await asking
     await until(lambda: Kind.RELEASED in gateway.kinds())
+
+
+async def test_hearts_on_other_hosts_beat_less_often(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway has hundreds of those."""
+    monkeypatch.setattr(control_client, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(control_client, "FAR_HEARTBEAT_S", 60.0)
+    gateway = Gateway(echo)
+    async with joined(net, gateway, [], remote=True):
+        beats = lambda: sum(row.kind is Kind.STATS for row in gateway.heard)  # noqa: E731
+        await until(lambda: beats() == 1)
+        await asyncio.sleep(0.2)
+        assert beats() == 1
 
 
 async def test_heartbeats_carry_the_stats(net: Net) -> None:
