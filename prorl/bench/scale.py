@@ -9,8 +9,8 @@ machine's cores were with all that ran on it; `node_share`, what an idle node co
 with two gateways, and with half the heartbeats. The waiting times are quantiles of a stored run's
 turns and tools when PRORL_BENCH_RUN names its directory, else of a log-normal distribution.
 PRORL_BENCH_PLOT names a PNG for the picture with the ideal line. PRORL_BENCH_DELAY_MS=50 measures
-the largest number of nodes twice: as it is, and with service and nodes on two hosts (network
-namespaces, root) whose every word takes so long each way; `of_local` is their ratio.
+the largest number of nodes twice, with service and nodes on two hosts (network namespaces, root)
+side by side, and with every word between them so long on its way; `of_local` is their ratio.
 
 One machine's cores are shared by all nodes: what is measured is what the service costs, so the
 rollouts must wait for longer than all of that takes.
@@ -24,6 +24,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,7 @@ async def run(quick: bool) -> Report:
     delay_ms = float(os.environ.get("PRORL_BENCH_DELAY_MS", "0"))
     counts = (1, 2) if quick else (1, 2, 4, 8)
     if delay_ms:
-        (near,) = await _measure(counts[-1:], waits)
-        with far_apart(delay_ms / 1000) as ends:
-            ends.enter()
-            (far,) = await _measure(counts[-1:], waits, HERE, ends.there)
+        near, far = [await _apart(late_s, counts[-1], waits) for late_s in (0.0, delay_ms / 1000)]
         rows = _far_rows(near, far, delay_ms)
         return Report(bench="scale", machine=machine(), rows=tuple(rows))
     points = await _measure(counts, waits)
@@ -86,6 +84,16 @@ async def run(quick: bool) -> Report:
     if plot := os.environ.get("PRORL_BENCH_PLOT", ""):
         _plot(Path(plot), points, model)
     return Report(bench="scale", machine=machine(), rows=tuple(rows))
+
+
+async def _apart(delay_s: float, nodes: int, waits: tuple[float, ...]) -> Measured:
+    """What so many nodes do on another host than the service's, so far away."""
+    with far_apart(delay_s) as ends:
+        ends.enter()
+        # Threads stay on the host on which they were started.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        (point,) = await _measure((nodes,), waits, HERE, ends.there)
+    return point
 
 
 async def _measure(

@@ -208,8 +208,11 @@ async def test_hearts_on_other_hosts_beat_less_often(
     monkeypatch.setattr(control_client, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(control_client, "FAR_HEARTBEAT_S", 60.0)
     gateway = Gateway(echo)
+
+    def beats() -> int:
+        return sum(row.kind is Kind.STATS for row in gateway.heard)
+
     async with joined(net, gateway, [], remote=True):
-        beats = lambda: sum(row.kind is Kind.STATS for row in gateway.heard)  # noqa: E731
         await until(lambda: beats() == 1)
         await asyncio.sleep(0.2)
         assert beats() == 1
