@@ -4,11 +4,13 @@
 
 Ids, logprobs, versions and temperatures come from `sequences`, what the tools said from `messages`;
 nothing is rendered or encoded again. A rollout with fewer turns is continued after its last one.
+Where a task was rolled out more than once, each fork is a task of its own, `TASK~ROLLOUT`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -42,18 +44,26 @@ def fork_tasks(stored: StoredRun, turn: int, select: str = SELECT) -> Iterator[T
     chosen = stored.sql(select)
     if "rollout_id" not in chosen.column_names:
         raise UserError(f"a selection of {', '.join(chosen.column_names)}", "a column rollout_id")
+    rollouts = list(dict.fromkeys(chosen.column("rollout_id").to_pylist()))
     tasks = {row["rollout_id"]: row["task"] for row in stored.sql(_ROLLOUTS).to_pylist()}
     sequences, turns, texts = (
         _by_rollout(stored.sql(query)) for query in (_SEQUENCES, _TURNS, _TEXTS)
     )
-    for rollout_id in chosen.column("rollout_id").to_pylist():
+    if strange := [str(rollout_id) for rollout_id in rollouts if rollout_id not in tasks]:
+        raise UserError(
+            f"rollout {', '.join(strange[:5])}", f"rollouts that are stored in {stored.run_id}"
+        )
+    originals = {rollout_id: task_from_json(tasks[rollout_id]) for rollout_id in rollouts}
+    has_siblings = len({task.task_id for task in originals.values()}) < len(originals)
+    for rollout_id, task in originals.items():
         said = [
             one
             for sequence in sequences.get(rollout_id, ())
             for one in _said(sequence, turns[rollout_id])
             if one.turn < turn
         ]
-        task = task_from_json(tasks[rollout_id])
+        if has_siblings:
+            task = replace(task, task_id=f"{task.task_id}~{rollout_id}")
         source = f"{stored.run_id}/{rollout_id}/{len(said)}"
         past = [text for text in _texts(texts.get(rollout_id, ())) if text.turn < len(said)]
         yield forked_task(task, source, said, past)

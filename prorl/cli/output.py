@@ -10,10 +10,12 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import orjson
 
+from prorl.errors import ConfigError
 from prorl.types import Json
 
 _KEPT = frozenset("\n\t")
@@ -47,6 +49,14 @@ def _spell(char: str) -> str:
 def is_terminal() -> bool:
     """Whether people watch standard output."""
     return sys.stdout.isatty()
+
+
+def open_to_write(path: Path) -> TextIO:
+    """A text file that a command was asked for. Raises ConfigError where it cannot be written."""
+    try:
+        return path.open("w")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "a file that can be written") from None
 
 
 def say(line: str = "") -> None:

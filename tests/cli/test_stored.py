@@ -69,6 +69,14 @@ def test_ls_names_the_runs(cli: Cli) -> None:
     )
 
 
+@pytest.mark.parametrize("argv", [["report", "r", "--out"], ["replay", "r", "--fork"]])
+def test_a_file_that_cannot_be_written_is_one_line(
+    argv: list[str], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispatch([*argv, str(root / "nowhere" / "file"), "--root", str(root)]) == 2
+    assert capsys.readouterr().err.endswith("expected a file that can be written\n")
+
+
 def test_ls_lists_the_others_beside_a_bad_one(root: Path, cli: Cli) -> None:
     bad = root / "bad" / "manifest.json"
     bad.parent.mkdir()

@@ -24,13 +24,15 @@ TURNS = 4
 ENV = str(Path(__file__).with_name("counting.py")) + ":Counting"
 
 
-async def _run(root: Path, kind: str, tasks: list[Task], policy: str = "scripted:oracle") -> None:
+async def _run(
+    root: Path, kind: str, tasks: list[Task], policy: str = "scripted:oracle", n: int = 1
+) -> None:
     values = {"root": root, "backends": (policy,), "sandbox": {"kind": kind}, "load_code": True}
     config = ServiceConfig.model_validate({**values, "topology": "inline"})
     async with signals() as stop, service(config, stop) as running:
         client = client_of(running)
         await in_thread(lambda: client.create_run(run_id="r"))
-        await in_thread(lambda: client.submit("r", tasks, 1, key="k", last=True))
+        await in_thread(lambda: client.submit("r", tasks, n, key="k", last=True))
         await follow(client, running, "r", 0, Show.NOTHING)
 
 
@@ -86,6 +88,14 @@ def test_a_past_that_makes_no_sense_is_a_bad_task() -> None:
         read_fork(task)
     assert plain_task(task).data == {}
     assert read_fork(plain_task(task)) is None
+
+
+async def test_forks_of_siblings_are_tasks_of_their_own(tmp_path: Path, sandbox_kind: str) -> None:
+    task = Task(task_id="c", env=ENV, prompt="Count.", data={"turns": 1, "pause": 0})
+    await _run(tmp_path, sandbox_kind, [task], n=2)
+    path = tmp_path / "forks.jsonl"
+    assert replay(str(tmp_path / "r"), fork=path, turn=1) == 0
+    assert [fork.task_id for fork in load_tasks(str(path))] == ["c~0", "c~1"]
 
 
 def test_a_fork_begins_at_a_turn(tmp_path: Path) -> None:

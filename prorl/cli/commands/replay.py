@@ -15,7 +15,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.output import say, say_json
+from prorl.cli.output import open_to_write, say, say_json
 from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
 from prorl.flight import FlightNetwork
@@ -82,7 +82,7 @@ def replay(
     fork
         Serve nothing, but write tasks that go on where the stored rollouts were after --turn model
         calls, for `prorl run --tasks` with another policy, seed or temperature. --select then
-        names rollout_id. Default: all that were completed.
+        names rollout_id. Default: all that were completed. Forks of siblings are TASK~ROLLOUT.
     turn
         Of a fork: how many recorded turns it begins with.
     port
@@ -108,13 +108,10 @@ def replay(
 
 
 def _fork(directory: str, path: Path, turn: int, select: str) -> int:
-    tasks = fork_tasks(StoredRun(directory), turn, select or SELECT)
-    count = 0
-    with path.open("w") as file:
-        for task in tasks:
-            file.write(task_to_json(task) + "\n")
-            count += 1
-    say(f"wrote {count:,} forks to {path}")
+    tasks = list(fork_tasks(StoredRun(directory), turn, select or SELECT))
+    with open_to_write(path) as file:
+        file.writelines(task_to_json(task) + "\n" for task in tasks)
+    say(f"wrote {len(tasks):,} forks to {path}")
     say(f"next  prorl run --tasks {path} --policy POLICY")
     return 0
 

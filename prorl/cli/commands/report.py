@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.output import say, say_json
+from prorl.cli.output import open_to_write, say, say_json
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import lines, summarise
 from prorl.storage.analyses import ANALYSES, Analysis
@@ -46,7 +46,8 @@ def report(
         HTML file. Default: RUN.html here.
     only
         One analysis, printed as rows: reward, pass, funnel, dropped, staleness, drift, tools,
-        length, slow, stragglers, failures, suspects, cost.
+        length, slow, stragglers, failures, suspects, reuse, cost. x and y are what its picture
+        shows: a value, and how much or how many of it.
     root
         Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
     json
@@ -68,7 +69,8 @@ def report(
     else:
         name = runs.runs[0].run_id
         path = out or Path(f"{name}.html")
-        path.write_text("\n".join(page(runs, found)))
+        with open_to_write(path) as file:
+            file.write("\n".join(page(runs, found)))
         say(f"{name}: {len(found)} analyses in {path}")
     return 0
 
