@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 TOOLS = "prorl.tools"
 NO_PARTS: Mapping[str, str] = {}
+MEND_FILE = "mend it there"
+MEND_PACKAGE = "mend the package that registers it, or uninstall it"
 
 
 def registered(group: str) -> dict[str, EntryPoint]:
@@ -85,7 +87,8 @@ def make(
     Raises `error` as `load` does, also when the call fails.
     """
     factory = load(group, name, error, built_in)
-    with _blaming(group, name, "made", error):
+    hint = MEND_FILE if is_place(name) else MEND_PACKAGE
+    with _blaming(group, name, "made", error, hint):
         return factory(*args)
 
 
@@ -135,7 +138,7 @@ def refuse_places(name: str, error: type[UserError], what: str) -> None:
 def _from_place(group: str, name: str, error: type[UserError]) -> Any:
     """What `module:attribute` or `file.py:attribute` is. Raises `error`."""
     place, _, attribute = name.rpartition(":")
-    with _blaming(group, name, "imported", error, "mend it there"):
+    with _blaming(group, name, "imported", error, MEND_FILE):
         found: Any = _import_file(Path(place)) if place.endswith(".py") else import_module(place)
         for part in attribute.split("."):
             found = getattr(found, part)
@@ -177,7 +180,7 @@ def _blaming(
     name: str,
     done: str,
     error: type[UserError],
-    hint: str = "mend the package that registers it, or uninstall it",
+    hint: str = MEND_PACKAGE,
 ) -> Iterator[None]:
     """Whatever a part's own code raises becomes `error`, which names the part."""
     try:

@@ -119,11 +119,15 @@ def test_a_place_is_a_name_and_what_lies_beside_a_file_is_found(tmp_path: Path) 
             r"cannot be imported: AttributeError: .* no attribute 'Other'; mend it there",
         ),
         ("broken.py:Mine", r"cannot be imported: ZeroDivisionError"),
+        ("plain.py:Mine", r"has no check, .*derive it from prorl.envs.base.BaseEnv"),
+        ("asks.py:Mine", r"cannot be made: TypeError: .*; mend it there"),
     ],
 )
 def test_a_place_without_a_part_is_the_users_error(tmp_path: Path, name: str, text: str) -> None:
     _file(tmp_path)
     (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "plain.py").write_text("class Mine: pass")
+    (tmp_path / "asks.py").write_text("def Mine(task): pass")
     for _ in range(2):
         with pytest.raises(TaskError, match=text):
             get_env(f"{tmp_path}/{name}")

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 
-from prorl.errors import BackendError, ConfigError
+from prorl.errors import BackendError, ConfigError, TaskError
 from prorl.types import (
     Completion,
     FailureCode,
@@ -219,6 +219,11 @@ class Oracle:
             return self._useless(request)
         env = self._env(task.env)
         reference = env.reference(task)
+        if not hasattr(reference, "calls"):
+            raise TaskError(
+                f"the reference of env {task.env!r} is a {type(reference).__name__}",
+                "Solution(calls, answer)",
+            )
         if request.turn < len(reference.calls):
             return self._say(
                 Message(role="assistant", content="", tool_calls=(reference.calls[request.turn],))

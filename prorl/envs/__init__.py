@@ -47,8 +47,29 @@ BUILT_IN: Mapping[str, str] = {
 
 ENTRY_POINTS = "prorl.envs"
 
+_PARTS = (
+    "check",
+    "sandbox",
+    "tools",
+    "messages",
+    "prepare",
+    "call",
+    "artefact",
+    "score",
+    "reference",
+)
+"""Methods of `prorl.protocols.Env`."""
+
 
 def get_env(name: str) -> Env:
-    """A fresh env by name; built-in names win. Raises TaskError with the nearest name."""
+    """A fresh env by name; built-in names win. Raises TaskError with the nearest name, or what a
+    user's one lacks.
+    """
     env: Env = plugins.make(ENTRY_POINTS, name, TaskError, BUILT_IN)
+    if lacking := [part for part in _PARTS if not callable(getattr(env, part, None))]:
+        raise TaskError(
+            f"env {name!r} has no {', '.join(lacking)}",
+            "the methods of an env",
+            "derive it from prorl.envs.base.BaseEnv",
+        )
     return env

@@ -46,7 +46,8 @@ from prorl.envs.tools import (
     text_field,
 )
 from prorl.envs.user_tools import task_tools
-from prorl.errors import TaskError
+from prorl.errors import ConfigError, RolloutError, TaskError, boundary
+from prorl.failures import FailureCode
 from prorl.limits import Deadline
 from prorl.rewards import rubric_of
 from prorl.rubric import Rubric
@@ -105,6 +106,11 @@ class BaseEnv:
             raise TaskError(f"task {task.task_id!r}: data.user is {script!r}"[:300], "texts")
         self.tools(task)
         self.sandbox(task, Stage.RUN)
+        if not isinstance(self.rubric, Rubric):
+            raise TaskError(
+                f"the rubric of env {task.env!r} is a {type(self.rubric).__name__}",
+                "Rubric((function, weight), ...)",
+            )
         rubric_of(task, self.rubric)
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
@@ -148,8 +154,9 @@ class BaseEnv:
             return await run_call(tools, sandbox, call, timeout_s)
         if problem := call_problem((spec,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
-        answer = getattr(self, call.name)(task, **call.arguments)
-        return ToolResult(output=str(await answer if inspect.isawaitable(answer) else answer))
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, f"tool {call.name}"):
+            answer = getattr(self, call.name)(task, **call.arguments)
+            return ToolResult(output=str(await answer if inspect.isawaitable(answer) else answer))
 
     async def user_turn(self, task: Task, messages: Sequence[Message]) -> str | None:
         """What the user says to an answer: the next text of `data.user`, then nothing more."""
@@ -174,7 +181,7 @@ class BaseEnv:
     def reference(self, task: Task) -> Reference:
         """Raises TaskError: there is none."""
         raise TaskError(
-            f"task {task.task_id!r}: the env {self.name!r} knows no reference solution",
+            f"task {task.task_id!r}: the env {task.env!r} knows no reference solution",
             "a method `reference`",
         )
 
@@ -186,15 +193,30 @@ def tool(
 
     `properties` are its arguments as JSON schemas, all required. The method takes the task and the
     arguments, which have been checked; what it gives is shown as text. What it raises is our fault,
-    not the policy's: say what went wrong in the answer.
+    not the policy's: say what went wrong in the answer. Raises ConfigError for a method that takes
+    other arguments than the policy is told of.
     """
 
     def mark(method: Callable[..., Json]) -> Callable[..., Json]:
+        _check_arguments(method, set(properties))
         spec = make_spec(method.__name__, description, tuple(properties), **properties)
         method.tool_spec = spec  # type: ignore[attr-defined]
         return method
 
     return mark
+
+
+def _check_arguments(method: Callable[..., Json], told: set[str]) -> None:
+    found = list(inspect.signature(method).parameters.values())[2:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in found):
+        return
+    wanted = {parameter.name for parameter in found if parameter.default is parameter.empty}
+    if not wanted <= told <= {parameter.name for parameter in found}:
+        taken = ", ".join(parameter.name for parameter in found) or "nothing"
+        raise ConfigError(
+            f"tool {method.__name__!r} takes {taken} behind the task",
+            f"the arguments that @tool describes: {', '.join(sorted(told)) or 'none'}",
+        )
 
 
 def _served_by(task: Task, tools: Sequence[ToolSpec]) -> tuple[str, ...]:

@@ -124,7 +124,8 @@ async def _check_one(env: Env, task: Task, boxes: Boxes) -> TaskCheck:
     if first.reward != again.reward:
         problem = f"the reference solution scores {first.reward:g}, then {again.reward:g}"
     elif first.reward != 1.0:
-        problem = f"the reference solution scores {first.reward:g}: {first.log[-500:]}"
+        log = first.log[-500:] or "the env's rubric has no parts"
+        problem = f"the reference solution scores {first.reward:g}: {log}"
     elif useless.reward != 0.0:
         problem = f"a useless answer scores {useless.reward:g}: {useless.log[-500:]}"
     return TaskCheck(task.task_id, rewards, useless.reward, " ".join(problem.split()))
