@@ -140,9 +140,13 @@ class Client:
         `key` names the submission: group i, counted from `first`, has the idempotency key `KEY/i`,
         so that the same call again, after a crash too, adds nothing. Without one a random key makes
         each call a submission of its own (retries inside a call still add nothing). `last` says
-        that no more will come, so that the run can finish. Raises ConflictError for a used key with
-        other content.
+        that no more will come, so that the run can finish; with no tasks it says that alone.
+        Raises ConflictError for a used key with other content.
         """
+        if isinstance(tasks, str | Path | Mapping):
+            raise UserError(
+                f"tasks {tasks!r}"[:300], "tasks", "prorl.load_tasks(FILE) gives those of a file"
+            )
         http, key = self._http, key or uuid.uuid4().hex
         bodies = (
             group_body(task, n, f"{key}/{i}", sampling, extra)
@@ -150,7 +154,7 @@ class Client:
         )
         answers: list[Json] = []
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
-        while chunk:
+        while chunk or last:
             following = list(islice(bodies, GROUPS_PER_REQUEST))
             answer = http.request(
                 "POST",
@@ -161,7 +165,7 @@ class Client:
                 body={"groups": chunk, "last": last and not following},
             )
             answers.extend(answer["groups"])
-            chunk = following
+            chunk, last = following, last and bool(following)
         return answers
 
     def run(self, run: str) -> dict[str, Json]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from prorl.config import Sampling, StrictModel
 from prorl.types import Json
@@ -35,5 +37,11 @@ class GroupBody(StrictModel):
 class GroupsBody(StrictModel):
     """Body of `POST /v1/runs/{run}/groups`."""
 
-    groups: list[GroupBody] = Field(min_length=1, max_length=10000)
+    groups: list[GroupBody] = Field(max_length=10000, description="at least one, or `last`")
     last: bool = Field(default=False, description="no more groups will come: the run may finish")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.groups and not self.last:
+            raise ValueError("at least one group, or `last`")
+        return self

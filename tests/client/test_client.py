@@ -156,6 +156,8 @@ def test_long_submissions_go_in_several_requests(client: Client) -> None:
     accepted = client.submit("long", (task for task in tasks(1100)), n=1, last=True)
     assert len({group["group_id"] for group in accepted}) == 1100
     assert client.run("long")["last"] is True
+    with pytest.raises(UserError, match="load_tasks"):
+        client.submit("long", "tasks.jsonl")  # type: ignore[arg-type]
 
 
 def test_mistakes_are_told_in_one_line(client: Client, url: str, tmp_path: Path) -> None:

@@ -63,6 +63,13 @@ async def test_a_batch_is_refused_whole_and_names_the_row(tmp_path: Path) -> Non
         assert (await w.view())["counts"]["queued"] == 0
 
 
+async def test_last_may_be_said_without_a_group(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await w.run()
+        assert await w.submit(last=True) == []
+        assert (await w.view())["last"] is True
+
+
 async def test_ten_thousand_groups_in_one_request(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run()
