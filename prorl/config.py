@@ -364,9 +364,10 @@ def load_file(path: Path) -> dict[str, Json]:
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}", "a readable YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"config file {path}: {str(error).splitlines()[0]}", "valid YAML"
-        ) from None
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"config file {path}{line}: {what}", "valid YAML") from None
     if not isinstance(values, dict):
         raise ConfigError(
             f"config file {path} holds {type(values).__name__}", "a mapping of settings"

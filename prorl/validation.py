@@ -12,6 +12,7 @@ from prorl.errors import ConfigError
 
 _EXPECTED = {
     "missing": "a value: it is required",
+    "extra_forbidden": "a known key",
     "greater_than": "more than {gt}",
     "greater_than_equal": "{ge} or more",
     "less_than": "less than {lt}",
@@ -72,6 +73,8 @@ def given(error: Mapping[str, Any]) -> str:
     path = dotted(error["loc"])
     if error["type"] == "missing":
         return f"no `{path}`"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key `{path}`"
     shown = repr(error.get("input"))
     return f"`{path}` = {shown if len(shown) <= SHOWN else shown[:SHOWN] + '...'}"
 

@@ -101,7 +101,7 @@ class JobPlan:
             raise ConfigError(
                 "no task file",
                 "--tasks FILE, or `tasks:` in the config file",
-                "see `prorl run --help`",
+                "for example --tasks train.jsonl",
             )
         service = service_settings(job.service, root, job.policy)
         service = service.model_copy(update={"root": service.root.absolute(), "load_code": True})

@@ -90,7 +90,8 @@ class Http:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(
-                f"no service answers at {self.url}: {_cause(error, self._secure)}"
+                f"no service answers at {self.url}: {_cause(error, self._secure)};"
+                " see whether it runs, and there (`prorl serve`)"
             ) from None
         finally:
             connection.close()

@@ -78,7 +78,8 @@ def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
     async def remove_backend(name: str, drain: bool = False) -> Response:
         """Take a backend out of the pool, or only drain it; what it serves stays with it."""
         if name not in core.state.balancer.states:
-            raise NotFoundError(f"backend {name!r} is not in the pool")
+            pool = ", ".join(core.state.balancer.states) or "nothing"
+            raise NotFoundError(f"backend {name!r} is not in the pool, which has {pool}")
         _set(gateway, name, "draining" if drain else "removed")
         await gateway.durable()
         return reply({"name": name, "state": "draining" if drain else "removed"}, 200)

@@ -123,7 +123,7 @@ class Core:
         """A run by name. Raises NotFoundError."""
         run = self.state.runs.get(run_id)
         if run is None:
-            raise NotFoundError(f"unknown run {run_id!r}")
+            raise NotFoundError(f"unknown run {run_id!r}; make it first, or see `prorl ls`")
         return run
 
     def group(self, run_id: str, group_id: int) -> GroupRecord:

@@ -42,6 +42,9 @@ def test_every_command_has_help_with_its_parameters(capsys: pytest.CaptureFixtur
         (["run", "--tasks", "x", "--set", "run.sed=1"], "did you mean `seed`?"),
         (["show", "nothing"], "no run 'nothing' in prorl-runs"),
         (["run", "--resume"], "nothing to resume in"),
+        (["run", "tasks.jsonl"], "--tasks FILE to run a task file"),
+        (["adopt", "nowhere"], "the path of a run directory"),
+        (["plan", "x", "--rate", "-3"], "--rate -3 "),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.errors import ConfigError
+
 
 def adopt(directory: Path, /, *, json: Annotated[bool, Parameter(negative="")] = False) -> int:
     """Make a control log for a run directory that has none: copied from elsewhere, or its log was
@@ -26,6 +28,8 @@ def adopt(directory: Path, /, *, json: Annotated[bool, Parameter(negative="")] =
     from prorl.service.log import ControlLog
     from prorl.storage.catalog import StoredRun
 
+    if not directory.is_dir():
+        raise ConfigError(f"no folder {directory}", "the path of a run directory: ROOT/RUN")
     stored = StoredRun(directory.absolute())
     log = ControlLog(directory.absolute().parent / "control.db")
     try:

@@ -49,7 +49,7 @@ def gc(
         Print what was removed as one JSON object.
     """
     from prorl.storage.catalog import is_url, list_runs
-    from prorl.storage.collect import GRACE_S, collect
+    from prorl.storage.collect import GRACE_S, collect, replaced
     from prorl.storage.layout import RunDir
     from prorl.storage.retention import drop_run, drop_trash, last_commit_at
 
@@ -57,6 +57,7 @@ def gc(
         raise UserError("--drop without a choice of runs", "names of runs, or --older-than-days N")
     found: list[Json] = []
     chosen = [run_directory(name, root) for name in runs or list_runs(root)]
+    grace = GRACE_S if grace_s is None else grace_s
     before = None if older_than_days is None else time.time() - older_than_days * DAY_S
     for directory in chosen:
         run = RunDir(directory)
@@ -69,8 +70,11 @@ def gc(
                 drop_run(Path(directory))
                 found.append({"run": run.name, "dropped": True, "files": []})
             else:
-                files = collect(run, grace_s=GRACE_S if grace_s is None else grace_s)
-                found.append({"run": run.name, "dropped": False, "files": files})
+                files = collect(run, grace_s=grace)
+                waiting = len(replaced(run))
+                found.append(
+                    {"run": run.name, "dropped": False, "files": files, "waiting": waiting}
+                )
         except ConflictError as error:
             if runs:
                 raise
@@ -82,5 +86,7 @@ def gc(
         return 0
     for row in found:
         what = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
+        if row.get("waiting"):
+            what += f", {row['waiting']:,} go {grace:g} s after they were replaced"
         say(f"{row['run']}: {what}")
     return 0

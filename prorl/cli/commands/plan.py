@@ -95,7 +95,8 @@ def plan(
         Print one JSON object.
     """
     if not 0 < rate < math.inf or min(init, run_slots, eval_slots) < 1:
-        raise UserError("--rate and slots", "numbers above 0")
+        given = f"--rate {rate:g} with slots {init}, {run_slots}, {eval_slots}"
+        raise UserError(given, "numbers above 0")
     (means,) = open_runs(run_directory(run, root)).sql(_MEANS).rows()
     if not means["rollouts"]:
         raise UserError(f"run {run!r} has no finished rollout", "a run with timings")

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from prorl.cli.job import JobPlan, run_plan
 from prorl.cli.progress import Show
+from prorl.errors import UserError
 
 Flag = Annotated[bool, Parameter(negative="")]
 
@@ -82,6 +83,11 @@ def run(
     quiet
         No progress.
     """
+    if resume_name and not resume:
+        raise UserError(
+            f"{resume_name!r} without an option",
+            "--tasks FILE to run a task file, or --resume RUN to go on with a run",
+        )
     flags = {
         "tasks": tasks,
         "policy": policy,
@@ -93,7 +99,7 @@ def run(
         "run": _given(filter=filter_, seed=seed),
         "service": _given(topology=topology),
     }
-    plan = JobPlan.make(config, flags, set_ or [], root=root, resume=resume or bool(resume_name))
+    plan = JobPlan.make(config, flags, set_ or [], root=root, resume=resume)
     show = Show.NOTHING if quiet or json else Show.AUTO
     return asyncio.run(run_plan(plan, show=show, json=json))
 
