@@ -71,3 +71,16 @@ async def test_top_and_status_of_a_service(
         assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
         said = "RUN holds the others back: 4 of 8 slots busy, 2 queued"
         assert said in capsys.readouterr().out
+
+
+async def test_status_names_a_model_server_that_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRORL_TOKEN", TOKEN)
+    gone = "http://127.0.0.1:9"
+    async with world(tmp_path, backends=(gone,)) as w:
+        async with asyncio.timeout(30):
+            while (await w.http("GET", "/v1/status"))[1]["backends"][0]["state"] != "ejected":
+                await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(dispatch, ["status", "--url", w.served.http]) == 0
+        assert f"{gone} is ejected: a probe was refused" in capsys.readouterr().out

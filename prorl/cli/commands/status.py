@@ -79,6 +79,8 @@ def status(
         if one["alarm"]:
             say(f"{one['run_id']}: {clean(one['alarm'])}")
     for one in found["backends"]:
+        if one["state"] in ("ejected", "fenced"):
+            say(f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}")
         if one["alarm"]:
             say(f"{one['name']}: {clean(one['alarm'])}")
     return 0
