@@ -90,6 +90,7 @@ class Worker:
             slots=pool.slots,
             remote=bool(config.gateway),
             resumes=stage is Stage.RUN,
+            home=str(config.socket_dir),
             images=_images(config) if stage is Stage.INIT and config.gateway else None,
         )
         self._mover = Mover(network, config.gateway_flight, identity.hello())

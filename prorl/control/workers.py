@@ -54,6 +54,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     """It was asked to leave: what it gives back is charged to nobody."""
     images: tuple[str, ...] | None = None
     """NAME=DIGEST of each image that an INIT of another host has; None: it may have any."""
+    home: str = ""
+    """Of the node's life: rows with sandboxes pass only between workers of one home."""
 
 
 class Started(Payload, frozen=True):

@@ -98,6 +98,8 @@ class Identity:
     """Keeps a journal, from which the next life of its name goes on."""
     images: tuple[str, ...] | None = None
     """NAME=DIGEST of each image that this node has; None: not said."""
+    home: str = ""
+    """Folder of the node's sockets: another life of its name has another one."""
 
     def hello(self) -> dict[str, Json]:
         """What every stream of this worker says first."""
@@ -113,6 +115,7 @@ class Identity:
             "leaving": self.leaving,
             "resumes": self.resumes,
             "images": self.images,
+            "home": self.home,
         }
 
 

@@ -315,6 +315,8 @@ class WorkerRecord:
     """Whoever comes after it under its name goes on with what it held."""
     endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What it was told last."""
+    home: str = ""
+    """Of its node's life: two lives of one node may be there for a moment, each with sandboxes."""
     images: Mapping[str, str] | None = None
     """Digests of its node's images by name; None: it may have any."""
 
@@ -379,10 +381,7 @@ class State:
 
     def endpoints(self) -> dict[str, tuple[str, ...]]:
         """Where each role's edges are served."""
-        return {
-            role: tuple(worker.location for worker in self.of_role(role) if worker.location)
-            for role in ROLES
-        }
+        return {role: tuple(w.location for w in self.of_role(role) if w.location) for role in ROLES}
 
     def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
         """What a worker must dial: sandboxes do not move, so RUN takes from the INITs of its own
@@ -391,9 +390,10 @@ class State:
         upstream = UPSTREAM.get(worker.role)
         if upstream is None:
             return {}
+        home = (worker.node, worker.home)
         near = (
             other.location
             for other in self.of_role(upstream)
-            if other.location and (worker.role == "store" or other.node == worker.node)
+            if other.location and (worker.role == "store" or (other.node, other.home) == home)
         )
         return {upstream: tuple(near)}

@@ -129,6 +129,7 @@ class Workers:
             leaving=said.leaving,
             resumes=said.resumes,
             images=told(said.images),
+            home=said.home,
         )
         self._check_life(worker)
         self._came_at = self._clock()

@@ -44,7 +44,7 @@ def core(tmp_path: Path, clock: Clock) -> Iterator[Core]:
 
 
 def hello(
-    core: Core, name: str, life: str = "a", held: tuple[AttemptKey, ...] = ()
+    core: Core, name: str, life: str = "a", held: tuple[AttemptKey, ...] = (), home: str = ""
 ) -> WorkerRecord:
     """`NODE/ROLE-i` says hello; without a slash it is a worker of the service's own host."""
     node, _, worker = name.rpartition("/")
@@ -52,7 +52,8 @@ def hello(
         worker=name,
         role=worker.split("-")[0],
         node=node or "local",
-        location=f"at {name}",
+        location=f"at {name}{home}",
+        home=home,
         slots=4,
         schema_version=SCHEMA_VERSION,
         held=held,
@@ -81,6 +82,15 @@ def test_a_worker_is_told_only_whom_it_must_dial(core: Core) -> None:
     hello(core, "n1/eval-0")
     hello(core, "n2/eval-0")
     assert store.endpoints == {"eval": ("at n1/eval-0", "at n2/eval-0")}
+
+
+def test_two_lives_of_a_node_on_one_machine_take_nothing_from_each_other(core: Core) -> None:
+    """The earlier one's sandboxes end with it."""
+    hello(core, "n1/init-0", "first", home="/tmp/1")
+    run = hello(core, "n1/run-0", "second", home="/tmp/2")
+    assert run.endpoints == {"init": ()}
+    hello(core, "n1/init-0", "second", home="/tmp/2")
+    assert run.endpoints == {"init": ("at n1/init-0/tmp/2",)}
 
 
 @pytest.mark.parametrize("nodes", [4, 64])
