@@ -87,8 +87,11 @@ class StageOperator:
     async def open(self) -> None:
         """Prepare the operator before its first row."""
 
-    def keep(self, row: Row) -> None:
+    def expect(self, row: Row) -> None:
         """A row has come; its sender does not know yet that it has."""
+
+    def settle(self) -> None:
+        """The senders of all rows that have come are about to hear of it, and to forget them."""
 
     def claims(self) -> Iterable[Claim]:
         """Attempts of the worker's last life, with which it can go on."""

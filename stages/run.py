@@ -175,9 +175,13 @@ class RunOperator(StageOperator):
         if self._adoption is not None:
             await self._adoption.open()
 
-    def keep(self, row: Row) -> None:
-        """Begin the journal of a row before it is worked on."""
-        self._journals.keep(row)
+    def expect(self, row: Row) -> None:
+        """Its journal begins with its first record, or with `settle`."""
+        self._journals.expect(row)
+
+    def settle(self) -> None:
+        """Begin the journals of all rows that have come."""
+        self._journals.settle()
 
     def claims(self) -> Iterable[Claim]:
         """Attempts whose journal and sandbox are here."""

@@ -117,7 +117,8 @@ class Worker:
             identity.hello(),
             slots=pool.slots,
             window_bytes=pool.finished_bytes,
-            keep=self._operator.keep,
+            expect=self._operator.expect,
+            settle=self._operator.settle,
         )
         self.stage = StageHost(
             self._operator,

@@ -126,7 +126,8 @@ def _rollout(journals: Journals, number: int, turns: int) -> None:
 def _keep(journals: Journals, number: int, turns: int) -> int:
     """A rollout's journal from its row to its end; bytes written."""
     before = journals.num_bytes
-    journals.keep(_row(number))
+    journals.expect(_row(number))
+    journals.settle()
     journal = journals.attempt(AttemptKey("bench", number, 1), on_unknown="tell")
     for turn in range(turns):
         journal.say(replace(SAID, turn=turn))

@@ -15,9 +15,9 @@ the other edges, it is acked again at once (the last `REMEMBERED` keys are remem
 the commit's uniqueness decides).
 
 An upstream that is no longer announced is not dialled again, but a stream that still works is kept.
-`keep` is told of each row before its sender is, so that what is acked is not lost. Credit and acks
-travel together (`pacing`). Rows in hand are bounded by credit
-(`prorl.flight.credit.Grants`).
+`expect` is told of each row that has come, and `settle` before their senders are, so that what is
+acked is not lost: by then its consumer has it already. Credit and acks travel together (`pacing`).
+Rows in hand are bounded by credit (`prorl.flight.credit.Grants`).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Held:
     done: bool = False
 
 
-def _nothing(_: Row) -> None:
-    """Keep no row: the default of `keep`."""
+def _nothing(*_: Row) -> None:
+    """Keep no row: the default of `expect` and `settle`."""
 
 
 class Inlet:
@@ -89,10 +89,11 @@ class Inlet:
         *,
         slots: int,
         window_bytes: int = 64 << 20,
-        keep: Callable[[Row], None] = _nothing,
+        expect: Callable[[Row], None] = _nothing,
+        settle: Callable[[], None] = _nothing,
     ) -> None:
         self.edge = edge
-        self._keep_row = keep
+        self._expect, self._settle = expect, settle
         self._network, self._hello = network, dict(hello)
         self._redelivered = edge in REDELIVERED_EDGES
         self._grants = CreditBook(slots=slots, window_bytes=window_bytes)
@@ -247,11 +248,11 @@ class Inlet:
             self._held[key] = _Held(name, name)
             self._ready.append(Taken(key, row, share))
             if not self._redelivered:
-                self._keep_row(row)  # before its sender hears that it may forget it
-                self._say(name, Back(ACK, key=key))
-        self._paced.ask()
+                self._expect(row)
+                self._note(name, Back(ACK, key=key))
         if self._ready:
-            self._arrived.set()
+            self._arrived.set()  # first: whoever takes them need not wait for what is said back
+        self._paced.ask()
 
     def _again(self, name: int, key: AttemptKey) -> bool:
         """Whether the row is or was here; its ack then goes to the stream it came over last."""
@@ -286,6 +287,7 @@ class Inlet:
 
         Credit is counted here, once for all rows that came and went meanwhile.
         """
+        self._settle()  # before a sender hears that it may forget a row
         self._note_credit(self._grants.top_up())
         back, self._back = self._back, {}
         for name, said in back.items():

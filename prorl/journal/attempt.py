@@ -80,20 +80,28 @@ class ForkOrigin(NamedTuple):
     """Of tool calls, by turn and index."""
 
 
+def _nothing() -> None:
+    """Keep nothing: the default of `keep`."""
+
+
 class AttemptJournal:
-    """The journal of one attempt in one of its lives. Belongs to the event loop."""
+    """The journal of one attempt in one of its lives. Belongs to the event loop.
+
+    `keep` sees to it that the next life hears of the attempt, if it has not been seen to yet.
+    """
 
     def __init__(
         self,
         sink: Sink | None = None,
         *,
+        keep: Callable[[], None] = _nothing,
         on_unknown: str = "tell",
         epoch: int = 0,
         forked: ForkOrigin | None = None,
         anew: str = "",
     ) -> None:
         self._sink, self.on_unknown, self.epoch = sink, on_unknown, epoch
-        self._anew = anew
+        self._keep, self._anew = keep, anew
         self._moved: Moved | None = None
         self._untold = False
         """Whether the policy is to hear that its sandbox was moved."""
@@ -184,6 +192,7 @@ class AttemptJournal:
 
     def begin(self, turn: int, index: int) -> bool:
         """A call is about to be made; whether an earlier life may have made it."""
+        self._keep()
         doubtful, self._lived = not self._lived, True
         self.in_call = True
         return doubtful

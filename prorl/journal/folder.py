@@ -2,8 +2,10 @@
 
     ROOT/journal/run-0/ lock 17.1.NAME.journal ...
 
-A file begins with the row as it was received, before its sender hears that it was, and goes when
-the row leaves the worker's hands (committed, failed, cancelled). A worker that starts finds the
+A file begins with the row as it was received and goes when the row leaves the worker's hands
+(committed, failed, cancelled). It is made before the row's sender hears that the row has come, and
+before the first thing that happens to the row is over, whichever is earlier: not while the row is
+on its way to its agent. A worker that starts finds the
 files of its last life: `recover`. One writer: the folder is locked for as long as its process
 lives. Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be
 written, loses its journal, aloud, and goes on without one.
@@ -90,6 +92,8 @@ class Journals:
     ) -> None:
         self._folder, self._limit_bytes, self._sync = folder, limit_bytes, sync
         self._open: dict[AttemptKey, _Open] = {}
+        self._expected: dict[AttemptKey, Row] = {}
+        """Rows that have come and whose files are not made yet. Bounded by the worker's slots."""
         self._pasts: dict[AttemptKey, tuple[Recovered, int]] = {}
         self._lock = -1
         self.num_bytes = 0
@@ -114,6 +118,7 @@ class Journals:
 
     def close(self) -> None:
         """Close every file; they stay. Idempotent."""
+        self._expected.clear()
         for journal in self._open.values():
             os.close(journal.fd)
         self._open.clear()
@@ -123,14 +128,30 @@ class Journals:
 
     # ---- an attempt's life
 
-    def keep(self, row: Row) -> None:
-        """Begin the journal of a row that has come, if its run wants one and there is something to
-        keep: a policy without tools makes one call, which its death costs in any case.
+    def expect(self, row: Row) -> None:
+        """A row has come: its journal is begun by the first record, or by `settle`. None is begun
+        when its run wants none, or when there is nothing to keep: a policy without tools makes one
+        call, which its death costs in any case.
         """
         if self._lock < 0 or not row.value("on_unknown") or row.value("tools") == "[]":
             return
         key = read_key(row)
         if key in self._open:
+            return
+        self._expected[key] = row
+        if row.value("handed"):
+            self._begin(key)
+            self._move_in(key, row)
+
+    def settle(self) -> None:
+        """Begin the journals of all rows that have come, so that their senders may forget them."""
+        for key in list(self._expected):
+            self._begin(key)
+
+    def _begin(self, key: AttemptKey) -> None:
+        """Make an expected row's file; nothing for any other."""
+        row = self._expected.pop(key, None)
+        if row is None:
             return
         path = self._folder / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
         try:
@@ -142,8 +163,6 @@ class Journals:
         batch = row.as_batch
         self._write(key, FrameKind.ROW, batch.replace_schema_metadata(None).serialize())
         self._sync_folder(key)
-        if row.value("handed"):
-            self._move_in(key, row)
 
     def _move_in(self, key: AttemptKey, row: Row) -> None:
         """What another node has handed over of the attempt becomes the beginning of its journal."""
@@ -190,9 +209,14 @@ class Journals:
     ) -> AttemptJournal:
         """The journal of an attempt that begins, or goes on."""
         recovered, epoch = self._pasts.pop(key, (None, 0))
-        sink = partial(self._write, key) if key in self._open else None
+        kept = key in self._open or key in self._expected
         journal = AttemptJournal(
-            sink, on_unknown=on_unknown, epoch=epoch, forked=forked, anew="" if recovered else anew
+            partial(self._write, key) if kept else None,
+            keep=partial(self._begin, key),
+            on_unknown=on_unknown,
+            epoch=epoch,
+            forked=forked,
+            anew="" if recovered else anew,
         )
         for record in recovered.records if recovered else ():
             journal.remember(record)
@@ -222,6 +246,7 @@ class Journals:
     def drop(self, key: AttemptKey) -> None:
         """The attempt is no longer in hand; idempotent."""
         self._pasts.pop(key, None)
+        self._expected.pop(key, None)
         journal = self._open.pop(key, None)
         if journal is not None:
             os.close(journal.fd)
@@ -231,6 +256,7 @@ class Journals:
     # ---- writing
 
     def _write(self, key: AttemptKey, kind: FrameKind, record: bytes) -> None:
+        self._begin(key)
         journal = self._open.get(key)
         if journal is None:
             return

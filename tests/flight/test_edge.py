@@ -281,6 +281,29 @@ async def test_a_row_that_is_offered_again_is_acked_and_not_given_twice(
     await inlet.close()
 
 
+async def test_a_row_is_settled_once_it_is_taken_and_before_its_sender_hears_of_it(
+    net: Net,
+) -> None:
+    seen: list[str] = []
+    new: list[Row] = []
+
+    def settle() -> None:
+        if new:
+            new.clear()
+            seen.append("settled")
+
+    outlet = Outlet("ready", on_acked=lambda _: seen.append("acked"))
+    hello = {"worker": "w", "role": "run", "incarnation": ""}
+    inlet = Inlet(net.network, "ready", hello, slots=1, expect=new.append, settle=settle)
+    inlet.set_upstreams([await serve(net, outlet)])
+    taking = asyncio.ensure_future(inlet.take())
+    taking.add_done_callback(lambda _: seen.append("taken"))
+    await put(outlet, ready(0))
+    await until(lambda: "acked" in seen)
+    assert seen == ["taken", "settled", "acked"]
+    await inlet.close()
+
+
 async def test_what_a_worker_may_have_begun_waits_for_its_next_life(net: Net) -> None:
     outlet = Outlet("ready")
     location = await serve(net, outlet)

@@ -21,7 +21,8 @@ RECORDS = (said(0), answer(0), answer(0, 1), said(1, FinishReason.LENGTH), ENDED
 def _write(folder: Path) -> Journals:
     journals = Journals(folder)
     assert journals.open() == []
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     _tell(journals.attempt(read_key(row()), on_unknown="tell"))
     return journals
 
@@ -50,6 +51,36 @@ def test_what_was_written_comes_back(tmp_path: Path) -> None:
     (found,) = Journals(tmp_path).open()
     assert _prefix(found) == len(RECORDS)
     assert (found.key, found.epoch) == (read_key(row()), 0)
+
+
+def _expected(folder: Path) -> tuple[Journals, AttemptJournal]:
+    """A row that has come, and whose sender has not heard of it."""
+    journals = Journals(folder)
+    journals.open()
+    journals.expect(row())
+    return journals, journals.attempt(read_key(row()), on_unknown="tell")
+
+
+def test_a_row_is_on_the_node_with_the_first_thing_that_happens_to_it(tmp_path: Path) -> None:
+    journals, journal = _expected(tmp_path / "said")
+    assert not list((tmp_path / "said").glob("*.journal"))
+    journal.say(said(0))
+    journals.settle()
+    journals.close()
+    (found,) = Journals(tmp_path / "said").open()
+    assert _prefix(found) == 1
+    journals, journal = _expected(tmp_path / "called")
+    assert not journal.begin(0, 0)
+    journals.close()
+    (found,) = Journals(tmp_path / "called").open()
+    assert _prefix(found) == 0
+
+
+def test_a_row_that_leaves_before_its_sender_hears_of_it_leaves_nothing(tmp_path: Path) -> None:
+    journals, _ = _expected(tmp_path)
+    journals.drop(read_key(row()))
+    journals.settle()
+    assert not list(tmp_path.glob("*.journal"))
 
 
 def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
@@ -147,7 +178,8 @@ def test_a_folder_has_one_writer(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     second = Journals(tmp_path)
     assert second.open() == []
     assert "another process" in caplog.text
-    second.keep(row(2))
+    second.expect(row(2))
+    second.settle()
     assert len(list(tmp_path.glob("*.journal"))) == 1
     first.close()
 
@@ -157,7 +189,8 @@ def test_more_than_the_bound_is_not_kept_and_said(
 ) -> None:
     journals = Journals(tmp_path, limit_bytes=9000)
     journals.open()
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     journal = journals.attempt(read_key(row()), on_unknown="tell")
     for turn in range(20):
         journal.say(said(turn))
@@ -170,7 +203,8 @@ def test_more_than_the_bound_is_not_kept_and_said(
 def test_where_nothing_is_worth_keeping_nothing_is_written(tmp_path: Path, other: object) -> None:
     journals = Journals(tmp_path)
     journals.open()
-    journals.keep(other)  # type: ignore[arg-type]
+    journals.expect(other)  # type: ignore[arg-type]
+    journals.settle()
     assert not list(tmp_path.glob("*.journal"))
 
 
@@ -178,7 +212,8 @@ def test_with_sync_each_record_is_on_disk_before_what_comes_next(tmp_path: Path)
     synced: list[str] = []
     journals = Journals(tmp_path, sync=lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     journals.open()
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     path = str(next(tmp_path.glob("*.journal")))
     assert synced == [path, str(tmp_path)]
     journal = journals.attempt(read_key(row()), on_unknown="tell")
@@ -196,7 +231,8 @@ def test_a_disk_that_fails_costs_the_journal_and_not_the_attempt(
 
     journals = Journals(tmp_path, sync=fails)
     journals.open()
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     assert journals.num_given_up == 1
     assert "no more disk" in caplog.text
     assert not list(tmp_path.glob("*.journal"))

@@ -34,7 +34,8 @@ def _past(folder: Path) -> bytes:
     """A journal of two turns whose attempt was stopped."""
     journals = Journals(folder)
     journals.open()
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     journal = journals.attempt(read_key(row()), on_unknown="tell")
     for turn in range(2):
         journal.say(said(turn))
@@ -58,7 +59,8 @@ def test_another_node_goes_on_with_the_turns_and_tells_it_once(tmp_path: Path) -
     path = _hand(folder, past, taken)
     journals = Journals(folder)
     journals.open()
-    journals.keep(taken)
+    journals.expect(taken)
+    journals.settle()
     assert not path.exists()
     journal = journals.attempt(read_key(taken), on_unknown="tell", anew="a reason")
     assert journal.ended is None, "how it ended there is not how it ends here"
@@ -84,7 +86,8 @@ def test_moved_twice_the_seeds_are_those_of_the_first(tmp_path: Path) -> None:
         _hand(folder, past, taken)
         journals = Journals(folder)
         journals.open()
-        journals.keep(taken)
+        journals.expect(taken)
+        journals.settle()
         past = journals.past(read_key(taken))
         journal = journals.attempt(read_key(taken), on_unknown="tell")
         assert (journal.history.resumes, journal.seed_attempt(node)) == (node - 1, 1)
@@ -101,7 +104,8 @@ def test_what_is_damaged_is_refused_aloud(
     path = _hand(tmp_path / "n2" / "run-0", damage, taken)
     journals = Journals(tmp_path / "n2" / "run-0")
     journals.open()
-    journals.keep(taken)
+    journals.expect(taken)
+    journals.settle()
     assert "begins anew" in caplog.text
     assert not path.exists()
     journal = journals.attempt(read_key(taken), on_unknown="tell", anew="it did not arrive")
@@ -114,5 +118,6 @@ def test_nothing_is_handed_over_where_nothing_has_happened(tmp_path: Path) -> No
     journals = Journals(tmp_path)
     journals.open()
     assert journals.past(read_key(row())) == b""
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     assert journals.past(read_key(row())) == b""

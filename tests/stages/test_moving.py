@@ -47,7 +47,8 @@ class Box:
 def begun(journals: Journals, on_unknown: str = "tell") -> AttemptJournal:
     """An attempt of one turn and one call."""
     journals.open()
-    journals.keep(row())
+    journals.expect(row())
+    journals.settle()
     journal = journals.attempt(KEY, on_unknown=on_unknown)
     journal.say(said(0))
     journal.begin(0, 0)
