@@ -88,10 +88,12 @@ class StageOperator:
         """Prepare the operator before its first row."""
 
     def expect(self, row: Row) -> None:
-        """A row has come; its sender does not know yet that it has."""
+        """A row has come; nobody knows yet that it has."""
 
     def settle(self) -> None:
-        """The senders of all rows that have come are about to hear of it, and to forget them."""
+        """Somebody is about to hear of the rows that have come: their sender, which then forgets
+        them, or the gateway, which then expects of this worker's next life that it knows them.
+        """
 
     def claims(self) -> Iterable[Claim]:
         """Attempts of the worker's last life, with which it can go on."""

@@ -108,6 +108,7 @@ class Worker:
             identity,
             held=self._held,
             claims=self._operator.claims,
+            settle=self._operator.settle,
             stats=self._stats,
             on=dict.fromkeys({**self._operator.handlers, **self._handlers}, self._hear),
         )

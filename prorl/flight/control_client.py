@@ -119,8 +119,12 @@ class Identity:
         }
 
 
+def _nothing() -> None:
+    """Settle nothing: the default of `settle`."""
+
+
 class ControlClient:
-    """One worker's control stream, kept open.
+    """One worker's control stream, kept open. `settle` is called before anything is said on it.
 
     All methods and handlers run on one event loop; handlers must not block.
     """
@@ -134,11 +138,12 @@ class ControlClient:
         held: Callable[[], Iterable[AttemptKey]] = tuple,
         stats: Callable[[], Stats] = Stats,
         claims: Callable[[], Iterable[Claim]] = tuple,
+        settle: Callable[[], None] = _nothing,
         on: Mapping[Kind, Handler],
     ) -> None:
         self._network, self._location, self._identity = network, location, identity
         self._held, self._stats, self._on = held, stats, on
-        self._claims = claims
+        self._claims, self._settle = claims, settle
         self._channel: Channel | None = None
         self._seq = 0
         self._outgoing: list[ControlRow] = []
@@ -250,6 +255,7 @@ class ControlClient:
     def _flush(self) -> None:
         said, self._outgoing = self._outgoing, []
         if said and self._channel is not None:
+            self._settle()
             self._channel.send(to_batch(said))
 
     async def _keep(self) -> None:

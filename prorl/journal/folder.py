@@ -3,12 +3,11 @@
     ROOT/journal/run-0/ lock 17.1.NAME.journal ...
 
 A file begins with the row as it was received and goes when the row leaves the worker's hands
-(committed, failed, cancelled). It is made before the row's sender hears that the row has come, and
-before the first thing that happens to the row is over, whichever is earlier: not while the row is
-on its way to its agent. A worker that starts finds the
-files of its last life: `recover`. One writer: the folder is locked for as long as its process
-lives. Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be
-written, loses its journal, aloud, and goes on without one.
+(committed, failed, cancelled). It is made before the row's sender or the gateway hears that the row
+has come, and before a record or a tool call of it, but not while the row is on its way to its
+agent. A worker that starts finds the files of its last life: `recover`. One writer: the folder is
+locked for as long as its process lives. Bounded by `limit_bytes` over all files; an attempt whose
+record does not fit, or cannot be written, loses its journal, aloud, and goes on without one.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class Journals:
             self._move_in(key, row)
 
     def settle(self) -> None:
-        """Begin the journals of all rows that have come, so that their senders may forget them."""
+        """Begin the journals of all rows that have come, before anybody hears that they have."""
         for key in list(self._expected):
             self._begin(key)
 
