@@ -65,7 +65,8 @@ odd.__file__ = "/tmp/\\udfff.py"
 LIES = """import gc
 for one in gc.get_objects():
     if type(one).__name__ == "Witness":
-        one._socket.sendall(one._key + {line!r} + b"\\n")
+        held = one._voice.gi_frame.f_locals
+        held["end"].sendall(held["key"] + {line!r} + b"\\n")
 """
 
 

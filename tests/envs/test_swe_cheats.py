@@ -24,10 +24,15 @@ from prorl.sandbox.spawn import spawned
 from prorl.testing import make_task
 from prorl.types import SandboxSpec, Score, Stage, Task
 from tests.envs.swe_cheats import FILES, FIX, HIDDEN, HONEST, IN_PROCESS, LEFT_OUT, TEST
+from tests.envs.swe_inside import AT_ONCE, INSIDE, INSIDE_HONEST
 
 ENV = SweEnv()
-FAST = ("the fix alone", "a log of 700 kB beside", "a repository inside", "a symbolic link")
-"""Honest changes that the fast suite tries."""
+FAST = (
+    *("the fix alone", "a log of 700 kB beside", "a repository inside", "a symbolic link"),
+    *("leaves a child", *AT_ONCE),
+)
+"""Changes that the fast suite tries."""
+FORGED, FAIR = {**IN_PROCESS, **INSIDE}, {**HONEST, **INSIDE_HONEST}
 NUMBERS = count()
 
 
@@ -118,6 +123,10 @@ async def _score(host: UnixSandboxHost, artefact: bytes) -> Score:
     return score
 
 
+def _marked(name: str) -> object:
+    return pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+
+
 @pytest.mark.parametrize("name", LEFT_OUT)
 async def test_files_that_decide_do_not_count(
     host: UnixSandboxHost, name: str, tmp_path: Path
@@ -142,18 +151,15 @@ async def test_a_fix_counts_beside_each_of_them(
     assert score.reward == 1, score.log
 
 
-@pytest.mark.parametrize("name", IN_PROCESS)
+@pytest.mark.parametrize("name", [*IN_PROCESS, *(_marked(name) for name in INSIDE)])
 async def test_code_that_forges_its_verdict_earns_nothing(
     host: UnixSandboxHost, name: str, tmp_path: Path
 ) -> None:
-    score = await _score(host, change(tmp_path, "true", {"src/calc/__init__.py": IN_PROCESS[name]}))
+    score = await _score(host, change(tmp_path, "true", {"src/calc/__init__.py": FORGED[name]}))
     assert score.reward == 0, score.log
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in HONEST],
-)
+@pytest.mark.parametrize("name", [_marked(name) for name in FAIR])
 async def test_honest_changes_count(host: UnixSandboxHost, name: str, tmp_path: Path) -> None:
-    score = await _score(host, change(tmp_path, f"{FIX}; {HONEST[name]}"))
+    score = await _score(host, change(tmp_path, f"{FIX}; {FAIR[name]}"))
     assert score.reward == 1, score.log

@@ -31,10 +31,12 @@ repository PASS_TO_PASS must pass and FAIL_TO_PASS not, and with the reference a
 for which that does not hold is `bad_task`, and no policy is blamed.
 
 Who can forge a verdict. The tests share a process with the code that they test, as in SWE-bench.
+The witness sees what is done to itself and to the runner (`suspects.py`) and to the tests, their
+helpers and pytest's objects (`kept.py`); only the session's own process is listened to.
 
 | harness | told by | what remains possible |
 |---|---|---|
-| pytest, unittest | a witness in the process (`suspects.py`) | finding it by ctypes; lies about one type |
+| pytest, unittest | a witness in the process | ctypes; reading or changing the tests' data |
 | any other (`logs/`) | its log | code that prints the log of tests that passed |
 """
 

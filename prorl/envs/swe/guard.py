@@ -28,6 +28,7 @@ from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+from prorl.envs.swe.kept import test_folder
 from prorl.types import Json
 
 PROTECTED = (
@@ -58,8 +59,6 @@ these has it in its reference patch, or names its own `protected`.
 
 SETTINGS = ("pyproject.toml", "setup.cfg", "package.json")
 """Files of which one part is the runner's."""
-
-TEST_FOLDERS = frozenset({"tests", "test", "__tests__", "spec", "specs", "unit_tests"})
 
 RUNNERS = frozenset(
     [
@@ -97,6 +96,7 @@ RUNNERS = frozenset(
         "prorl_witness",
         "prorl_pytest",
         "prorl_suspects",
+        "prorl_kept",
     ]
 )
 """Packages that a Python test runner imports besides the standard library."""
@@ -211,19 +211,6 @@ def watched(rules: Rules) -> list[str]:
 def is_graded(path: str, graded: Collection[str]) -> bool:
     """Whether a test's name or the tests' patch tells of this file."""
     return path in graded or any(end.startswith("/") and f"/{path}".endswith(end) for end in graded)
-
-
-def test_folder(path: str) -> str:
-    """The outermost folder of tests that a graded file lies in; empty: none.
-
-    >>> test_folder("pkg/tests/unit/test_a.py"), test_folder("pkg/test_a.py")
-    ('pkg/tests', '')
-    """
-    parts = path.split("/")[:-1]
-    for index, part in enumerate(parts):
-        if part in TEST_FOLDERS or part.endswith(("_tests", "-tests")):
-            return "/".join(parts[: index + 1]) if path[0] != "/" else ""
-    return ""
 
 
 def is_protected(path: str, patterns: Iterable[str]) -> bool:

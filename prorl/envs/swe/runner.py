@@ -10,7 +10,8 @@ The tests are a child with pipes of its own. This process is not dumpable, so th
 descriptors, standard output among them, are closed to processes of the same uid; it adopts what
 the tests leave behind and ends it before it writes. The report is a file that they might still
 have changed, so its digest goes by standard output. What pytest and unittest saw comes over a
-socket (`witness.py`), whose key is given once to each session.
+socket (`witness.py`), whose key is given once to each session. The kernel tells which process has
+sent a line: a session is one process that the command started, and no other one is heard.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -33,6 +35,8 @@ from typing import Any
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 GRACE_S = 5.0
 MAX_WATCHED = 5000
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as the kernel tells them of who has sent."""
 MAX_SAID_BYTES = 64 << 20
 """More is not listened to: the session counts as one that never ended."""
 
@@ -50,9 +54,13 @@ class Sessions:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._key = b""
-        self._said = b""
+        self._said: dict[int, bytes] = {}
         self._num_bytes = 0
+        self._speakers: list[int] = []
+        self.top = 0
+        """Process of the command, whose descendants may be sessions."""
         self.found: list[dict[str, Any]] = []
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._offer()
 
     def _offer(self) -> None:
@@ -66,33 +74,48 @@ class Sessions:
     def hear(self) -> bool:
         """Read what is there; False at the end."""
         try:
-            data = self._end.recv(1 << 16)
+            data, about, _, _ = self._end.recvmsg(1 << 16, socket.CMSG_SPACE(CREDENTIALS.size))
         except ConnectionResetError:  # every other end was closed before it read its key
             return False
+        pid = CREDENTIALS.unpack(about[0][2])[0] if about else 0
         self._num_bytes += len(data)
-        self._said += data if self._num_bytes <= MAX_SAID_BYTES else b""
-        *lines, self._said = self._said.split(b"\n")
+        said = self._said.pop(pid, b"") + (data if self._num_bytes <= MAX_SAID_BYTES else b"")
+        *lines, rest = said.split(b"\n")
+        if rest:
+            self._said[pid] = rest
         for line in lines:
             if self._key and line.startswith(self._key):
                 try:
-                    self._take(message_of(line[len(self._key) :]))
-                except (ValueError, RecursionError):  # no witness: it is heard no longer
+                    self._take(pid, message_of(line[len(self._key) :]))
+                except (ValueError, RecursionError):  # no witness: nobody is heard any longer
                     self._key = b""
+                    self._end.shutdown(socket.SHUT_RDWR)
                     self.found.append({"ended": False, "outcomes": {}})
         return bool(data)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, pid: int, message: dict[str, Any]) -> None:
+        """What a session's own process says. Raises ValueError for another one."""
         say = message.pop("say", "")
         if say == "start":
-            self.found.append({"ended": False, "outcomes": {}})
-        elif self.found:
-            told = self.found[-1]["outcomes"]
-            for name, good in message.pop("outcomes", {}).items():
-                told[name] = good and told.get(name, True)
-            self.found[-1].update(message)
-            if say == "bye":
-                self.found[-1]["ended"] = True
-                self._offer()
+            if not descends(pid, self.top, self._speakers):
+                raise ValueError("a process that is no session's")
+            self._speakers.append(pid)
+            self.found.append({"ended": False, "told": False, "outcomes": {}})
+            self._end.sendall(b"go")
+            return
+        if not self._speakers or pid != self._speakers[-1]:
+            raise ValueError("a process that is no session's")
+        session = self.found[-1]
+        told = session["outcomes"]
+        for name, good in message.pop("outcomes", {}).items():
+            told[name] = good and told.get(name, True)
+        suspects = [*session.get("suspects", []), *message.pop("suspects", [])]
+        session.update({**message, "suspects": suspects})
+        if say == "bye":
+            session["ended"] = True
+            self._offer()
+        else:
+            session["told"] = say == "told"
 
 
 def message_of(line: bytes) -> dict[str, Any]:
@@ -166,6 +189,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         pass_fds=(theirs.fileno(), module),
         start_new_session=True,
     )
+    sessions.top = child.pid
     theirs.close()
     os.close(module)
     log, timed_out = listen(child, ours, sessions, job)
@@ -240,15 +264,32 @@ def end_all(child: subprocess.Popen[bytes]) -> None:
 def children() -> list[int]:
     """Direct children; those of theirs become ours when they end."""
     found = []
-    for name in os.listdir("/proc"):
-        try:
-            with open(f"/proc/{name}/stat") as file:
-                state, parent = file.read().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue
-        if name.isdigit() and int(parent) == os.getpid() and state != "Z":
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        state, parent = state_of(int(name))
+        if parent == os.getpid() and state != "Z":
             found.append(int(name))
     return found
+
+
+def state_of(pid: int) -> tuple[str, int]:
+    """(state of a process, its parent); parent 0 where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return "", 0
+    return state, int(parent)
+
+
+def descends(pid: int, top: int, without: list[int]) -> bool:
+    """Whether a process comes from `top` by parents that live, none of them one of `without`:
+    what a session has left behind is no session.
+    """
+    while pid and pid not in without:
+        if pid == top:
+            return True
+        pid = state_of(pid)[1]
+    return False
 
 
 def write(path: str, content: bytes) -> None:

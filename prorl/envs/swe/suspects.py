@@ -16,11 +16,16 @@ from collections.abc import Iterable
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-JUDGES = ("pytest", "_pytest", "pluggy", "unittest", "doctest", "builtins", "operator")
+JUDGES = (
+    *("pytest", "_pytest", "pluggy", "unittest", "doctest", "builtins", "operator"),
+    *("json", "socket", "posixpath", "ast"),
+)
 """Packages of which every function and class is looked at, where they are loaded at the start."""
 SINGLE = {
     "sys": ("exit", "settrace", "setprofile", "_getframe"),
-    "os": ("_exit", "abort", "kill"),
+    "os": ("_exit", "abort", "kill", "getpid", "getcwd", "set_inheritable"),
+    "atexit": ("register", "unregister"),
+    "random": ("getrandbits",),
     "time": ("time", "monotonic", "perf_counter", "sleep", "time_ns"),
     "datetime": ("datetime", "date"),
     "math": ("isclose", "isnan", "fabs"),
@@ -29,12 +34,15 @@ LATER = ("numpy", "pandas", "hypothesis", "mock", "testtools", "nose", "twisted"
 """Packages that a repository loads: their functions must not come out of the repository."""
 WALKS = ("gc.get_objects", "gc.get_referrers", "gc.get_referents", "sys.settrace", "sys.setprofile")
 FRAMES = ("sys._getframe", "sys._current_frames", "object.__getattr__")
-EVENTS = frozenset(("open", *WALKS, *FRAMES))
+CODES = ("object.__setattr__", "code.__new__")
+EVENTS = frozenset(("open", *WALKS, *FRAMES, *CODES))
 CORE = (
     *("_pytest.runner", "_pytest.python", "_pytest.raises", "_pytest.reports", "_pytest.outcomes"),
     *("pluggy._hooks", "pluggy._callers", "unittest.case"),
 )
 """What is looked at after every test."""
+GIVERS = ("_pytest.runner", "_pytest.main", "unittest.case", "unittest.runner", "unittest.result")
+"""Modules that give verdicts."""
 MAX_DEPTH, MAX_SAID, MAX_CLASSES = 60, 200, 20_000
 _TELLERS = ("/traceback.py", "/warnings.py", "/logging/__init__.py")
 """Show lines of whatever file an error passed through."""
@@ -66,18 +74,28 @@ class Suspects:
         self._done: dict[tuple[str, str], None] = {}
         self._opened: dict[tuple[str, str], None] = {}
         self._is_busy = False
+        self._told: set[str] = set()
         self.tests: set[str] = set()
         """Files whose tests are run."""
         if hasattr(sys, "addaudithook"):
             sys.addaudithook(self._hear)
 
-    def found(self) -> list[str]:
-        """Everything so far."""
-        said = [
+    def fresh(self) -> list[str]:
+        """What was noted since this was asked for."""
+        said = [one for one in self._noted() if one not in self._told]
+        self._told.update(said)
+        return said
+
+    def _noted(self) -> list[str]:
+        return [
             f"{self._short(who)} {what}".strip()
             for who, what in list(self._done)
             if who not in self.tests
         ]
+
+    def found(self) -> list[str]:
+        """Everything so far."""
+        said = self._noted()
         said += [
             f"{self._short(who)} reads {self._short(path)}"
             for who, path in list(self._opened)
@@ -92,6 +110,22 @@ class Suspects:
         for mark in self._core:
             if not mark.is_kept():
                 self.note("", f"replaced {mark.name} for a while")
+
+    def stands_behind(self, frame: FrameType | None, is_first: bool) -> None:
+        """Who gives a verdict: the package beneath pluggy and us, and what of the repository has
+        called it; `is_first`: in the thread of the tests.
+        """
+        giver = "" if is_first else "a thread"
+        while frame is not None:
+            name = frame.f_globals.get("__name__", "")
+            if not giver and not name.startswith(("pluggy", "prorl_")):
+                giver = name
+            path = frame.f_code.co_filename
+            if self._is_own(path) and path not in self.tests:
+                self.note(path, "stands behind a verdict")
+            frame = frame.f_back
+        if giver not in GIVERS:
+            self.note("", f"verdicts come from {giver or 'nobody'}")
 
     def plugin(self, plugin: Any) -> None:
         """A plugin of pytest that came; the repository's own are told."""
@@ -135,18 +169,15 @@ class Suspects:
 
     def _liars(self) -> Iterable[str]:
         """Classes of which a fresh object is equal to everything."""
-        others = (random.getrandbits(80), str(random.getrandbits(80)), [random.getrandbits(80)])
+        others = [random.getrandbits(80) for _ in range(2)]
+        kinds: list[list[Any]] = [[make(one) for one in others] for make in MAKERS]
         for kind in classes():
             owner, equal = owner_of(kind, "__eq__")
             code = code_of(equal)
             if owner is None or code is None or not self._is_suspect(code):
                 continue
-            try:
-                one = made(kind)
-                if all(is_plainly_true(equal(one, other)) for other in others):
-                    yield f"{owner.__module__}.{owner.__qualname__} is equal to everything"
-            except Exception:  # noqa: BLE001
-                continue
+            if any(equals_all(made, kind, equal, those) for those in kinds for made in MADE):
+                yield f"{owner.__module__}.{owner.__qualname__} is equal to everything"
 
     def _is_suspect(self, code: CodeType) -> bool:
         """Whether the code is the repository's, or of no file."""
@@ -170,12 +201,30 @@ class Suspects:
                 who = self._who(sys._getframe(1))
                 if who is not None:
                     self.note(who.co_filename, f"uses {event}")
-            elif event[0] == "s" or arguments[1] == "tb_frame":
+            elif event in CODES:
+                if event[0] == "c" or arguments[1] == "__code__":
+                    self._note_code(sys._getframe(1))
+            elif arguments[1:2] == ("__code__",):
+                self._note_test(arguments[0], sys._getframe(1))
+            elif event[0] == "s" or arguments[1] in ("tb_frame", "gi_frame"):
                 who = self._who(sys._getframe(1))
                 if who is not None and names_locals(who):
                     self.note(who.co_filename, "reads others' local variables")
         finally:
             self._is_busy = False
+
+    def _note_code(self, frame: FrameType) -> None:
+        who = self._who(frame)
+        if who is not None:
+            self.note(who.co_filename, "makes code")
+
+    def _note_test(self, function: Any, frame: FrameType) -> None:
+        """Somebody reads a function's code: the tests' are not the repository's to read."""
+        code = code_of(function)
+        if code is not None and code.co_filename in self.tests:
+            who = self._who(frame)
+            if who is not None:
+                self.note(who.co_filename, "reads the code of tests")
 
     def _note_open(self, path: str) -> None:
         if not self._is_own(path) or len(self._opened) > 10 * MAX_SAID:
@@ -264,6 +313,32 @@ def made(kind: type) -> Any:
         return type.__new__(kind, "x", (), {})
     base: Any = next(one for one in kind.__mro__ if not one.__flags__ & (1 << 9))
     return base.__new__(kind)
+
+
+class Full:
+    """Stands for an object whose __init__ has set every attribute, to something true."""
+
+    def __getattr__(self, name: str) -> bool:
+        return True
+
+
+def full(kind: type) -> Any:
+    """For methods that read what an __init__ would have set."""
+    return Full()
+
+
+def equals_all(make: Any, kind: type, equal: Any, others: list[Any]) -> bool:
+    """Whether a fresh object is equal to each of these, which nobody could foresee."""
+    try:
+        one = make(kind)
+        return all(is_plainly_true(equal(one, other)) for other in others)
+    except Exception:  # noqa: BLE001
+        return False
+
+
+MADE = (made, full)
+MAKERS: tuple[Any, ...] = (int, str, float, lambda one: [one], lambda one: {one: one})
+"""Kinds of what a test may compare with."""
 
 
 def is_plainly_true(found: Any) -> bool:

@@ -32,13 +32,22 @@ RUNNER_S = 15.0
 """For the runner's own work, beside the tests' limit."""
 
 _CANARY = "prorl_canary"
-_PYTEST = """import prorl_suspects
+_PYTEST = """import sys
+import prorl_kept
+import prorl_suspects
 import prorl_witness
-_seen = prorl_witness.connect(prorl_suspects.Suspects())
+_seen = [prorl_witness, prorl_witness.connect(prorl_suspects.Suspects(), prorl_kept.Kept())]
+
+
+def pytest_addoption(parser):
+    prorl_witness.forget(sys.modules)
 
 
 def pytest_configure(config):
-    prorl_witness.attach(config, _seen)
+    if _seen:
+        witness, ours = _seen[0], _seen[1]
+        del _seen[:]
+        witness.attach(config, ours)
 """
 _SITE = """import sys
 from importlib.machinery import PathFinder
@@ -48,9 +57,11 @@ if found is not None and found.loader is not None:
     from importlib.util import module_from_spec
     found.loader.exec_module(module_from_spec(found))
 import unittest.result
+import prorl_kept
 import prorl_suspects
 import prorl_witness
-prorl_witness.watch_unittest(prorl_suspects.Suspects())
+prorl_witness.watch_unittest(prorl_suspects.Suspects(), prorl_kept.Kept())
+prorl_witness.forget(sys.modules)
 """
 
 
@@ -158,7 +169,7 @@ def _read(report: Json, parser: str) -> Tested:
     modules: dict[str, str] = {}
     for session in sessions:
         outcomes = session.get("outcomes", {})
-        if not session["ended"] or not outcomes.get(_CANARY):
+        if not session["ended"] or not session.get("told") or not outcomes.get(_CANARY):
             log += "\na session of tests did not end well: what it saw does not count"
             failed.update(_texts(outcomes))
             continue
@@ -189,6 +200,7 @@ def _witness(with_unittest: bool) -> bytes:
     """The modules that go in front of the tests' own, as a zip."""
     members = {"prorl_witness.py": _source("witness.py"), "prorl_pytest.py": _PYTEST}
     members["prorl_suspects.py"] = _source("suspects.py")
+    members["prorl_kept.py"] = _source("kept.py").replace("prorl.envs.swe.", "prorl_")
     if with_unittest:
         members["sitecustomize.py"] = _SITE
     out = io.BytesIO()
