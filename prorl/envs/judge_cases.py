@@ -130,10 +130,10 @@ def same_text(given: str, expected: str) -> bool:
 
 
 def same_word(word: str, wanted: str) -> bool:
-    """Equal, or numbers of which the wanted one has a decimal point or exponent."""
+    """Equal, or numbers in ASCII of which the wanted one has a decimal point or exponent."""
     if word == wanted:
         return True
-    if not any(char in wanted for char in ".eE"):
+    if not any(char in wanted for char in ".eE") or not word.isascii() or "_" in word:
         return False
     try:
         return same_number(float(word), float(wanted))

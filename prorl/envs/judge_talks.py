@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -79,7 +80,7 @@ class Talk:
     def hear_int(self, low: int, high: int) -> int:
         """One line that is a whole number, `low` to `high`."""
         text = self.hear().strip()
-        if len(text) > 40 or not text.lstrip("-").isascii() or not text.lstrip("-").isdigit():
+        if not re.fullmatch("-?[0-9]{1,40}", text):
             raise Wrong(f"said {text[:MAX_SHOWN]!r} where a number belongs")
         if not low <= int(text) <= high:
             raise Wrong(f"said {text}, which is not from {low} to {high}")

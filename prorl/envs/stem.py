@@ -34,13 +34,15 @@ LETTERS = string.ascii_uppercase
 TOLERANCE = 0.01
 MAX_ANSWER_CHARS = 500
 
-_DRESS = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}|[*`$]")
+_DRESS = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}|\*{2,}|^\*|\*$|[`$]")
 _LETTER = re.compile(
     r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\].:,]*(?:\s+(.*))?", re.DOTALL
 )
 _OTHERS = re.compile(r"\b(?:or|and)\s+\(?[A-Z]\b|[,/&]\s*\(?[A-Z]\b\)?\s*$")
-_WORDS = re.compile(r"[^\w\s.+-]")
-_ARTICLES = re.compile(r"\b(?:the|a|an)\b")
+_MARKS = re.compile(r"[,;:!?\"'()\[\]{}\\_*~…‘’“”«»]")
+"""What may stand around words; signs that mean something (`<`, `/`, `#`, `%`) are none of them."""
+_ARTICLES = re.compile(r"(?:^(?:[Tt]he|[Aa]n?)|\b(?:the|an?))\s+(?=\w)")
+"""`A` in the middle is a name, as in `vitamin A`."""
 
 
 @reward("correct")
@@ -141,7 +143,7 @@ def _compare(task: Task, answer: str, wanted: str) -> tuple[bool, str]:
     if choices:
         return choice_of(answer, choices) == wanted, "choice"
     texts = (wanted, *task.data.get("aliases", []))
-    if words(answer) in map(words, texts):
+    if any(is_same_text(answer, text) for text in texts):
         return True, "text"
     tolerance = float(task.data.get("tolerance", TOLERANCE))
     given = quantity(answer)
@@ -159,23 +161,36 @@ def choice_of(answer: str, choices: Sequence[str]) -> str:
     >>> [choice_of(text, ["red", "blue"]) for text in texts]
     ['B', 'B', 'B', '', '']
     """
-    plain = words(answer)
     by_text = [
-        letter for letter, text in zip(LETTERS, choices, strict=False) if words(text) == plain
+        letter for letter, text in zip(LETTERS, choices, strict=False) if is_same_text(answer, text)
     ]
     if len(by_text) == 1:
         return by_text[0]
     found = _LETTER.fullmatch(answer.strip())
     if found is None or _OTHERS.search(answer):
         return ""
-    letter, rest = found[1].upper(), words(found[2] or "")
+    letter, rest = found[1].upper(), found[2] or ""
     index = LETTERS.index(letter)
-    if index >= len(choices) or (rest and rest != words(choices[index])):
+    if index >= len(choices) or (words(rest) and not is_same_text(rest, choices[index])):
         return ""
     return letter
 
 
+def is_same_text(one: str, other: str) -> bool:
+    """Whether two texts are equal but for case, punctuation and articles.
+
+    >>> is_same_text("The Oxygen.", "oxygen"), is_same_text("vitamin", "vitamin A")
+    (True, False)
+    """
+    return words(one) == words(other) or plain(one) == plain(other)
+
+
 def words(text: str) -> str:
     """A text without case, articles and punctuation."""
-    plain = _ARTICLES.sub(" ", _WORDS.sub(" ", text.casefold()))
-    return " ".join(plain.split()).rstrip(".").strip()
+    return plain(_ARTICLES.sub("", text.strip()))
+
+
+def plain(text: str) -> str:
+    """A text without case and punctuation; one that is nothing else stays."""
+    rest = " ".join(_MARKS.sub(" ", text.casefold()).split()).rstrip(".").strip()
+    return rest or text.strip()

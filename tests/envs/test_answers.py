@@ -41,6 +41,8 @@ _OUTCOMES = {None: "unread", True: "false positive", False: "false negative"}
         ("It is not 17", "not 17", "last sentence"),
         ("My cat sat down on the mat and slept", "", "none"),
         ("", "", "none"),
+        ("The answer is 12. The answer is 13. The answer is 14.", "14.", "answer is"),
+        ("The answer is 12; no, the answer is 13", "13", "answer is"),
     ],
 )
 def test_final_answer(text: str, answer: str, found: str) -> None:

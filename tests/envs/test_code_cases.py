@@ -163,6 +163,8 @@ async def test_what_a_policy_reads_and_what_an_oracle_does() -> None:
         ("3.0", "3", False),
         ("0.34", "0.33", False),
         ("nan", "0.5", False),
+        ("\uff14.\uff15", "4.5", False),
+        ("1_0.5", "10.5", False),
         ("yes", "YES", False),
         ("", "1", False),
     ],

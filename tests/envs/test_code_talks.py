@@ -169,6 +169,15 @@ async def test_part_of_the_cases(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "reward"), [("-3", 1), ("--3", 0), ("3-", 0), ("+3", 0), ("\u00b3", 0), ("3" * 50, 0)]
+)
+async def test_numbers_that_are_heard(sandbox: Sandbox, said: str, reward: float) -> None:
+    hears = "def interact(case, talk):\n    if talk.hear_int(-9, 9) != case: talk.wrong('no')\n"
+    score = await _score(sandbox, f"print({said!r})", interactor=hears, cases=[{"input": -3}])
+    assert score.reward == reward, score.log
+
+
+@pytest.mark.parametrize(
     "interactor",
     [
         "def interact(case, talk): return case['nothing']",

@@ -139,7 +139,10 @@ def _said(text: str) -> str:
     found = _SAID.findall(text)
     if not found:
         return ""
-    rest = _END.split(found[-1][: 2 * MAX_ANSWER_CHARS])[0]
+    rest, *others = _END.split(found[-1][: 2 * MAX_ANSWER_CHARS])
+    for other in others:
+        if again := _SAID.search(other):
+            rest = again[1]
     return _EXCLAIMED.sub("", _CORRECTION.sub("", rest).strip().lstrip("} "))
 
 

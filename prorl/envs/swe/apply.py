@@ -7,12 +7,16 @@ from collections.abc import Collection, Sequence
 
 from prorl.envs.swe import guard, shell
 from prorl.envs.swe.guard import Rules
+from prorl.errors import SandboxError
 from prorl.protocols import Sandbox
-from prorl.types import ToolResult
+from prorl.types import FailureCode, ToolResult
 
 GIT_S = 60.0
 MAX_PATHS_BYTES = 8 << 20
 _SHOWN_PATHS = 5
+_SETTING = "settings of the test runner"
+_UNREADABLE = b"\0"
+"""No text of any settings file."""
 _WILD = re.compile(r"([*?\[\\])")
 
 
@@ -41,13 +45,16 @@ async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[
         if path.rpartition("/")[2] in guard.SETTINGS and path not in {*left, *rules.reference}
     ]
     before = {path: await _content(sandbox, path) for path in settings}
+    left |= {path: _SETTING for path, content in before.items() if content == _UNREADABLE}
     applied = await apply(sandbox, change, left)
     if applied.exit_code != 0:
         return applied.output, ""
     for path, content in before.items():
+        if path in left:
+            continue
         now = await _content(sandbox, path)
         if guard.runner_part(path, now) != guard.runner_part(path, content):
-            left[path] = "settings of the test runner"
+            left[path] = _SETTING
             await sandbox.exec(["rm", "-f", path], GIT_S)
             if content is not None:
                 await sandbox.put(path, content)
@@ -65,11 +72,17 @@ async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:
 
 
 async def _content(sandbox: Sandbox, path: str) -> bytes | None:
-    """A settings file; None when it is none."""
+    """A settings file; None when there is none, _UNREADABLE for a link or one that is too large:
+    the runner would read it.
+    """
     try:
         return await sandbox.get(path)
     except OSError:
         return None
+    except SandboxError as error:
+        if error.code is not FailureCode.SANDBOX_BROKEN:
+            raise
+        return _UNREADABLE
 
 
 def _told(left: dict[str, str]) -> str:
