@@ -169,6 +169,7 @@ async def _pool() -> Helpers:
     loop = asyncio.get_running_loop()
     if loop not in _POOLS:
         _POOLS[loop] = Helpers((sys.executable, "-m", "prorl.envs.verify_helper"))
+    if loop not in _KEEPERS:  # one a loop: another's end would close what this one keeps
         _KEEPERS[loop] = _until_the_loop_ends()
         await anext(_KEEPERS[loop])
     return _POOLS[loop]

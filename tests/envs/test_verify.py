@@ -68,6 +68,16 @@ async def test_helpers_are_kept_warm() -> None:
     assert [helper.pid for helper in (await verify._pool())._free] == first
 
 
+async def test_helpers_that_were_closed_are_started_again_and_stay() -> None:
+    """The first pool's end must not end the second one's helpers."""
+    for _ in range(2):
+        await verify.warm()
+        await verify.close()
+    await verify.warm()
+    await asyncio.sleep(0)
+    assert await _reward("\\int_0^1 x \\, dx", "\\boxed{\\frac{1}{2}}") == 1
+
+
 async def test_there_are_no_more_helpers_than_there_may_be() -> None:
     pool = verify.Helpers((sys.executable, "-uc", _ECHO), most=2)
     pids = await asyncio.gather(*(pool.ask({"n": n}) for n in range(8)))
