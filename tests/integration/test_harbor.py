@@ -29,7 +29,8 @@ FILES = {
     "task.toml": 'version = "1.0"\n[metadata]\ndifficulty = "easy"\n'
     "[verifier]\ntimeout_sec = 60.0\n[agent]\ntimeout_sec = 60.0\n[environment]\nmemory_mb = 512\n",
     "instruction.md": "Write how many lines /app/words has into /app/count.\n",
-    "environment/Dockerfile": "FROM small\nWORKDIR /app\nCOPY words /app/words\n",
+    "environment/Dockerfile": "FROM small\nWORKDIR /app\nCOPY words /app/words\n"
+    "RUN mkdir -p /tests/old /logs/verifier && echo 'exit 1' > /tests/check.sh\n",
     "environment/words": "one\ntwo\nthree\n",
     "solution/solve.sh": "#!/bin/bash\ngrep -c . /app/words > /app/count\n",
     "tests/test.sh": "#!/bin/bash\nif bash /tests/check.sh; then echo 1; else echo 0; fi"

@@ -120,6 +120,11 @@ class HarborEnv(BaseEnv):
             f"export {name}={shlex.quote(str(text))}\n"
             for name, text in (task.data.get("environment") or {}).items()
         )
+        brought = await sandbox.exec(["bash", "-c", shell.BRING], STEP_S)
+        if brought.exit_code != 0:
+            raise GraderError(
+                FailureCode.GRADER_ERROR, f"the tests cannot be brought: {brought.output[-300:]}"
+            )
         name = Path(text_field(task, "test")).name
         script = exports + shell.TEST.format(test=f"/tests/{name}")
         wanted_s = float(task.data.get("timeout_s", TESTS_S))

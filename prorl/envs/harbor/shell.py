@@ -14,8 +14,11 @@ REWARD = ".prorl/reward"
 GO = (
     '[ -n "$PRORL_WORKDIR" ] || { export PRORL_WORKDIR="$(cat /.prorl-workdir)";'
     ' cd "$PRORL_WORKDIR"; } 2> /dev/null\n'
+    "export TAR_OPTIONS=--no-same-owner\n"
 )
-"""Before each command: a shell's first one begins in the image's WORKDIR."""
+"""Before each command: a shell's first one begins in the image's WORKDIR. Its root has one user to
+give files to, so archives of other people's files are unpacked as its own.
+"""
 
 SYSTEM = ("proc", "sys", "dev", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc")
 OTHERS = ("opt/prorl", "tests", "logs", "solution", "workspace/.prorl", ".singularity.d", "tmp")
@@ -87,11 +90,16 @@ exec python3 -m pytest "${words[@]}"
 be there. A package that is not is seen by the tests that import it.
 """
 
+BRING = f"""
+set -e
+mkdir -p /logs/verifier /logs/agent /tests /root
+find /logs/verifier /tests -mindepth 1 ! -type d -delete
+cp -r {OURS}/tests/. /tests/
+"""
+"""Folders of the image stay, emptied: not every overlay lets one be made again that it had."""
+
 TEST = f"""
-export TEST_DIR=/tests PATH={OURS}/bin:$PATH HOME=/root
-rm -rf /logs/verifier /tests
-mkdir -p /logs/verifier /logs/agent /root
-cp -r {OURS}/tests /tests
+export TEST_DIR=/tests TAR_OPTIONS=--no-same-owner PATH={OURS}/bin:$PATH HOME=/root
 cd "$(cat /.prorl-workdir 2> /dev/null || echo /)"
 bash {{test}} < /dev/null
 code=$?
