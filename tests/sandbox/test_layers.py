@@ -17,7 +17,7 @@ import pytest
 from prorl.errors import SandboxError, UserError
 from prorl.sandbox.host import UnixSandboxHost
 from prorl.sandbox.images.cache import ImageCache
-from prorl.sandbox.images.layers import LayerRecipe, ToolFailed, _install
+from prorl.sandbox.images.layers import LayerRecipe, ToolFailed, _install, make_layer
 from prorl.sandbox.images.registry import Registry
 from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
@@ -168,6 +168,23 @@ async def test_a_layer_that_failed_by_no_mistake_is_tried_again(tmp_path: Path) 
     assert caught.value.code is FailureCode.SANDBOX_START
     (tmp_path / "images").unlink()
     assert Path(await cache.layer(recipe)).is_dir()
+
+
+async def test_a_layer_that_another_node_uses_is_used_at_once(tmp_path: Path) -> None:
+    """Two nodes of one host share a registry; what one holds the other need not wait for."""
+    wheel(tmp_path / "wheels")
+    recipe = LayerRecipe(("hello",), str(tmp_path / "wheels"))
+    one, other = (ImageCache(tmp_path / "images", False) for _ in range(2))
+    try:
+        folder = await one.layer(recipe)
+        async with asyncio.timeout(20):
+            assert await other.layer(recipe) == folder
+        job = await asyncio.to_thread(recipe.job)
+        made = await asyncio.to_thread(make_layer, Registry(tmp_path / "images"), job)
+        assert made.digest == job["digest"]
+    finally:
+        await one.close()
+        await other.close()
 
 
 @pytest.mark.parametrize(("name", "says"), [("pytest ==", "as pip reads"), ("pytest<1", "has")])

@@ -13,7 +13,7 @@ import asyncio
 import fcntl
 import logging
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +83,9 @@ class ImageCache:
         """The folder of a layer of packages. Raises SandboxError as `locate`."""
         try:
             job = await asyncio.to_thread(recipe.job)
+            with suppress(NotFoundError):
+                if self._registry.has(job["digest"]):
+                    return self._hold(job["digest"])
             try:
                 made = await self._made(job["digest"], job)
             except StorageError:  # no mistake of the recipe's: who asks next has it tried again

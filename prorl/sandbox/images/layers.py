@@ -114,6 +114,8 @@ def make_layer(registry: Registry, job: dict[str, str]) -> Image:
     OSError.
     """
     digest = job["digest"]
+    if registry.has(digest):  # other nodes of this host may hold it for as long as they live
+        return registry.image(digest)
     with registry.lock(digest, fcntl.LOCK_EX):
         if registry.has(digest):
             return registry.image(digest)
