@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from prorl.errors import NotFoundError, StorageError
+from prorl.errors import NotFoundError, RolloutError, StorageError, UserError, boundary
+from prorl.failures import FailureCode
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.storage.appended import AppendedTable
 from prorl.storage.layout import MANIFEST, PARTIAL, Commit, CommitName, PartFile, RunDir
@@ -244,13 +246,26 @@ def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.T
     return StoredRun(run_dir).sql(sql, timeout_s)
 
 
+@contextmanager
+def _reachable(where: str | Path) -> Iterator[None]:
+    """Whatever an object store's client raises, missing credentials too, is the caller's error."""
+    try:
+        with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{where} cannot be read"):
+            yield
+    except RolloutError as cause:
+        raise UserError(
+            cause.message, "a bucket that can be reached", "see its name and your credentials"
+        ) from cause
+
+
 def is_run(where: str | Path) -> bool:
     """Whether `where`, a path or a URL, looks like a run directory."""
     if not is_url(where):
         return (Path(where) / MANIFEST).is_file()
-    run = RunDir(where)
-    run.fs.invalidate_cache()
-    return bool(run.fs.exists(run.path(MANIFEST)))
+    with _reachable(where):
+        run = RunDir(where)
+        run.fs.invalidate_cache()
+        return bool(run.fs.exists(run.path(MANIFEST)))
 
 
 def list_runs(root: str | Path) -> list[str]:
@@ -259,9 +274,10 @@ def list_runs(root: str | Path) -> list[str]:
         paths = [p for p in Path(root).iterdir() if p.name[0] != "."] if Path(root).is_dir() else []
         made = {p.name: (p / MANIFEST).stat().st_mtime for p in paths if is_run(p)}
         return sorted(made, key=made.__getitem__)
-    folder = RunDir(root)
-    folder.fs.invalidate_cache()
-    found = folder.fs.glob(folder.path("*", MANIFEST), detail=True).values()
+    with _reachable(root):
+        folder = RunDir(root)
+        folder.fs.invalidate_cache()
+        found = folder.fs.glob(folder.path("*", MANIFEST), detail=True).values()
     newest_last = sorted(found, key=lambda info: str(info.get("LastModified", info.get("mtime"))))
     return [str(info["name"]).split("/")[-2] for info in newest_last]
 
