@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from prorl.control import GroupComplete
 from prorl.errors import ConfigError
-from prorl.filters import FILTERS, find_filter
+from prorl.filters import FILTERS, Filter, find_filter
 from prorl.members import GroupDecision, GroupMember
 from prorl.storage.filter_process import FilterProcess
 from prorl.storage.sql import LockedDuckDB
@@ -72,6 +72,13 @@ def is_valid(member: GroupMember) -> bool:
     )
 
 
+def named_filter(name: str) -> Filter:
+    """The filter of a name or of SQL. Raises ConfigError for a word that is no filter's name."""
+    if name not in FILTERS and len(name.split()) == 1:
+        raise ConfigError(f"filter {name!r}", f"{', '.join(FILTERS)}, or one SELECT")
+    return find_filter(name)
+
+
 class GroupFilter:
     """A run's filter, compiled for DuckDB.
 
@@ -80,7 +87,7 @@ class GroupFilter:
 
     def __init__(self, name: str, *, timeout_s: float = TIMEOUT_S) -> None:
         """Compile. Raises ConfigError when `name` is neither a filter's nor SQL that binds."""
-        chosen = find_filter(name)
+        chosen = named_filter(name)
         self._min_valid = chosen.min_valid
         runs = _OurSQL if name in FILTERS else FilterProcess
         self._query: _Query = runs(chosen.sql, timeout_s)

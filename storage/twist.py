@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.errors import UserError
-from prorl.filters import find_filter
 from prorl.storage.catalog import StoredRun
-from prorl.storage.filter import MEMBERS, TIMEOUT_S
+from prorl.storage.filter import MEMBERS, TIMEOUT_S, named_filter
 from prorl.storage.groups import GroupIndex
 from prorl.storage.replay import ReplayOrder, delivery_order, stored_index
 from prorl.storage.scores import read_scores
@@ -260,7 +259,7 @@ def _members(stored: StoredRun, rewards: dict[int, float] | None) -> pa.Table:
 
 def _kept(members: pa.Table, name: str) -> set[int]:
     """The groups that a filter keeps; its SQL is not asked about those that are too small."""
-    chosen = find_filter(name)
+    chosen = named_filter(name)
     enough = pc.greater_equal(members.column("num_members"), chosen.min_valid)
     database = LockedDuckDB(what="filter")
     try:

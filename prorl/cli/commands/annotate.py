@@ -72,8 +72,12 @@ def annotate(
 
 
 def _read(path: Path) -> list[dict[str, Json]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}", "a file of JSON lines") from None
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             found.append(dict(orjson.loads(line)))
         except (orjson.JSONDecodeError, TypeError, ValueError):

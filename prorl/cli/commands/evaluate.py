@@ -77,7 +77,7 @@ def evaluate(
     flags = {
         "tasks": ",".join(tasks) if tasks else None,
         "policy": policy,
-        "n": n or 1,
+        "n": 1 if n is None else n,
         "limit": limit,
         "name": name,
         "greedy": greedy or None,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
-from prorl.cli.output import say, say_json
+from prorl.cli.output import open_to_write, say, say_json
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
 from prorl.storage.catalog import StoredRun
@@ -63,6 +63,8 @@ def export(
         raise UserError(f"format {format_!r}", f"one of {', '.join(FORMATS)}")
     if out.exists():
         raise UserError(f"{out} exists", "a name that is free")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"{out}: no folder {out.parent}", "a file that can be written")
     stored = StoredRun(run_directory(run, root))
     rows = FORMATS[format_](stored)
     if format_ == "hf":
@@ -82,9 +84,9 @@ def export(
 
 def _lines(path: Path, rows: Iterable[Mapping[str, Json]]) -> int:
     count = 0
-    with path.open("wb") as file:
+    with open_to_write(path) as file:
         for row in rows:
-            file.write(orjson.dumps(row) + b"\n")
+            file.write(orjson.dumps(row).decode() + "\n")
             count += 1
     return count
 

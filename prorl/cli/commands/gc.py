@@ -55,6 +55,8 @@ def gc(
 
     if drop and not runs and older_than_days is None:
         raise UserError("--drop without a choice of runs", "names of runs, or --older-than-days N")
+    if grace_s is not None and grace_s < 0:
+        raise UserError(f"--grace-s {grace_s:g}", "0 or more seconds")
     found: list[Json] = []
     chosen = [run_directory(name, root) for name in runs or list_runs(root)]
     grace = GRACE_S if grace_s is None else grace_s
