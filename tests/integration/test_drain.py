@@ -49,9 +49,17 @@ async def busy(client: prorl.Client, node: str) -> None:
     async with asyncio.timeout(LIMIT_S):
         while True:
             for worker in (await in_thread(client.status))["workers"]:
-                if worker["worker"] == f"{node}/run-0" and worker["stats"].get("busy"):
+                if worker["worker"] == f"{node}/run-0" and worker["held"]:
                     return
             await asyncio.sleep(0.05)
+
+
+async def there(running: Running, node: str) -> None:
+    """Wait until RUN of a node has come: others would have done everything before it."""
+    with prorl.connect(running.config.root) as client:
+        async with asyncio.timeout(LIMIT_S):
+            while not any(w["worker"] == f"{node}/run-0" for w in await of_node(client, node)):
+                await asyncio.sleep(0.05)
 
 
 async def of_node(client: prorl.Client, node: str) -> list[Json]:
@@ -149,6 +157,7 @@ async def test_a_signal_has_a_node_leave(
         nodes(tmp_path, sandbox_kind, "n2") as (running, _),
         process(tmp_path, running, sandbox_kind) as first,
     ):
+        await there(running, "n1")
         client = await submitted(running, SLOW)
         await busy(client, "n1")
         first.send_signal(number)
@@ -164,6 +173,7 @@ async def test_a_node_knows_when_its_time_ends(tmp_path: Path, sandbox_kind: str
         nodes(tmp_path, sandbox_kind, "n2") as (running, _),
         process(tmp_path, running, sandbox_kind, "--left", "24") as first,
     ):
+        await there(running, "n1")
         client = await submitted(running, SLOW)
         await busy(client, "n1")
         assert await ended(first) == 0
