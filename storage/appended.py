@@ -28,10 +28,16 @@ import pyarrow.parquet as pq
 
 from prorl.errors import SchemaError, StorageError
 from prorl.schema import APPENDED, check_schema, check_version
-from prorl.storage.durable import TEMP_MARK, NameTakenError, WriteDurably, write_durably
+from prorl.storage.durable import (
+    TEMP_MARK,
+    NameTakenError,
+    WriteDurably,
+    remove,
+    write_durably,
+)
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
-from prorl.storage.parts import ROWS_DIGEST, rows_digest
+from prorl.storage.parts import ROWS_DIGEST, read_file, rows_digest
 
 MANY = 64
 """So many files are merged."""
@@ -146,8 +152,7 @@ class AppendedTable:
 
     def _read(self, piece: Piece, columns: list[str] | None = None) -> pa.Table:
         try:
-            with self.run.fs.open(self.path(piece), "rb") as source:
-                rows = pq.read_table(source, columns=columns, page_checksum_verification=True)
+            rows = read_file(self.run, f"{self.table}/{piece}", columns)
         except (pa.ArrowException, OSError) as error:
             raise StorageError(f"{self.path(piece)}: {error}") from None
         if columns is None:
@@ -215,14 +220,13 @@ class AppendedTable:
         """
         for name in list(self.run.names(self.table)) if self.run.local else []:
             if name.startswith(TEMP_MARK):
-                self.run.fs.rm_file(self.run.path(self.table, name))
+                remove(self.run.fs, self.run.path(self.table, name))
                 yield f"{self.table}/{name}"
         pieces = self._all()
         current = set(cover(pieces))
         for piece in pieces:
             if piece not in current:
-                with suppress(FileNotFoundError):
-                    self.run.fs.rm_file(self.path(piece))
+                remove(self.run.fs, self.path(piece))
                 yield f"{self.table}/{piece}"
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ one may be about to be committed.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from contextlib import suppress
 from prorl.schema import APPENDED, TABLES
 from prorl.storage.appended import AppendedTable
 from prorl.storage.compact import PACK, SPENT_S, Step, alone
-from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, write_durably
 from prorl.storage.layout import COMMITS, EMPTY, MANIFEST, Commit, CommitName, RunDir
 from prorl.storage.scores import clear_scores
 
@@ -34,12 +35,14 @@ def collect(
     """Remove what ranges of compacted commits replaced more than `grace_s` ago, and packs of
     compactions that died. Returns the files, relative to the run.
 
-    With 0 nobody else may be writing to the run from another host. Idempotent; a killed one is
-    finished by the next.
+    With 0 nobody else may be writing to the run from another host: then age, which the clock of an
+    object store tells, counts for nothing. Idempotent; a killed one is finished by the next.
     """
+    before = clock() - grace_s if grace_s else math.inf
+    stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
     with alone(run):
         names = run.commit_names()
-        gone = _replaced(run, names, clock() - grace_s)
+        gone = _replaced(run, names, before)
         kept = run.read_commits([name for name in names if name not in set(gone)])
         named = {file.path for commit in kept for file in commit.files}
         removed: list[str] = []
@@ -56,7 +59,7 @@ def collect(
             removed += AppendedTable(run, table).merge(write)
             step("appended")
         removed += [*clear_scores(run), *clear_replaced(run)]
-        return [*removed, *_remove_strays(run, clock() - (0 if run.local else SPENT_S * 2))]
+        return [*removed, *_remove_strays(run, stray)]
 
 
 def clear_replaced(run: RunDir) -> Iterator[str]:
@@ -125,7 +128,4 @@ def _modified(run: RunDir, path: str) -> float:
 
 
 def _remove(run: RunDir, path: str) -> bool:
-    with suppress(FileNotFoundError):
-        run.fs.rm_file(run.path(path))
-        return True
-    return False
+    return remove(run.fs, run.path(path))

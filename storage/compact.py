@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
-from prorl.storage.durable import WriteDurably, write_durably
+from prorl.storage.durable import WriteDurably, remove, write_durably
 from prorl.storage.layout import COMMITS, Commit, PartFile, RunDir
 from prorl.storage.locks import locked
 from prorl.storage.parts import conform, encode, is_of_today, part_file, raw_bytes, read_part
@@ -237,8 +237,7 @@ class _Work:
     def undo(self) -> None:
         """Remove packs that nothing will name."""
         for file in self._written:
-            with suppress(FileNotFoundError):
-                self._run.fs.rm_file(self._run.path(file.path))
+            remove(self._run.fs, self._run.path(file.path))
 
 
 class _Ranks(NamedTuple):

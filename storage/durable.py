@@ -13,13 +13,15 @@ removes them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import sys
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -30,6 +32,18 @@ from prorl.linux.files import sync_directory
 if TYPE_CHECKING:
     import pyarrow as pa
     from fsspec import AbstractFileSystem
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What a filesystem raises when it cannot: OSError, and what AWS's client has besides (no
+    connection, no credentials).
+    """
+    boto = sys.modules.get("botocore.exceptions")
+    return (OSError,) if boto is None else (OSError, boto.BotoCoreError)
+
+
+def _error(what: str, cause: Exception) -> StorageError:
+    return StorageError(getattr(cause, "errno", None), f"{what}: {cause}")
 
 
 class NameTakenError(StorageError):
@@ -93,11 +107,11 @@ def replace_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffe
 def _put(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
     for wait_s in (*PAUSES_S, None):
         try:
-            fs.pipe_file(path, bytes(memoryview(content)))
+            _pipe(fs, path, bytes(memoryview(content)), PUT_S)
             return
-        except (OSError, TimeoutError) as error:
+        except failures() as error:
             if wait_s is None or isinstance(error, PermissionError | FileNotFoundError):
-                raise StorageError(error.errno, f"cannot store {path}: {error}") from error
+                raise _error(f"cannot store {path}", error) from error
         time.sleep(wait_s)
 
 
@@ -109,13 +123,34 @@ def _write_synced(path: Path, view: memoryview) -> None:
         os.fsync(file.fileno())
 
 
+PUT_S = 30.0
+"""How long one try of a put may take, besides the time for its bytes."""
+
+SLOW_LINK = 1 << 20
+"""Bytes a second that any network to an object store has."""
+
+
+def _pipe(fs: Any, path: str, data: bytes, patience_s: float, **how: str) -> None:
+    """One try of a put. Raises OSError, TimeoutError.
+
+    Bounded here, because a client need not be: s3fs waits without end for a server that takes the
+    connection and never says "100 Continue" (its read timeout begins after the body).
+    """
+    if not getattr(fs, "async_impl", False):
+        return fs.pipe_file(path, data, **how)  # type: ignore[no-any-return]
+    put = asyncio.wait_for(fs._pipe_file(path, data, **how), patience_s + len(data) / SLOW_LINK)
+    asyncio.run_coroutine_threadsafe(put, fs.loop).result()
+
+
 def write_object(
     fs: AbstractFileSystem,
     path: str,
     content: bytes | pa.Buffer,
     sleep: Callable[[float], None] = time.sleep,
+    patience_s: float = PUT_S,
 ) -> None:
-    """Put if absent, again and again while the store is busy (503, 409, a reply that never came).
+    """Put if absent, again and again while the store is busy (503, 409, a reply that never came, or
+    silence for `patience_s` and what so many bytes take).
 
     A put that came through although its reply was lost shows as "exists" (412) on the next try,
     with equal bytes: success.
@@ -123,15 +158,15 @@ def write_object(
     data = bytes(memoryview(content))
     for wait_s in (*PAUSES_S, None):
         try:
-            fs.pipe_file(path, data, mode="create")
+            _pipe(fs, path, data, patience_s, mode="create")
             return
         except FileExistsError:
             fs.invalidate_cache()
             _same(_read_back(fs, path, sleep), memoryview(content), path)
             return
-        except (OSError, TimeoutError) as error:
+        except failures() as error:
             if wait_s is None or isinstance(error, PermissionError | FileNotFoundError):
-                raise StorageError(error.errno, f"cannot store {path}: {error}") from error
+                raise _error(f"cannot store {path}", error) from error
         sleep(wait_s * random.uniform(0.5, 1.5))
 
 
@@ -143,10 +178,28 @@ def _read_back(fs: AbstractFileSystem, path: str, sleep: Callable[[float], None]
     for wait_s in (*PAUSES_S, None):
         try:
             return bytes(fs.cat_file(path))
-        except OSError as error:
+        except failures() as error:
             if wait_s is None:
-                raise StorageError(error.errno, f"cannot read {path}: {error}") from error
+                raise _error(f"cannot read {path}", error) from error
         sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
+def remove(fs: AbstractFileSystem, path: str) -> bool:
+    """Remove a file; whether it was there. An object store that is busy is asked again and again.
+
+    Raises StorageError.
+    """
+    for wait_s in (*(() if isinstance(fs, LocalFileSystem) else PAUSES_S), None):
+        try:
+            fs.rm_file(path)
+            return True
+        except FileNotFoundError:
+            return False
+        except failures() as error:
+            if wait_s is None or isinstance(error, PermissionError):
+                raise _error(f"cannot remove {path}", error) from error
+        time.sleep(wait_s)
     raise AssertionError("the last try returns or raises")
 
 
@@ -166,7 +219,7 @@ def check_conditional(fs: AbstractFileSystem, folder: str) -> None:
         except NameTakenError:
             return
         finally:
-            fs.rm_file(probe)
+            remove(fs, probe)
     except (NotImplementedError, TypeError, ValueError) as error:
         reason = f"it knows no conditional put ({error})"
     except OSError as error:

@@ -44,7 +44,7 @@ from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
 from prorl.schema_fields import SCHEMA_VERSION
-from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, write_durably
 from prorl.types import Json
 
 COMMITS = "commits"
@@ -301,7 +301,7 @@ class RunDir:
             named = self._ever_named()
             stale += [path for path in orphans if path not in named]
         for path in stale:
-            self.fs.rm_file(self.path(path))
+            remove(self.fs, self.path(path))
         return stale
 
     def _whole(self, num_commits: int) -> bool:

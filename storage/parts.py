@@ -306,6 +306,20 @@ def read_part(run: RunDir, file: PartFile, columns: list[str] | None = None) -> 
         return part.read(columns=columns)
 
 
+def read_file(run: RunDir, path: str, columns: list[str] | None = None) -> pa.Table:
+    """All rows of a file of a run that no commit names, and its footer's metadata.
+
+    On this thread alone: Arrow's threads would call Python for the bytes, and a process that ends
+    while they do is aborted. Raises what Arrow and the filesystem raise.
+    """
+    with (
+        run.fs.open(run.path(path), "rb") as source,
+        pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False) as file,
+    ):
+        rows = file.read(columns=columns, use_threads=False)
+    return rows if columns is None else rows.select(columns)
+
+
 def raw_bytes(run: RunDir, file: PartFile) -> int:
     """How many bytes a file's rows are when they are not compressed, from its footer."""
     with PartReader(run, file) as part:

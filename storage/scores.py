@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.schema_fields import REWARD_PART
-from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.durable import TEMP_MARK, NameTakenError, WriteDurably, write_durably
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
-from prorl.storage.parts import ROWS_DIGEST, rows_digest
+from prorl.storage.parts import ROWS_DIGEST, read_file, rows_digest
 from prorl.types import Json
 
 SCORES = "scores"
@@ -82,7 +82,11 @@ def add_scores(
     path = run.path(SCORES, f"{name}.parquet")
     with locked(run, SCORES, wait=True):
         check_name(run, name)  # another may have given it meanwhile
-        write(run.fs, path, sink.getvalue())
+        try:
+            write(run.fs, path, sink.getvalue())
+        except NameTakenError:
+            check_name(run, name)  # on another host: object stores know no lock
+            raise
     return path
 
 
@@ -106,8 +110,7 @@ def read_scores(run: RunDir, name: str) -> pa.Table:
     """One scoring. Raises NotFoundError, StorageError for a damaged file."""
     path = run.path(SCORES, f"{name}.parquet")
     try:
-        with run.fs.open(path, "rb") as source:
-            return pq.read_table(source, page_checksum_verification=True)
+        return read_file(run, f"{SCORES}/{name}.parquet")
     except FileNotFoundError:
         known = ", ".join(score_names(run)) or "none"
         raise NotFoundError(f"{run.where} has no scoring {name!r}; there are: {known}") from None

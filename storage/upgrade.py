@@ -29,9 +29,9 @@ from prorl.errors import StorageError
 from prorl.schema import SCORED, TABLES
 from prorl.storage.collect import clear_replaced
 from prorl.storage.compact import Step, alone, compact
-from prorl.storage.durable import TEMP_MARK, WriteDurably, replace_durably, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, replace_durably, write_durably
 from prorl.storage.layout import EMPTY, MANIFEST, PARTIAL, RunDir, manifest_digest
-from prorl.storage.parts import ROWS_DIGEST, empties, encode_partial
+from prorl.storage.parts import ROWS_DIGEST, empties, encode_partial, read_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def _clear(run: RunDir) -> None:
     list(clear_replaced(run))
     for name in list(run.names(PARTIAL)) if run.local else ():
         if name.startswith(TEMP_MARK):
-            run.fs.rm_file(run.path(PARTIAL, name))
+            remove(run.fs, run.path(PARTIAL, name))
 
 
 _Content = Callable[[], "bytes | pa.Buffer"]
@@ -104,8 +104,7 @@ def _is_old(run: RunDir, path: str) -> bool:
 
 
 def _partial(run: RunDir, path: str) -> pa.Buffer:
-    with run.fs.open(run.path(path), "rb") as source:
-        rows = pq.read_table(source, page_checksum_verification=True).combine_chunks()
+    rows = read_file(run, path).combine_chunks()
     columns = [
         fit(rows.column(field.name).combine_chunks(), field.type)
         if field.name in rows.column_names

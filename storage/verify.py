@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from prorl.errors import ProrlError, SchemaError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
@@ -38,7 +37,7 @@ from prorl.storage.layout import (
     RunDir,
     manifest_digest,
 )
-from prorl.storage.parts import ROWS_DIGEST, PartReader, rows_digest
+from prorl.storage.parts import ROWS_DIGEST, PartReader, read_file, rows_digest
 from prorl.storage.scores import SCORE_ROWS, SCORES
 from prorl.storage.sql import LockedDuckDB
 
@@ -213,8 +212,7 @@ def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
     if not path.endswith(".parquet") or not run.fs.exists(run.path(path)):
         return
     try:
-        with run.fs.open(run.path(path), "rb") as source:
-            rows = pq.read_table(source, page_checksum_verification=True)
+        rows = read_file(run, path)
         rows.validate(full=True)
         said = (rows.schema.metadata or {}).get(ROWS_DIGEST)
         if said is not None and said.decode() != rows_digest(rows):

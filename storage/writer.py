@@ -54,7 +54,7 @@ from prorl.storage.batch import (
     part_tables,
 )
 from prorl.storage.convert import judge
-from prorl.storage.durable import WriteDurably, write_durably
+from prorl.storage.durable import WriteDurably, remove, write_durably
 from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
 from prorl.storage.parts import empties, encode, encode_partial, part_file
 from prorl.types import AttemptKey, FailureCode, Stage
@@ -354,7 +354,8 @@ class RunWriter:
             answer = await self._control.request(asked, run_id=self.run_id)
         except FencedError:
             for file in part.files:
-                self.directory.fs.rm_file(self.directory.path(file.path))
+                path = self.directory.path(file.path)
+                await asyncio.to_thread(remove, self.directory.fs, path)
             if not await self._reserve():
                 raise
             return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
@@ -15,8 +16,11 @@ from werkzeug.serving import make_server
 BUSY, CONFLICT, LOST = "503 Slow Down", "409 Conflict", "500 Internal Server Error"
 """What a put may be answered; `LOST` comes after the put has been carried out."""
 
-CUT = "no answer"
-"""The connection ends without one, and a put has been carried out: the next try hears 412."""
+CUT = "cut"
+"""The connection ends without an answer, and a put has been carried out: the next try hears 412."""
+
+SILENT = "silence"
+"""The same, but that the connection stays, and nothing comes on it."""
 
 BURST = 3
 """So many requests fail in a row, at most, when there is a storm."""
@@ -26,12 +30,25 @@ _CODES = {BUSY: "SlowDown", CONFLICT: "ConditionalRequestConflict", LOST: "Inter
 Start = Callable[..., Any]
 
 
+class Strike(NamedTuple):
+    """Something that is done when a put comes, once; the put's sender hears nothing."""
+
+    do: Callable[[], None]
+    path: str
+    """Part of the put's path."""
+    at: int = 1
+    """At so many such puts from now on."""
+    carried_out: bool = False
+    """Whether the server keeps what the put brought."""
+
+
 class FaultyS3:
     """A WSGI application: moto behind a list of faults for the next puts."""
 
     def __init__(self) -> None:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self.faults: list[str] = []
+        self.strike: Strike | None = None
         self.puts = 0
         self.storm = 0.0
         """Share of all requests, of any method, at which a burst of faults begins."""
@@ -42,6 +59,13 @@ class FaultyS3:
     def __call__(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] == "PUT":
             self.puts += 1
+            if (strike := self._due(environ["PATH_INFO"])) is not None:
+                if strike.carried_out:
+                    list(self._moto(environ, lambda *_: None))
+                else:
+                    _read_body(environ)
+                strike.do()
+                return _cut(environ)
             if self.faults:
                 return self._fail(self.faults.pop(0), environ, start)
         if self._strikes():
@@ -52,6 +76,13 @@ class FaultyS3:
         answer: Iterable[bytes] = self._moto(environ, start)
         return answer
 
+    def _due(self, path: str) -> Strike | None:
+        strike = self.strike
+        if strike is None or strike.path not in path:
+            return None
+        self.strike = strike._replace(at=strike.at - 1) if strike.at > 1 else None
+        return strike if strike.at == 1 else None
+
     def _strikes(self) -> bool:
         """Several threads ask; to which of them it happens does not matter."""
         if not self._burst and self._chance.random() < self.storm:
@@ -60,13 +91,28 @@ class FaultyS3:
         return struck
 
     def _fail(self, fault: str, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
-        if fault in (LOST, CUT):
+        if fault in (LOST, CUT, SILENT):
             list(self._moto(environ, lambda *_: None))
+        else:
+            _read_body(environ)
+        if fault == SILENT:
+            raise ConnectionAbortedError("the server takes it that the other end has gone")
         if fault == CUT:
-            raise ConnectionAbortedError("as a network does")
+            return _cut(environ)
         body = f"<Error><Code>{_CODES[fault]}</Code><Message>no</Message></Error>".encode()
         start(fault, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
         return [body]
+
+
+def _read_body(environ: dict[str, Any]) -> None:
+    """What is left on the connection would be taken for its next request."""
+    environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+
+
+def _cut(environ: dict[str, Any]) -> Iterable[bytes]:
+    """End the connection, as a network does."""
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError
 
 
 @contextmanager

@@ -5,9 +5,7 @@ commits, SQL, verify.
 from __future__ import annotations
 
 import json
-import logging
-import uuid
-from collections.abc import Iterator
+import socket
 from pathlib import Path
 
 import orjson
@@ -33,36 +31,10 @@ from tests.grown import only
 from tests.storage.compacting import content, replayed, run_of_many_parts
 from tests.storage.control_log import FileLog
 from tests.storage.rows import scored
-from tests.storage.s3 import BUSY, CONFLICT, LOST, FaultyS3, s3_server
+from tests.storage.s3 import BUSY, CONFLICT, CUT, LOST, SILENT, FaultyS3
 
 pytest.importorskip("moto.server", reason="needs moto[server] (an S3 server in Python)")
 s3fs = pytest.importorskip("s3fs", reason="needs the extra s3")
-
-
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """What the S3 server does to the next puts; botocore itself does not try again."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    with s3_server() as (endpoint, faulty):
-        for name, value in (
-            ("ENDPOINT_URL", endpoint),
-            ("ACCESS_KEY_ID", "a"),
-            ("SECRET_ACCESS_KEY", "b"),
-            ("DEFAULT_REGION", "us-east-1"),
-            ("MAX_ATTEMPTS", "1"),
-        ):
-            monkeypatch.setenv(f"AWS_{name}", value)
-        s3fs.S3FileSystem.clear_instance_cache()
-        yield faulty
-        s3fs.S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture
-def bucket(faults: FaultyS3) -> str:
-    """URL of an empty bucket on a local S3 server."""
-    name = f"runs-{uuid.uuid4().hex[:8]}"
-    s3fs.S3FileSystem().mkdir(name)
-    return f"s3://{name}"
 
 
 async def test_a_run_is_written_read_and_verified_in_s3(bucket: str, tmp_path: Path) -> None:
@@ -111,7 +83,7 @@ def test_a_put_that_came_through_is_success_and_a_second_writer_is_refused(bucke
 
 
 @pytest.mark.parametrize(
-    "burst", [[BUSY] * 4, [CONFLICT] * 3, [LOST], [BUSY, LOST, BUSY, CONFLICT]]
+    "burst", [[BUSY] * 4, [CONFLICT] * 3, [LOST], [CUT], [BUSY, LOST, BUSY, CONFLICT, CUT]]
 )
 def test_a_put_outlasts_a_busy_server(bucket: str, faults: FaultyS3, burst: list[str]) -> None:
     run, waits = RunDir(f"{bucket}/demo"), list[float]()
@@ -121,6 +93,22 @@ def test_a_put_outlasts_a_busy_server(bucket: str, faults: FaultyS3, burst: list
     assert run.fs.cat_file(run.path("commits", "a")) == b"one"
     with pytest.raises(StorageError, match="does another service write"):
         write_object(run.fs, run.path("commits", "a"), b"two", sleep=waits.append)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_put_does_not_wait_for_ever(bucket: str, faults: FaultyS3, carried_out: bool) -> None:
+    """The server takes the connection and says nothing: before the body, or after it."""
+    run = RunDir(f"{bucket}/demo")
+    if carried_out:
+        faults.faults = [SILENT] * 2
+        write_object(run.fs, run.path("commits", "a"), b"one", patience_s=0.5)
+        assert run.fs.cat_file(run.path("commits", "a")) == b"one"
+        return
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        fs = s3fs.S3FileSystem(endpoint_url=url, skip_instance_cache=True)
+        with pytest.raises(StorageError, match="cannot store"):
+            write_object(fs, "bucket/a", b"one", sleep=lambda _: None, patience_s=0.1)
 
 
 def test_a_server_that_stays_busy_is_an_error(bucket: str, faults: FaultyS3) -> None:
