@@ -308,6 +308,23 @@ def test_a_process_that_was_killed_is_started_again() -> None:
     chosen.close()
 
 
+def test_an_answer_that_is_too_large_is_refused_and_the_next_one_is_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("prorl.storage.filter_process.MAX_ANSWER_BYTES", 1 << 20)
+    sql = "select group_id, true as kept, repeat('x', if(count(*) > 1, 2000000, 1)) as reason"
+    chosen = FilterProcess(f"{sql} from rollouts group by 1", timeout_s=20.0)
+    names = "group_id, kept, reason"
+    two = pa.Table.from_pylist([{"group_id": 7}] * 2, MEMBERS)
+    with pytest.raises(ConfigError, match=r"filter gave 2,\d+,\d+ bytes; expected at most 1,048"):
+        chosen.answer(two, 1, names)
+    assert chosen.answer(two.slice(0, 1), 1, names).to_pylist() == [
+        {"group_id": 7, "kept": True, "reason": "x"}
+    ]
+    assert chosen.starts == 2
+    chosen.close()
+
+
 def _rss() -> int:
     """Bytes of this process."""
     found = stat(os.getpid())
