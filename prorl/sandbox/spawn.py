@@ -6,15 +6,61 @@ The service's is started by its supervisor.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from prorl.errors import UnavailableError
 from prorl.sandbox.host import UnixSandboxHost
+
+PREFIX = "prl-own-"
+
+
+@contextmanager
+def _folder() -> Iterator[str]:
+    """A fresh folder, gone afterwards. Its lock says that its owner lives: folders of owners that
+    were killed go, too.
+    """
+    for path in Path("/tmp").glob(f"{PREFIX}*"):
+        _remove_if_dead(path)
+    folder, lock = "", -1
+    while lock < 0:
+        folder = tempfile.mkdtemp(prefix=PREFIX, dir="/tmp")
+        lock = _lock(folder)  # none when somebody took the new folder for a dead one's
+    try:
+        Path(folder).chmod(0o711)  # the sandboxes' own uids must pass through
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(folder: str | Path) -> int:
+    """A descriptor that has the folder locked; -1 when another has, or it is gone, or not ours."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(handle).st_uid == os.geteuid() and Path(folder).is_dir():
+            return handle
+    except OSError:
+        pass
+    os.close(handle)
+    return -1
+
+
+def _remove_if_dead(folder: Path) -> None:
+    lock = _lock(folder)
+    if lock >= 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 @asynccontextmanager
@@ -25,8 +71,7 @@ async def spawned(
 
     Raises UnavailableError with its own words when it does not start.
     """
-    with tempfile.TemporaryDirectory(prefix="prorl-", dir="/tmp") as folder:
-        Path(folder).chmod(0o711)  # the sandboxes' own uids must pass through
+    with _folder() as folder:
         socket_path = f"{folder}/sd"
         options = [
             "--kind",
