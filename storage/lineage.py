@@ -41,8 +41,13 @@ class Recorded(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Consumer and checkpoint, by which the record is known: said again, it adds nothing."""
-        return "/".join(str(self.rows.column(n)[0].as_py()) for n in ("consumer", "checkpoint"))
+        """Consumer and checkpoint, by which the record is known: said again, it adds nothing. The
+        first "/" ends the consumer, which has none of its own.
+        """
+        consumer, checkpoint = (
+            str(self.rows.column(name)[0].as_py()) for name in ("consumer", "checkpoint")
+        )
+        return f"{consumer.replace('%', '%25').replace('/', '%2F')}/{checkpoint}"
 
     def check(self, delivered: int) -> None:
         """Raise ConflictError for groups that were not handed out."""

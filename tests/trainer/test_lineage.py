@@ -97,11 +97,23 @@ def test_what_comes_in_is_checked(model_dir: Path, tmp_path: Path) -> None:
     recorded = read_recorded(_body(one))
     assert append_recorded(RunDir(run), recorded)
     assert not append_recorded(RunDir(run), recorded), "said again"
+    for consumer, checkpoint in (("a/b", "c"), ("a", "b/c"), ("a%2Fb", "c")):
+        other = read_recorded(
+            _body(_named(_named(one, "consumer", consumer), "checkpoint", checkpoint))
+        )
+        assert append_recorded(RunDir(run), other), "another consumer's, or another checkpoint"
     with pytest.raises(ProrlError, match="has delivered 2"):
         recorded.check(2)
     with pytest.raises(ProrlError, match="no Arrow stream"):
         read_recorded(b"nonsense")
     assert verify(run) == []
+
+
+def _named(rows: pa.Table, column: str, name: str) -> pa.Table:
+    """The same, with another name in this column."""
+    place = rows.schema.get_field_index(column)
+    names = pa.repeat(pa.scalar(name, pa.utf8()), rows.num_rows)
+    return rows.set_column(place, rows.schema.field(place), names)
 
 
 def _body(rows: pa.Table) -> bytes:
