@@ -30,6 +30,17 @@ READERS = {
 }
 
 
+_PEAK = """
+import sys
+with open("/proc/self/status") as status:
+    peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
+print(peak, file=sys.stderr)
+"""
+"""The peak of its own memory: what the kernel tells of an ended child counts the memory of the
+process that started it, too.
+"""
+
+
 class Spent(NamedTuple):
     """What one process spent on reading."""
 
@@ -42,11 +53,16 @@ async def reader(where: str, code: str) -> Spent:
     """Run one; raises when it fails."""
     began = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, "-c", f"WHERE = {where!r}\n{code}"], stdout=subprocess.DEVNULL
+        [sys.executable, "-c", f"WHERE = {where!r}\n{code}\n{_PEAK}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
-    # Not `child.wait()`: what the child used is told once, to whoever reaps it.
-    _, status, used = await asyncio.to_thread(os.wait4, child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode == 0, f"a reader ended with {child.returncode}"
+    with child:
+        assert child.stderr is not None
+        said = (await asyncio.to_thread(child.stderr.read)).decode()
+        # Not `child.wait()`: what the child used is told once, to whoever reaps it.
+        _, status, used = await asyncio.to_thread(os.wait4, child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
     wall_s = time.perf_counter() - began
-    return Spent(used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, wall_s)
+    assert child.returncode == 0, f"a reader ended with {child.returncode}: {said}"
+    return Spent(used.ru_utime + used.ru_stime, int(said.split()[-1]) / 1024, wall_s)
