@@ -44,6 +44,7 @@ from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
 from prorl.schema_fields import SCHEMA_VERSION
+from prorl.storage.arrow_files import ObjectFiles
 from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, write_durably
 from prorl.types import Json
 
@@ -166,9 +167,7 @@ class RunDir:
     @property
     def arrow_filesystem(self) -> Any:
         """The same for Arrow's datasets."""
-        return (
-            pafs.LocalFileSystem() if self.local else pafs.PyFileSystem(pafs.FSSpecHandler(self.fs))
-        )
+        return pafs.LocalFileSystem() if self.local else pafs.PyFileSystem(ObjectFiles(self.fs))
 
     @property
     def local(self) -> bool:

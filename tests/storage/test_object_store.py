@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import orjson
@@ -132,6 +133,23 @@ def test_a_store_without_conditional_puts_is_refused(bucket: str) -> None:
     assert run.fs.find(run.root) == [], "the probe is gone"
     with pytest.raises(ConfigError, match="cannot hold runs"):
         check_conditional(LastWriterWins(), "/runs")
+
+
+def test_sql_over_parts_that_are_gone_is_an_error_and_no_wait(
+    bucket: str, faults: FaultyS3, tmp_path: Path
+) -> None:
+    """Many scans begin while reads of others fail: Arrow must never wait for Python's lock then."""
+    local = run_of_many_parts(tmp_path)
+    run = RunDir(f"{bucket}/demo")
+    run.fs.put(f"{local.root}/", f"{run.root}/", recursive=True)
+    stored = StoredRun(run.where)
+    for file in stored.files("rollouts"):
+        run.fs.rm_file(run.path(file.path))
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(stored.sql, "select sum(reward) from rollouts") for _ in range(8)]
+        for answer in asked:
+            with pytest.raises(StorageError, match="is damaged: rollouts/part-"):
+                answer.result(timeout=60)
 
 
 def test_compaction_in_s3_changes_no_row(bucket: str, tmp_path: Path) -> None:
