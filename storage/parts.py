@@ -10,6 +10,7 @@ size), so that its hash and its file come from the same bytes.
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 from collections.abc import Mapping
@@ -310,14 +311,29 @@ def read_file(run: RunDir, path: str, columns: list[str] | None = None) -> pa.Ta
     """All rows of a file of a run that no commit names, and its footer's metadata.
 
     On this thread alone: Arrow's threads would call Python for the bytes, and a process that ends
-    while they do is aborted. Raises what Arrow and the filesystem raise.
+    while they do is aborted. Raises what Arrow and the filesystem raise, and ArrowInvalid when the
+    types are not those that were written: no page and no digest of rows holds these.
     """
     with (
         run.fs.open(run.path(path), "rb") as source,
         pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False) as file,
     ):
         rows = file.read(columns=columns, use_threads=False)
+        written = _written_types(file)
+    if written and any(written.get(field.name) != field.type for field in rows.schema):
+        raise pa.ArrowInvalid("columns have other types than were written")
     return rows if columns is None else rows.select(columns)
+
+
+def _written_types(file: pq.ParquetFile) -> dict[str, pa.DataType]:
+    said = (file.metadata.metadata or {}).get(b"ARROW:schema")
+    if said is None:
+        return {}
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(said)))
+    except ValueError as error:  # Arrow's own is one, too
+        raise pa.ArrowInvalid(f"the written types cannot be read: {error}") from None
+    return {field.name: field.type for field in schema}
 
 
 def raw_bytes(run: RunDir, file: PartFile) -> int:
