@@ -76,10 +76,10 @@ async def node(
         yield workers
 
 
-async def submitted(w: World, on_unknown: str = "tell") -> None:
-    policy, limits = ["scripted:oracle?delay_s=0.05"], {"max_turns": TURNS + 1}
+async def submitted(w: World, on_unknown: str = "tell", turns: int = TURNS) -> None:
+    policy, limits = ["scripted:oracle?delay_s=0.05"], {"max_turns": turns + 1}
     await w.run("r", backends=policy, limits=limits, on_unknown=on_unknown)
-    data = {"turns": TURNS, "pause": 0.0}
+    data = {"turns": turns, "pause": 0.0}
     task = TaskBody(task_id="c", env=ENV, prompt="Count.", data=data)
     await w.submit(GroupBody(task=task, n=1, key="k"))
 
@@ -150,14 +150,14 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, away: bool
 ) -> None:
     """What RUN has finished waits for EVAL and the store, as long as there is a gateway."""
-    monkeypatch.setattr(workers_of, "ALONE_S", 0.3)
+    monkeypatch.setattr(workers_of, "ALONE_S", 0.1)
     monkeypatch.setattr(workers_of, "LEAVE_S", 0.1)
     caplog.set_level(logging.WARNING, "prorl.stages")
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(FlightNetwork(token=TOKEN))
         service = await stack.enter_async_context(AsyncExitStack())
         w = await service.enter_async_context(world(tmp_path, "flight", load_code=True))
-        await submitted(w)
+        await submitted(w, turns=1)
         workers = await stack.enter_async_context(node(w, tmp_path, "n1", network))
         run = workers[Stage.RUN]
         async with asyncio.timeout(60):
@@ -167,7 +167,7 @@ async def test_who_leaves_does_not_wait_for_ever_for_a_gateway_that_is_away(
             await service.aclose()
         run.leave(0.0, "a test")
         left = asyncio.ensure_future(run.wait())
-        await asyncio.wait({left}, timeout=10 if away else 1.0)
+        await asyncio.wait({left}, timeout=10 if away else 0.6)
         assert left.done() == away
         assert ("leaving with 1 finished rows in hand" in caplog.text) == away
         left.cancel()
