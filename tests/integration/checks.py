@@ -20,11 +20,12 @@ from rollouts
 """
 
 
-def check_complete(directory: Path, expected: int) -> StoredRun:
+def check_complete(directory: str | Path, expected: int) -> StoredRun:
     """Every rollout asked for is stored in exactly one terminal state, and the directory keeps its
     own word.
     """
-    assert verify(directory) == []
+    findings = verify(directory)
+    assert findings == [], "\n".join(map(str, findings))
     stored = StoredRun(directory)
     assert rows(stored, ONCE) == [
         {"rows": expected, "rollouts": expected, "keys": expected, "undecided": 0}
