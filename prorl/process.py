@@ -90,6 +90,8 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
     `streams`: this process moves trajectories, not only control rows; its threads hand over sooner.
     """
     die_with_parent(signal.SIGKILL)
+    gc.freeze()  # what was imported stays: no collection looks through it
+    gc.enable()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -141,11 +143,10 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
 
 def settle_heap() -> None:
     """What was made until now stays: leave it out of every later garbage collection, so that one
-    costs by what has come since and stops the loop for milliseconds. From here on there are some.
+    costs by what has come since and stops the loop for milliseconds.
     """
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 async def _lively(work: Coroutine[Any, Any, int | None]) -> int | None:

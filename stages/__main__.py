@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # until `settle_heap`: what is imported stays, and is not looked through each time
+    gc.disable()  # until `live`: what is imported stays, and is not looked through each time
 
 import asyncio
 import signal

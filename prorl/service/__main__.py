@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # until `settle_heap`: what is imported stays, and is not looked through each time
+    gc.disable()  # until `live`: what is imported stays, and is not looked through each time
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
