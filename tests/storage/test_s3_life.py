@@ -202,7 +202,6 @@ def test_a_run_that_is_killed_in_a_storm_is_what_it_would_be_on_a_disk(
     where, expected = f"{bucket}/r", determined(tmp_path / "local" / "r")
     stored = check_complete(where, GROUPS * N)
     assert determined(where) == expected
-    print(rows(stored, "select attempt, count(*) as n from rollouts group by 1"), faults.struck)
     assert len(stored.commits) == 1, "the end of `prorl run` compacts"
     order, there = replayed(RunDir(where)), replayed(RunDir(tmp_path / "local" / "r"))
     assert sorted(group for group, _ in order) == sorted(group for group, _ in there)
