@@ -135,6 +135,7 @@ def test_a_store_without_conditional_puts_is_refused(bucket: str) -> None:
         check_conditional(LastWriterWins(), "/runs")
 
 
+@pytest.mark.slow
 def test_sql_over_parts_that_are_gone_is_an_error_and_no_wait(
     bucket: str, faults: FaultyS3, tmp_path: Path
 ) -> None:
