@@ -73,7 +73,8 @@ class Suspects:
         self._core = [mark for mark in self._marks if mark.name.startswith(CORE)]
         self._done: dict[tuple[str, str], None] = {}
         self._opened: dict[tuple[str, str], None] = {}
-        self._is_busy = False
+        self.is_busy = False
+        """Whether what is done now is ours: it is not listened to."""
         self._told: set[str] = set()
         self.tests: set[str] = set()
         """Files whose tests are run."""
@@ -189,9 +190,9 @@ class Suspects:
     # ---- what is done
 
     def _hear(self, event: str, arguments: Any) -> None:
-        if event not in EVENTS or self._is_busy:
+        if event not in EVENTS or self.is_busy:
             return
-        self._is_busy = True
+        self.is_busy = True
         try:
             if event == "open":
                 path = arguments[0]
@@ -211,7 +212,7 @@ class Suspects:
                 if who is not None and names_locals(who):
                     self.note(who.co_filename, "reads others' local variables")
         finally:
-            self._is_busy = False
+            self.is_busy = False
 
     def _note_code(self, frame: FrameType) -> None:
         who = self._who(frame)

@@ -68,9 +68,14 @@ class Witness:
         """
         if getpid() != self._pid:
             return
-        self._suspects.look()
         self._suspects.stands_behind(sys._getframe(1), get_ident() == self._thread)
-        for said in self._kept.look(path, test):
+        self._suspects.is_busy = True
+        try:
+            self._suspects.look()
+            changed = self._kept.look(path, test)
+        finally:
+            self._suspects.is_busy = False
+        for said in changed:
             self._suspects.note("", said)
         fresh = {name: good for name in names if self._outcomes.get(name, not good) is not good}
         self._outcomes.update(fresh)
@@ -104,7 +109,12 @@ class Witness:
 
     def hooks(self, relay: Any) -> None:
         """Pytest's hooks, at a moment when a test is about to run."""
-        for said in self._kept.hooks(relay):
+        self._suspects.is_busy = True
+        try:
+            hooks = self._kept.hooks(relay)
+        finally:
+            self._suspects.is_busy = False
+        for said in hooks:
             self._suspects.note("", said)
 
     def plugin(self, plugin: Any) -> None:
