@@ -110,8 +110,11 @@ class Ran(LocalSandbox):
 
     said: str | None = None
     code = 0
+    is_full = False
 
     async def exec(self, argv: object, timeout_s: float, stdin: bytes = b"") -> ToolResult:
+        if argv == ["bash", "-c", shell.BRING]:
+            return ToolResult(output="no room", exit_code=int(self.is_full))
         if self.said is not None:
             await self.put(shell.REWARD, self.said.encode())
         return ToolResult(output="PASSED t.py::a", exit_code=self.code)
@@ -124,6 +127,10 @@ async def test_tests_that_cannot_be_started_are_the_graders_fault(tmp_path: Path
     sandbox.code = 127
     with pytest.raises(GraderError, match="cannot be run"):
         await ENV.score(task, b"", sandbox, Deadline(60.0))
+    sandbox.is_full = True
+    with pytest.raises(GraderError, match="cannot be brought: no room"):
+        await ENV.score(task, b"", sandbox, Deadline(60.0))
+    sandbox.is_full = False
     sandbox.said = "0.5"
     assert (await ENV.score(task, b"", sandbox, Deadline(60.0))).reward == 0.5
 
