@@ -185,6 +185,24 @@ def _read_back(fs: AbstractFileSystem, path: str, sleep: Callable[[float], None]
     raise AssertionError("the last try returns or raises")
 
 
+def open_object(fs: AbstractFileSystem, path: str) -> Any:
+    """A file of an object store, open for reading. A store that is busy is asked again: its own
+    client may take a refusal without a body, as of HEAD, for an answer.
+
+    Raises FileNotFoundError, and StorageError where the store cannot be read.
+    """
+    for wait_s in (*PAUSES_S, None):
+        try:
+            return fs.open(path, "rb")
+        except FileNotFoundError:
+            raise
+        except failures() as error:
+            if wait_s is None or isinstance(error, PermissionError):
+                raise _error(f"cannot open {path}", error) from error
+        time.sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
 def remove(fs: AbstractFileSystem, path: str) -> bool:
     """Remove a file; whether it was there. An object store that is busy is asked again and again.
 

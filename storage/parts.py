@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from prorl.errors import SchemaError, StorageError
 from prorl.rows import row_hashes
 from prorl.schema import SCORED, SEQUENCES, TABLES, check_schema, check_version
+from prorl.storage.durable import open_object
 from prorl.storage.layout import PartFile, RunDir
 
 ROWS_DIGEST = b"prorl.rows_sha256"
@@ -216,7 +217,7 @@ class PartReader:
         self._where, self._table = run.path(file.path), file.table
         try:
             # Arrow's own file reads without Python's lock.
-            self._file = pa.OSFile(self._where) if run.local else run.fs.open(self._where, "rb")
+            self._file = pa.OSFile(self._where) if run.local else open_object(run.fs, self._where)
         except FileNotFoundError:
             raise StorageError(errno.ENOENT, f"{self._where} is gone") from None
         try:

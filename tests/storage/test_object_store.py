@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +23,13 @@ from prorl.storage.catalog import StoredRun, query
 from prorl.storage.collect import collect
 from prorl.storage.compact import compact
 from prorl.storage.convert import tables
-from prorl.storage.durable import PAUSES_S, check_conditional, write_durably, write_object
+from prorl.storage.durable import (
+    PAUSES_S,
+    check_conditional,
+    open_object,
+    write_durably,
+    write_object,
+)
 from prorl.storage.layout import MANIFEST, RunDir
 from prorl.storage.replay import stored_index
 from prorl.storage.verify import verify
@@ -222,3 +229,16 @@ def test_a_storm_changes_no_answer(
     assert sum(faults.struck.values()) > 10
     faults.storm = 0.0
     assert len(run.fs.find(run.root)) == len(StoredRun(run.where).commits[0].files) + 8
+
+
+def test_an_object_is_open_once_the_store_answers(bucket: str, faults: FaultyS3) -> None:
+    """HEAD is refused without a body, so that the store's client does not see that it is busy."""
+    run = RunDir(f"{bucket}/demo")
+    run.fs.pipe_file(run.path("part"), b"rows")
+    faults.storm = 1.0
+    threading.Timer(0.4, setattr, (faults, "storm", 0.0)).start()
+    with open_object(run.fs, run.path("part")) as file:
+        assert file.read() == b"rows"
+    assert faults.struck["HEAD 503 Slow Down"] > 0
+    with pytest.raises(FileNotFoundError):
+        open_object(run.fs, run.path("nothing"))
