@@ -19,7 +19,7 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,22 +185,29 @@ def _read_back(fs: AbstractFileSystem, path: str, sleep: Callable[[float], None]
     raise AssertionError("the last try returns or raises")
 
 
+def _patiently(call: Callable[[], Any], what: str, pauses_s: Sequence[float] = PAUSES_S) -> Any:
+    """What a call gives, tried again while the store is busy. Raises FileNotFoundError at once, and
+    StorageError with `what` where it may not or cannot in the end.
+    """
+    for wait_s in (*pauses_s, None):
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except failures() as error:
+            if wait_s is None or isinstance(error, PermissionError):
+                raise _error(what, error) from error
+        time.sleep(wait_s)
+    raise AssertionError("the last try returns or raises")
+
+
 def open_object(fs: AbstractFileSystem, path: str) -> Any:
     """A file of an object store, open for reading. A store that is busy is asked again: its own
     client may take a refusal without a body, as of HEAD, for an answer.
 
     Raises FileNotFoundError, and StorageError where the store cannot be read.
     """
-    for wait_s in (*PAUSES_S, None):
-        try:
-            return fs.open(path, "rb")
-        except FileNotFoundError:
-            raise
-        except failures() as error:
-            if wait_s is None or isinstance(error, PermissionError):
-                raise _error(f"cannot open {path}", error) from error
-        time.sleep(wait_s)
-    raise AssertionError("the last try returns or raises")
+    return _patiently(lambda: fs.open(path, "rb"), f"cannot open {path}")
 
 
 def remove(fs: AbstractFileSystem, path: str) -> bool:
@@ -208,17 +215,12 @@ def remove(fs: AbstractFileSystem, path: str) -> bool:
 
     Raises StorageError.
     """
-    for wait_s in (*(() if isinstance(fs, LocalFileSystem) else PAUSES_S), None):
-        try:
-            fs.rm_file(path)
-            return True
-        except FileNotFoundError:
-            return False
-        except failures() as error:
-            if wait_s is None or isinstance(error, PermissionError):
-                raise _error(f"cannot remove {path}", error) from error
-        time.sleep(wait_s)
-    raise AssertionError("the last try returns or raises")
+    pauses_s = () if isinstance(fs, LocalFileSystem) else PAUSES_S
+    try:
+        _patiently(lambda: fs.rm_file(path), f"cannot remove {path}", pauses_s)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def check_conditional(fs: AbstractFileSystem, folder: str) -> None:

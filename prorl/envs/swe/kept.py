@@ -196,7 +196,7 @@ def wanted(node: ast.stmt, path: str, scope: Any) -> Iterable[tuple[str, bool]]:
 
 
 def bindings(tree: ast.Module) -> Counter[str]:
-    """How often a module's text binds each of its own names; `*` where it takes all of another's."""
+    """How often a module's text binds each of its names; `*` where it takes all of another's."""
     found: Counter[str] = Counter()
     left: list[ast.AST] = list(tree.body)
     while left:
