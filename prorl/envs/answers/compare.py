@@ -1,5 +1,7 @@
-r"""Whether two trees of `parse.py` say one thing. The reference decides what counts: order in a
-tuple, not in a set; both bounds of an interval; every value of `\pm`.
+r"""Whether two trees of `parse.py` say one thing.
+
+The reference decides what counts: order in a tuple, not in a set; both bounds of an interval;
+every value of `\pm`.
 
 Nothing is guessed: what has no rule here is not the same.
 """
@@ -9,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from prorl.envs.answers.evaluate import UndefinedError, equal, number, proportional, symbols
+from prorl.envs.answers.arithmetic import UndefinedError
+from prorl.envs.answers.evaluate import equal, number, proportional, symbols
 from prorl.envs.answers.measures import PERCENT, fits, ratio, unit_text
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.sets import real_set, same_set
@@ -172,14 +175,10 @@ def _same_sequence(reference: Node, answer: Node) -> bool:
         if answer.op == "sequence" and answer.name == reference.name and len(answer.args) == 2:
             return _all_same(reference.args, answer.args)
         return _same_set(reference, answer)
-    items = _items(answer)
     if reference.op == "sequence" and reference.name != "⦃⦄":
-        if answer.op == "relation" or (_is_set(answer) and answer.op != "sequence"):
-            return len(reference.args) == 2 and _same_set(reference, answer)
-        ordered = answer.op == "list" or answer.name == reference.name
-        long = len(reference.args) > 2 and answer.name in ("()", "[]")
-        return (ordered or long) and _all_same(reference.args, items)
-    if answer.op == "sequence" and answer.name not in ("⦃⦄",):
+        return _same_tuple(reference, answer)
+    items = _items(answer)
+    if answer.op == "sequence" and answer.name != "⦃⦄":
         # a pair in brackets is rather a point or an interval, unless it is written alike
         if answer.name == "()" and reference.op == "list":
             return len(items) > 1 and _all_same(_items(reference), items)
@@ -187,6 +186,15 @@ def _same_sequence(reference: Node, answer: Node) -> bool:
     if _is_set(answer) and answer.op not in ("sequence", "list"):
         return _same_set(reference, answer)
     return _unordered(_items(reference), items)
+
+
+def _same_tuple(reference: Node, answer: Node) -> bool:
+    """Whether an answer has a tuple's items in order; a pair may also be an interval as a set."""
+    if answer.op == "relation" or (_is_set(answer) and answer.op != "sequence"):
+        return len(reference.args) == 2 and _same_set(reference, answer)
+    ordered = answer.op == "list" or answer.name == reference.name
+    long = len(reference.args) > 2 and answer.name in ("()", "[]")
+    return (ordered or long) and _all_same(reference.args, _items(answer))
 
 
 def _items(node: Node) -> tuple[Node, ...]:

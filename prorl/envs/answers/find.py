@@ -95,22 +95,9 @@ def _marked(text: str) -> tuple[int, str]:
 
 def _boxes(text: str) -> tuple[int, str]:
     """(where, what) in the last box, with the boxes before it that it is joined to."""
-    spans: list[tuple[int, int, str]] = []
     # the last ones: a text of nothing but boxes costs no more than they do
-    for mark in list(_BOX.finditer(text))[-_MAX_BOXES:]:
-        if text[mark.end()] != "{":
-            short = re.match(r"[^\s$.,]+", text[mark.end() :])
-            spans.append(
-                (
-                    mark.start(),
-                    mark.end() + len(short[0]) if short else 0,
-                    short[0] if short else "",
-                )
-            )
-            continue
-        end = _closing(text, mark.end())
-        if end:
-            spans.append((mark.start(), end + 1, text[mark.end() + 1 : end].strip()))
+    marks = list(_BOX.finditer(text))[-_MAX_BOXES:]
+    spans = [span for mark in marks if (span := _box(text, mark.start(), mark.end()))]
     # of nested boxes the innermost is the last
     if not spans or not spans[-1][2]:
         return -1, ""
@@ -121,6 +108,15 @@ def _boxes(text: str) -> tuple[int, str]:
             break
         parts, place = [inner, *parts], start
     return where, ", ".join(parts)
+
+
+def _box(text: str, start: int, content_at: int) -> tuple[int, int, str] | None:
+    """(start, end, what) of the box at `start`; None where its brace is not closed."""
+    if text[content_at] != "{":
+        short = re.match(r"[^\s$.,]+", text[content_at:])
+        return (start, content_at + len(short[0]), short[0]) if short else (start, 0, "")
+    end = _closing(text, content_at)
+    return (start, end + 1, text[content_at + 1 : end].strip()) if end else None
 
 
 def _closing(text: str, start: int) -> int:
@@ -147,30 +143,40 @@ def _said(text: str) -> str:
 
 
 def _unmarked(text: str) -> Answer:
-    lines = [line for line in text.splitlines() if line.strip("*_ \t")]
-    if not lines:
-        return Answer("", "none")
-    sentence = _END.split(lines[-1][-2000:])[-1].strip() or lines[-1][-2000:]
-    if len(sentence.split()) > 3:
-        sentence = _EXCLAIMED.sub("", sentence)
+    """The answer of a text that marks none: of its last sentence."""
+    sentence = _last_sentence(text)
     maths = [part for found in _MATHS.findall(sentence) for part in found if part]
     if maths and not doubtful(_MATHS.sub(" ", sentence)):
         return Answer(maths[-1].strip(), "last sentence")
     if each := _EACH.search(sentence):
         return Answer(each[1].strip(" *"), "last sentence")
-    copula = _COPULA.search(_CORRECTION.sub("", sentence))
-    if copula:
-        rest = _CORRECTION.sub("", sentence)[copula.end() :].strip(" *")
-        if (
-            re.match(r"[-+−$\\(\[{.]*\d|[\\$(\[{]", rest)
-            or len(rest.split()) <= 3
-            or doubtful(rest)
-        ):
-            return Answer(rest, "last sentence")
+    if stated := _stated(sentence):
+        return Answer(stated[0], "last sentence")
     if doubtful(sentence):
         return Answer(sentence[:MAX_ANSWER_CHARS], "last sentence")
     numbers = [found[0] for found in _NUMBER.finditer(sentence) if any(map(str.isdigit, found[0]))]
     if numbers and len(sentence.split()) > 1:
         return Answer(numbers[-1], "last number")
     words = bare(sentence)
-    return Answer(words, "last sentence") if len(words.split()) <= 4 else Answer("", "none")
+    is_short = words and len(words.split()) <= 4
+    return Answer(words, "last sentence") if is_short else Answer("", "none")
+
+
+def _last_sentence(text: str) -> str:
+    """The last sentence of a text's last line that says anything; empty where there is none."""
+    lines = [line for line in text.splitlines() if line.strip("*_ \t")]
+    if not lines:
+        return ""
+    sentence = _END.split(lines[-1][-2000:])[-1].strip() or lines[-1][-2000:]
+    return _EXCLAIMED.sub("", sentence) if len(sentence.split()) > 3 else sentence
+
+
+def _stated(sentence: str) -> tuple[str, ...]:
+    """What stands behind the verb or equals sign, where that can be an answer; else nothing."""
+    plain = _CORRECTION.sub("", sentence)
+    copula = _COPULA.search(plain)
+    if copula is None:
+        return ()
+    rest = plain[copula.end() :].strip(" *")
+    is_mathematics = re.match(r"[-+−$\\(\[{.]*\d|[\\$(\[{]", rest)
+    return (rest,) if is_mathematics or len(rest.split()) <= 3 or doubtful(rest) else ()

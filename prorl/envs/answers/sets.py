@@ -12,7 +12,8 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-from prorl.envs.answers.evaluate import UndefinedError, close, real, symbols
+from prorl.envs.answers.arithmetic import UndefinedError
+from prorl.envs.answers.evaluate import close, real, symbols
 from prorl.envs.answers.notation import UnreadableError
 from prorl.envs.answers.tree import Node
 
@@ -68,19 +69,22 @@ def _of(node: Node) -> RealSet:
     if node.op == "relation":
         return _relation(node)
     if node.op == "list" and all(item.op == "relation" for item in node.args):
-        sets = [_of(item) for item in node.args]
-        if len({one.name for one in sets}) > 1:
-            raise UnreadableError("conditions on several symbols")
-        found = sets[0]
-        for one in sets[1:]:
-            found = union(found, one) if node.name == "or" else _both(found, one)
-        return found
+        return _conditions(node)
     if node.op == "builder":
         found = _of(node.args[1])
-        if node.args[0].op == "relation":
-            return _both(found, _of(node.args[0]))
-        return found
+        return _both(found, _of(node.args[0])) if node.args[0].op == "relation" else found
     raise UnreadableError(f"{node.op} where a set belongs")
+
+
+def _conditions(node: Node) -> RealSet:
+    """The numbers that fulfil a list of relations on one symbol: one of them, or all."""
+    sets = [_of(item) for item in node.args]
+    if len({one.name for one in sets}) > 1:
+        raise UnreadableError("conditions on several symbols")
+    found = sets[0]
+    for one in sets[1:]:
+        found = union(found, one) if node.name == "or" else _both(found, one)
+    return found
 
 
 def _sequence(node: Node) -> RealSet:

@@ -3,7 +3,6 @@ r"""Values of an expression: numbers, letters, commands, functions, brackets, ma
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from fractions import Fraction
 
 from prorl.envs.answers.notation import (
@@ -19,6 +18,8 @@ _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10",
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 CONSTANTS = {"pi": "pi", "infty": "inf", "infinity": "inf", "inf": "inf", "oo": "inf"}
 _CLOSING = {"⌊": "⌋", "⌈": "⌉"}
+_OPENING = frozenset("([]⦃{|∅⌊⌈")
+"""Signs that a value may begin with."""
 _MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"))
 
 
@@ -84,23 +85,24 @@ class Values(TokenReader):
             return self._letters(token)
         if token.kind == "command":
             return self._command(token.text[1:])
-        brackets: dict[str, Callable[[], Node]] = {
-            "(": lambda: self._bracket("("),
-            "[": lambda: self._bracket("["),
-            "]": lambda: self._bracket("]"),
-            "⦃": self._set,
-            "{": self._group,
-            "|": self._absolute,
-            "∅": lambda: Node("sequence", (), name="⦃⦄"),
-            "⌊": lambda: self._rounded("⌊"),
-            "⌈": lambda: self._rounded("⌈"),
-        }
-        if token.text in brackets and token.kind == "sign":
-            self._deeper()
-            found = brackets[token.text]()
-            self._depth -= 1
-            return found
-        raise UnreadableError(f"{token.text!r} where a value belongs")
+        if token.kind != "sign" or token.text not in _OPENING:
+            raise UnreadableError(f"{token.text!r} where a value belongs")
+        self._deeper()
+        found = self._opened(token.text)
+        self._depth -= 1
+        return found
+
+    def _opened(self, sign: str) -> Node:
+        """The value that a sign of _OPENING begins."""
+        if sign == "⦃":
+            return self._set()
+        if sign == "{":
+            return self._group()
+        if sign == "|":
+            return self._absolute()
+        if sign == "∅":
+            return Node("sequence", (), name="⦃⦄")
+        return self._rounded(sign) if sign in _CLOSING else self._bracket(sign)
 
     def _mixed(self, token: Token) -> Node:
         whole = _number(token.text)
@@ -188,14 +190,7 @@ class Values(TokenReader):
         minus_one = Node("neg", (Node("num", value=Fraction(1)),))
         if power == minus_one and name in _INVERSES:
             return Node(_INVERSES[name], argument)
-        if base is not None:
-            if name != "log10":
-                raise UnreadableError(f"{name} with a subscript")
-            found = Node("log", (*argument, base))
-        elif name == "sqrt":
-            found = Node("root", (*argument, Node("num", value=Fraction(2))))
-        else:
-            found = Node(name, argument)
+        found = _applied(name, argument, base)
         return Node("^", (found, power)) if power is not None else found
 
     def _applied_to(self, name: str) -> tuple[Node, ...]:
@@ -266,21 +261,33 @@ class Values(TokenReader):
             while not self._take("}"):
                 if self._next().kind == "end":
                     raise UnreadableError("an array without its end")
+        rows = self._rows()
+        for sign in ("\\end", "{", name, "}"):
+            self._want(sign)
+        return Node("matrix", tuple(rows))
+
+    def _rows(self) -> list[Node]:
+        """The rows up to the matrix' end; one before it that is empty is none."""
         rows, row = [], [self._sum()]
         while True:
             if self._take("&"):
                 row.append(self._sum())
-            elif self._take(ROW_END):
-                rows.append(Node("row", tuple(row)))
-                if self._peek().text == "\\end":
-                    break
-                row = [self._sum()]
-            else:
-                rows.append(Node("row", tuple(row)))
-                break
-        for sign in ("\\end", "{", name, "}"):
-            self._want(sign)
-        return Node("matrix", tuple(rows))
+                continue
+            rows.append(Node("row", tuple(row)))
+            if not self._take(ROW_END) or self._peek().text == "\\end":
+                return rows
+            row = [self._sum()]
+
+
+def _applied(name: str, argument: tuple[Node, ...], base: Node | None) -> Node:
+    """A function of its argument; a root and a logarithm with what they are to."""
+    if base is not None:
+        if name != "log10":
+            raise UnreadableError(f"{name} with a subscript")
+        return Node("log", (*argument, base))
+    if name == "sqrt":
+        return Node("root", (*argument, Node("num", value=Fraction(2))))
+    return Node(name, argument)
 
 
 def _number(text: str) -> Node:

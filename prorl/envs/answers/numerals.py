@@ -1,0 +1,110 @@
+"""Numbers in words (`twenty-one`, `three quarters`, `1.5 million`) as digits.
+
+Pure functions over short texts; English only.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_SCALES = {
+    "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "dozen": 12,
+}  # fmt: skip
+_UNITS = re.findall(
+    r"\w+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+    " sixteen seventeen eighteen nineteen",
+)
+_TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
+_SMALL = {word: number for number, word in enumerate(_UNITS)} | {
+    word: 10 * number for number, word in enumerate(_TENS, start=2)
+}
+_PARTS = {
+    "half": 2, "halves": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6,
+    "seventh": 7, "eighth": 8, "ninth": 9, "tenth": 10, "eleventh": 11, "twelfth": 12,
+    "sixteenth": 16, "twentieth": 20, "hundredth": 100, "thousandth": 1000,
+}  # fmt: skip
+_SCALED = re.compile(
+    r"^([-+]?[\d.,]*\d)\s*(hundred|thousand|million|billion|trillion|dozen)\b", re.IGNORECASE
+)
+_NEGATIVE = re.compile(r"(?:negative|minus)\s+(?=[\d.\\(])", re.IGNORECASE)
+_ORDINAL = re.compile(r"^(\d+)(?:st|nd|rd|th)\b")
+_WORD = re.compile(r"[A-Za-z]+|[^A-Za-z\s]+")
+
+
+def numerals(text: str) -> str:
+    """A text whose first words are a number, with that number in digits.
+
+    >>> numerals("negative twenty-one km"), numerals("three quarters"), numerals("1.5 million")
+    ('-21 km', '(3/4)', '1500000')
+    """
+    if scaled := _SCALED.match(text):
+        number = Fraction(scaled[1].replace(",", "")) * _SCALES[scaled[2].lower()]
+        return _digits(number) + text[scaled.end() :]
+    if ordinal := _ORDINAL.match(text):
+        return ordinal[1] + text[ordinal.end() :]
+    if signed := _NEGATIVE.match(text):
+        return "-" + text[signed.end() :]
+    words = [word for word in _WORD.finditer(text) if word[0] != "-"]
+    taken, number = _spoken([word[0].casefold() for word in words])
+    return _digits(number) + text[words[taken - 1].end() :] if taken else text
+
+
+def _digits(number: Fraction) -> str:
+    return str(number) if number.denominator == 1 else f"({number})"
+
+
+def _spoken(words: list[str]) -> tuple[int, Fraction]:
+    """How many of the words are a number at their beginning, and that number."""
+    if words[:1] not in (["negative"], ["minus"]):
+        return _unsigned(words)
+    taken, number = _unsigned(words[1:])
+    return (taken + 1, -number) if taken else (0, number)
+
+
+def _unsigned(words: list[str]) -> tuple[int, Fraction]:
+    place, total = _beginning(words)
+    if 0 < total < 1:
+        return place, total
+    current = Fraction(0)
+    for word in words[place:]:
+        if word in _SMALL:
+            current += _SMALL[word]
+        elif word == "hundred" and place:
+            current *= 100
+        elif word in _SCALES and (place or word == "dozen"):
+            total, current = total + (current or 1) * _SCALES[word], Fraction(0)
+        else:
+            return _end(words, place, total + current) if place else (0, Fraction(0))
+        place += 1
+    return place, total + current
+
+
+def _beginning(words: list[str]) -> tuple[int, Fraction]:
+    """How many words `half`, `a third` or `a hundred` are, and their number; 0 for any other."""
+    if words[:1] == ["half"]:
+        return 1, Fraction(1, 2)
+    if words[:1] in (["a"], ["an"]) and len(words) > 1:
+        if words[1] in _PARTS:
+            return 2, Fraction(1, _PARTS[words[1]])
+        if words[1] in _SCALES:
+            return 2, Fraction(_SCALES[words[1]])
+    return 0, Fraction(0)
+
+
+def _end(words: list[str], place: int, number: Fraction) -> tuple[int, Fraction]:
+    """Where a number ends that goes on at `place` by `and a half`, `point five` or `thirds`."""
+    word, rest = words[place], words[place + 1 :]
+    if word == "and" and rest:
+        taken, part = _spoken(rest)
+        if taken and (part < 1 or words[place - 1] in ("hundred", "thousand")):
+            return place + 1 + taken, number + part
+    elif word == "point":
+        digits = [str(_SMALL[one]) for one in rest if _SMALL.get(one, 10) < 10]
+        if digits and digits == [str(_SMALL.get(one)) for one in rest][: len(digits)]:
+            return place + 1 + len(digits), number + Fraction("0." + "".join(digits))
+    elif size := _PARTS.get(word if word == "halves" else word.removesuffix("s")):
+        return place + 1, number / size
+    return place, number
