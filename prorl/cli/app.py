@@ -1,6 +1,4 @@
-"""The commands by name and help line, and the only place where errors become one line and an exit
-code.
-"""
+"""The commands by name and help line; here alone an error becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -114,13 +112,10 @@ def _check_command(argv: Sequence[str]) -> None:
     """Refuse an unknown command before cyclopts would load every command to look for it."""
     known = [name for name, _ in COMMANDS]
     if argv and not argv[0].startswith("-") and argv[0] not in known:
-        import difflib
+        from prorl.cli.usage import nearest
 
-        close = difflib.get_close_matches(argv[0], known, n=1)
         raise UserError(
-            f"unknown command `{argv[0]}`",
-            f"one of {', '.join(known)}",
-            f"did you mean `{close[0]}`?" if close else "",
+            f"unknown command `{argv[0]}`", f"one of {', '.join(known)}", nearest(argv[0], known)
         )
 
 

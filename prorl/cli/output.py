@@ -79,6 +79,15 @@ def say_json(value: Json) -> None:
     print(text.decode(), flush=True)
 
 
+def answer(value: Json, lines: Iterable[str], *, json: bool) -> None:
+    """What a command found: `value` as one JSON value, or else `lines` for people."""
+    if json:
+        say_json(value)
+        return
+    for line in lines:
+        say(line)
+
+
 def _default(value: Any) -> Json:
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
@@ -87,28 +96,30 @@ def _default(value: Any) -> Json:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
     """Rows for people: a box-free rich table on a terminal, tab-separated lines off it."""
-    if not is_terminal():
-        say("\t".join(columns))
-        for row in rows:
-            say("\t".join(_cell(value).replace("\t", "\\t").replace("\n", "\\n") for value in row))
+    if is_terminal():
+        _draw(columns, rows, title)
         return
+    say("\t".join(columns))
+    for row in rows:
+        say("\t".join(_cell(value).replace("\t", "\\t").replace("\n", "\\n") for value in row))
+
+
+def _draw(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(
+    def shown(value: object) -> Text:
+        return Text(_cell(value), justify="right" if isinstance(value, int | float) else "left")
+
+    grid = Table(
         title=title or None, title_justify="left", box=None, header_style="bold", pad_edge=False
     )
     for column in columns:
-        shown.add_column(column, overflow="fold")
+        grid.add_column(column, overflow="fold")
     for row in rows:
-        shown.add_row(
-            *(
-                Text(_cell(value), justify="right" if isinstance(value, int | float) else "left")
-                for value in row
-            )
-        )
-    Console().print(shown)
+        grid.add_row(*map(shown, row))
+    Console().print(grid)
 
 
 def _cell(value: object) -> str:

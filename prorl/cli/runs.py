@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from prorl.cli.usage import nearest
 from prorl.errors import ConfigError, NotFoundError
 
 DEFAULT_ROOT = Path("prorl-runs")
@@ -26,10 +26,10 @@ def latest_run(root: Path, marker: str) -> str:
 
 
 def run_directory(run: str, root: str | Path) -> str:
-    """Where a run is stored, as a path or a URL: `run` is that of a run directory, or a name in
-    `root`.
+    """Where a run is stored, as a path or a URL.
 
-    Raises NotFoundError with the nearest name.
+    `run` is that of a run directory, or a name in `root`. Raises NotFoundError with the nearest
+    name.
     """
     from prorl.storage.catalog import below, is_run, is_url, list_runs
 
@@ -38,10 +38,7 @@ def run_directory(run: str, root: str | Path) -> str:
         if is_run(candidate):
             return candidate
     known = list_runs(root)
-    close = difflib.get_close_matches(run, known, n=1)
-    hint = (
-        f"did you mean `{close[0]}`?" if close else f"runs there: {', '.join(known[-5:]) or 'none'}"
-    )
+    hint = nearest(run, known) or f"runs there: {', '.join(known[-5:]) or 'none'}"
     raise NotFoundError(
         f"no run {run!r} in {root}: expected a name in it or the path of a run directory; {hint}"
     )

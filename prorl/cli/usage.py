@@ -1,6 +1,9 @@
-"""A command line that cyclopts refuses, as one line of ours: what was given, what was expected."""
+"""Words for a mistake on the command line: what was given, what was expected, what is near."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 from cyclopts.exceptions import (
     CoercionError,
@@ -30,3 +33,13 @@ def _mistake(error: CycloptsError) -> str:
             return f"{token.keyword or 'given'} {token.value!r}; expected {_KINDS[target]}"
     text = " ".join(str(error).split()).replace(". Did you", "; did you")
     return text[:1].lower() + text[1:]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint of an error for a name that nobody knows; empty when none is like it.
+
+    >>> nearest("orcle", ["oracle", "noop"])
+    'did you mean `oracle`?'
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean `{close[0]}`?" if close else ""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import getpass
 from pathlib import Path
-from typing import Annotated
 
 import orjson
-from cyclopts import Parameter
 
-from prorl.cli.output import say, say_json
+from prorl.cli.options import JsonObject, RunsRoot, StoredName
+from prorl.cli.output import answer
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
+from prorl.storage.annotations import annotate as append
+from prorl.storage.catalog import StoredRun
 from prorl.types import Json
 
 
 def annotate(
-    run: str,
+    run: StoredName,
     *rollouts: int,
     label: str = "",
     value: float | None = None,
@@ -24,18 +25,17 @@ def annotate(
     turn: int | None = None,
     rows: Path | None = None,
     author: str = "",
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
-    """Append labels, numbers or comments on rollouts: the table `annotations` in SQL. Nothing that
-    was said is ever changed.
+    """Append labels, numbers or comments on rollouts: the table `annotations` in SQL.
+
+    Nothing that was said is ever changed.
 
     Example: prorl annotate my-run 17 --label hack --comment "reads the tests"
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory.
     rollouts
         Ids of the rollouts that are meant.
     label
@@ -50,13 +50,7 @@ def annotate(
         JSON lines instead: rollout_id, label, and if wanted value, comment, turn, attempt.
     author
         Who says so. Default: the user's name.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print how many as one JSON object.
     """
-    from prorl.storage.annotations import annotate as append
-    from prorl.storage.catalog import StoredRun
 
     if (rows is None) == (not rollouts):
         raise UserError("rollouts and rows" if rollouts else "nothing to annotate", "one of both")
@@ -64,10 +58,8 @@ def annotate(
     given = [{"rollout_id": i, **said} for i in rollouts] if rows is None else _read(rows)
     stored = StoredRun(run_directory(run, root))
     count = append(stored, given, author=author or getpass.getuser())
-    if json:
-        say_json({"run": stored.run_id, "annotations": count})
-    else:
-        say(f"{stored.run_id}: {count:,} annotations more")
+    found = {"run": stored.run_id, "annotations": count}
+    answer(found, [f"{stored.run_id}: {count:,} annotations more"], json=json)
     return 0
 
 

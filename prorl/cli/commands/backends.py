@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonList, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, say_json, table
-from prorl.client.client import connect
+from prorl.cli.runs import DEFAULT_ROOT
+from prorl.client.client import Client, connect
 from prorl.errors import UserError
+from prorl.types import Json
 
 Action = Literal["ls", "add", "rm", "drain", "set"]
 
@@ -21,14 +22,15 @@ LOOK_S = 2.0
 def backends(
     action: Action = "ls",
     *urls: str,
-    root: Path = Path("prorl-runs"),
-    url: str = "",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: ServiceRoot = DEFAULT_ROOT,
+    url: ServiceUrl = "",
+    json: JsonList = False,
 ) -> int:
-    """The pool of model servers: state, work, and the share of prompt tokens that their prefix
-    caches had (`cached`: of all, `reused`: of those that their rollout had said before). A server
-    is asked for its health, model and logprobs before it counts; what is taken out stays out until
-    it is added again.
+    """The pool of model servers: state, work, and the hits of their prefix caches.
+
+    Hits are shares of prompt tokens, `cached`: of all, `reused`: of those that their rollout had
+    said before. A server is asked for its health, model and logprobs before it counts; what is
+    taken out stays out until it is added again.
 
     Example: prorl backends
 
@@ -42,12 +44,6 @@ def backends(
         `ls`; `add`, `rm`, `drain` (finishes what it has) these; `set`: these and no other.
     urls
         Addresses of servers, or scripted policies.
-    root
-        Folder that the service works on.
-    url
-        Address of a service elsewhere (its token in PRORL_TOKEN).
-    json
-        Print JSON.
     """
     if (action == "ls") == bool(urls):
         raise UserError(
@@ -55,26 +51,32 @@ def backends(
             "no address for ls, at least one for the others",
         )
     with connect(url or root, retry_s=LOOK_S) as client:
-        if action == "set":
-            client.replace_backends(urls)
-        for one in urls:
-            if action == "add":
-                client.add_backend(one)
-            elif action in ("rm", "drain"):
-                client.remove_backend(one, drain=action == "drain")
+        _act(client, action, urls)
         found = client.backends()
     if json:
         say_json(found)
-        return 0
-    rows = [
-        (
-            one["name"],
-            one["state"] if one["in_pool"] else f"{one['state']}, of a run",
-            one["in_flight"],
-            *("-" if one[key] is None else f"{one[key]:.0%}" for key in SHARES),
-            clean(one["reason"] or one["alarm"]),
-        )
-        for one in found
-    ]
-    table(("backend", "state", "rollouts", "cached", "reused", "why"), rows)
+    else:
+        columns = ("backend", "state", "rollouts", "cached", "reused", "why")
+        table(columns, map(_row, found))
     return 0
+
+
+def _act(client: Client, action: Action, urls: Sequence[str]) -> None:
+    if action == "set":
+        client.replace_backends(urls)
+        return
+    for one in urls:
+        if action == "add":
+            client.add_backend(one)
+        else:
+            client.remove_backend(one, drain=action == "drain")
+
+
+def _row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    return (
+        one["name"],
+        one["state"] if one["in_pool"] else f"{one['state']}, of a run",
+        one["in_flight"],
+        *("-" if one[key] is None else f"{one[key]:.0%}" for key in SHARES),
+        clean(one["reason"] or one["alarm"]),
+    )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
+from prorl.cli.options import Flag, JsonObject
 from prorl.cli.output import is_terminal, say, say_json
+from prorl.cli.usage import nearest
 from prorl.errors import UserError
 
+if TYPE_CHECKING:
+    from prorl.bench.report import Report
 
-def bench(
-    name: str = "",
-    /,
-    *,
-    json: Annotated[bool, Parameter(negative="")] = False,
-    quick: Annotated[bool, Parameter(negative="")] = False,
-) -> int:
+
+def bench(name: str = "", /, *, json: JsonObject = False, quick: Flag = False) -> int:
     """Measure, with rivals in the same run: prints a table, losing rows included.
 
     Example: prorl bench pipeline --quick
@@ -29,31 +25,32 @@ def bench(
     ----------
     name
         Which one; without a name they are listed.
-    json
-        Print one JSON object instead of the table.
     quick
         End within 50 s on two cores.
     """
-    names = benches()
     if not name:
-        for known in names:
-            say(known)
+        say("\n".join(benches()))
         return 0
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        raise UserError(
-            f"unknown benchmark {name!r}",
-            f"one of {', '.join(names)}",
-            f"did you mean `{close[0]}`?" if close else "",
-        )
+    _check(name)
     report = asyncio.run(import_module(f"prorl.bench.{name}").run(quick))
     if json:
         say_json(report.to_json())
     else:
-        from rich.console import Console
-
-        Console(width=None if is_terminal() else 200).print(report.table())
+        _print(report)
     return 0
+
+
+def _check(name: str) -> None:
+    names = benches()
+    if name not in names:
+        known = f"one of {', '.join(names)}"
+        raise UserError(f"unknown benchmark {name!r}", known, nearest(name, names))
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    Console(width=None if is_terminal() else 200).print(report.table())
 
 
 def benches() -> list[str]:

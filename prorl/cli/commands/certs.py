@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonList, ServiceRoot
 from prorl.cli.output import say_json, table
+from prorl.cli.runs import DEFAULT_ROOT
 from prorl.errors import ConfigError, UserError
 from prorl.tls import LEAF_DAYS, ROLES, Join, renew
 
@@ -18,12 +19,13 @@ def certs(
     action: Literal["ls", "renew"] = "ls",
     *roles: str,
     days: float = LEAF_DAYS,
-    root: Path = Path("prorl-runs"),
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: ServiceRoot = DEFAULT_ROOT,
+    json: JsonList = False,
 ) -> int:
-    """The join files of a root: how long each is valid; make some or all of them anew. A running
-    service takes the new ones at once, the old ones stay valid until their end; its own certificate
-    is new at each start.
+    """The join files of a root: how long each is valid; make some or all of them anew.
+
+    A running service takes the new ones at once, the old ones stay valid until their end; its own
+    certificate is new at each start.
 
     Example: prorl certs renew trainer --days 30
 
@@ -35,21 +37,8 @@ def certs(
         `node`, `trainer`, `operator`, `viewer`; default all.
     days
         How long the new ones are valid.
-    root
-        Folder that the service works on.
-    json
-        Print JSON.
     """
-    if unknown := [role for role in roles if role not in JOINING]:
-        raise UserError(f"role {unknown[0]!r}", f"one of {', '.join(JOINING)}")
-    if not 0 < days <= 3650:
-        raise UserError(f"--days {days}", "more than 0 and at most 3650")
-    if not (root / "join").is_dir():
-        raise ConfigError(
-            f"{root} has no join files",
-            "the root of a service that others may reach",
-            "start it with `prorl serve --listen HOST:PORT`",
-        )
+    _check(roles, days, root)
     chosen = roles or JOINING
     if action == "renew":
         for role in chosen:
@@ -61,6 +50,19 @@ def certs(
         return 0
     table(("role", "file", "for", "valid"), [(*row[:3], _words(row[3])) for row in rows])
     return 0
+
+
+def _check(roles: Sequence[str], days: float, root: Path) -> None:
+    if unknown := [role for role in roles if role not in JOINING]:
+        raise UserError(f"role {unknown[0]!r}", f"one of {', '.join(JOINING)}")
+    if not 0 < days <= 3650:
+        raise UserError(f"--days {days}", "more than 0 and at most 3650")
+    if not (root / "join").is_dir():
+        raise ConfigError(
+            f"{root} has no join files",
+            "the root of a service that others may reach",
+            "start it with `prorl serve --listen HOST:PORT`",
+        )
 
 
 def _row(root: Path, role: str) -> tuple[str, str, str, float]:

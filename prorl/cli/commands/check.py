@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from cyclopts import Parameter
-
-from prorl.cli.output import clean, note, say, say_json
+from prorl.cli.options import Flag, JsonList
+from prorl.cli.output import answer, clean, note
 from prorl.envs import get_env
 from prorl.errors import RolloutError, UserError
 from prorl.protocols import Env, Sandbox, SandboxHost
@@ -40,9 +39,9 @@ def check(
     *,
     env: str = "auto",
     limit: int | None = None,
-    skip_bad: Annotated[bool, Parameter(negative="")] = False,
+    skip_bad: Flag = False,
     sandbox: str = "auto",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: JsonList = False,
 ) -> int:
     """Check tasks: the reference solution scores 1, a useless answer 0, twice the same.
 
@@ -60,24 +59,22 @@ def check(
         Leave out rows that cannot be read, and count them.
     sandbox
         Kind of sandbox; auto = the strongest that works here.
-    json
-        Print a JSON list, one object a task.
     """
     found = read_tasks(path, env, limit, skip_bad=skip_bad)
     note(found.about)
     findings = asyncio.run(_check_all(found.tasks, sandbox))
+    answer([finding._asdict() for finding in findings], _lines(path, findings), json=json)
+    return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _lines(path: str, findings: Sequence[TaskCheck]) -> Iterator[str]:
     bad = [finding for finding in findings if finding.problem]
-    if json:
-        say_json([finding._asdict() for finding in findings])
+    for finding in bad:
+        yield clean(f"{finding.task_id}: {finding.problem}")
+    if bad:
+        yield f"{path}: {len(bad)} of {len(findings)} tasks fail"
     else:
-        for finding in bad:
-            say(clean(f"{finding.task_id}: {finding.problem}"))
-        say(
-            f"{path}: {len(bad)} of {len(findings)} tasks fail"
-            if bad
-            else f"{path}: {len(findings)} tasks: oracle 1, no-op 0, twice the same"
-        )
-    return 1 if bad else 0
+        yield f"{path}: {len(findings)} tasks: oracle 1, no-op 0, twice the same"
 
 
 async def _check_all(tasks: Sequence[Task], kind: str) -> list[TaskCheck]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from prorl.cli.options import ConfigFile
 from prorl.cli.output import note, say
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.cli.settings import job_settings
@@ -35,10 +36,10 @@ def cluster(
     walltime: str = "04:00:00",
     queue: str = "",
     option: Annotated[list[str] | None, Parameter(name="--option", negative="")] = None,
-    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
+    config: ConfigFile = None,
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
 ) -> int:
-    """Nodes for the service of a root, placed by Dask, until Ctrl-C.
+    """Keep nodes for the service of a root, placed by Dask, until Ctrl-C.
 
     Example: prorl cluster slurm --nodes 4 --most 16 --walltime 08:00:00 --queue preempt
 
@@ -67,37 +68,46 @@ def cluster(
         Queue or partition of jobs.
     option
         A line for the batch system as it stands, e.g. --option=--exclusive.
-    config
-        YAML file for the nodes; see `prorl schema --config`.
+
     set_
         Any setting of the nodes, as KEY=VALUE, e.g. service.run.slots=64.
     """
     from prorl.deploy import cluster as clusters
 
-    join = root / "join" / "node.json"
-    if not join.exists():
-        raise ConfigError(
-            f"{join} does not exist", "a service for other hosts", "prorl serve --listen HOST:PORT"
-        )
+    join = _join_file(root)
     settings = job_settings(config, {}, set_ or []).service
     checked = parse(ServiceConfig, settings, "service")
     path = clusters.write_settings(root, settings)
     client = connect(root)
     leavers = Leavers(checked.drain_s, checked.term_s, partial(drain_and_wait, client))
-    job = {"cores": cores, "memory": memory, "walltime": walltime}
-    if queue:
-        job["queue"] = queue
-    more = {**job, "job_extra_directives": option or []}
-    make = (
-        partial(clusters.local, join, path, leavers)
-        if system == "local"
-        else partial(clusters.jobs, system, join, path, leavers, **more)
-    )
+    if system == "local":
+        make = partial(clusters.local, join, path, leavers)
+    else:
+        job = _job(cores, memory, walltime, queue, option or [])
+        make = partial(clusters.jobs, system, join, path, leavers, **job)
     if dry_run:
         return asyncio.run(_show(make))
     wanted = partial(_wanted, client, checked.run.slots, nodes, most or nodes)
     scale = partial(_scale, nodes=nodes, most=most, wanted=wanted)
     return asyncio.run(_keep(make, leavers, scale))
+
+
+def _join_file(root: Path) -> Path:
+    """What nodes join with. Raises ConfigError for a service that others cannot reach."""
+    join = root / "join" / "node.json"
+    if not join.exists():
+        raise ConfigError(
+            f"{join} does not exist", "a service for other hosts", "prorl serve --listen HOST:PORT"
+        )
+    return join
+
+
+def _job(
+    cores: int, memory: str, walltime: str, queue: str, directives: Sequence[str]
+) -> dict[str, Any]:
+    """A job as dask-jobqueue takes it."""
+    job = {"cores": cores, "memory": memory, "walltime": walltime}
+    return {**job, **({"queue": queue} if queue else {}), "job_extra_directives": directives}
 
 
 async def _show(make: Callable[[], Any]) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonObject, RunsRoot
 from prorl.cli.output import say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import summarise
 from prorl.storage.opened import open_runs
+from prorl.types import Json
 
 FIGURES = (
     "rollouts",
@@ -34,8 +34,8 @@ def diff(
     /,
     *,
     limit: int = 20,
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
     """What is other in run B than in run A: figures, and tasks by how far their mean reward moved.
 
@@ -49,31 +49,32 @@ def diff(
         Another.
     limit
         How many tasks.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print one JSON object.
     """
     places = [run_directory(name, root) for name in (a, b)]
     first, second = (summarise(place) for place in places)
-    tasks = [
-        {row["task_id"]: row["reward"] for row in open_runs(place).sql(_TASKS).rows()}
-        for place in places
-    ]
-    shared = sorted(
-        tasks[0].keys() & tasks[1].keys(), key=lambda task: -abs(tasks[1][task] - tasks[0][task])
-    )
-    moved = [
-        {"task_id": task, "a": tasks[0][task], "b": tasks[1][task]}
-        for task in shared
-        if tasks[0][task] != tasks[1][task]
-    ]
     figures = {name: [first[name], second[name]] for name in FIGURES}
+    before, after = map(_rewards, places)
+    num_shared, moved = len(before.keys() & after.keys()), _moved(before, after)
     if json:
-        say_json({"figures": figures, "shared_tasks": len(shared), "moved": moved[:limit]})
+        say_json({"figures": figures, "shared_tasks": num_shared, "moved": moved[:limit]})
         return 0
     table(("", a, b), [(name, *pair) for name, pair in figures.items()])
-    say(f"{len(shared):,} tasks in both, {len(moved):,} with another mean reward")
+    say(f"{num_shared:,} tasks in both, {len(moved):,} with another mean reward")
     if moved:
         table(("task", a, b), [tuple(row.values()) for row in moved[:limit]])
     return 0
+
+
+def _rewards(place: str) -> dict[str, float]:
+    """Task -> mean reward of its valid rollouts."""
+    return {row["task_id"]: row["reward"] for row in open_runs(place).sql(_TASKS).rows()}
+
+
+def _moved(a: Mapping[str, float], b: Mapping[str, float]) -> list[dict[str, Json]]:
+    """Tasks of both whose reward is another one, the largest move first.
+
+    >>> _moved({"t": 0.5, "u": 1.0, "v": 0.0}, {"t": 0.25, "u": 0.0, "v": 0.0})[0]
+    {'task_id': 'u', 'a': 1.0, 'b': 0.0}
+    """
+    shared = sorted(a.keys() & b.keys(), key=lambda task: -abs(b[task] - a[task]))
+    return [{"task_id": task, "a": a[task], "b": b[task]} for task in shared if a[task] != b[task]]

@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonList
 from prorl.cli.output import clean, say, say_json
 from prorl.errors import ConfigError
 from prorl.sandbox import kinds
@@ -38,9 +37,7 @@ class ProbeOutcome(NamedTuple):
     fix: str = ""
 
 
-def doctor(
-    *, root: Path = Path("prorl-runs"), json: Annotated[bool, Parameter(negative="")] = False
-) -> int:
+def doctor(*, root: Path = Path("prorl-runs"), json: JsonList = False) -> int:
     """Probe this machine: packages, sandboxes, disk, sockets, limits.
 
     Each finding comes with its fix.
@@ -49,8 +46,6 @@ def doctor(
     ----------
     root
         Where runs would be stored: its disk is probed.
-    json
-        Print a JSON list.
     """
     findings = []
     for finding in probes(root):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from prorl.cli.options import ServiceRoot
 from prorl.cli.output import say
+from prorl.cli.runs import DEFAULT_ROOT
 from prorl.client.client import connect
 from prorl.deploy.leavers import drain_and_wait
 from prorl.deploy.leaving import seconds
@@ -22,7 +23,7 @@ def drain(
     *,
     deadline: str = "",
     wait: Annotated[bool, Parameter(negative="--no-wait")] = True,
-    root: Path = Path("prorl-runs"),
+    root: ServiceRoot = DEFAULT_ROOT,
     url: str = "",
 ) -> int:
     """Have a node take nothing new, end what it has in hand, and leave; no rollout is charged.
@@ -38,8 +39,6 @@ def drain(
         Default: everything ends first.
     wait
         Return once the node has left; with --no-wait at once.
-    root
-        Folder that the service works on.
     url
         Address or join file of a service elsewhere.
     """

@@ -6,22 +6,20 @@ Nothing is trained.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.options import ConfigFile, Flag, JsonObject, Quiet, Settings
 from prorl.cli.output import say, say_json, table
 from prorl.cli.passk import evaluation
 from prorl.cli.progress import Show
 
 if TYPE_CHECKING:
     from prorl.cli.passk import Passed
-    from prorl.types import Json
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def evaluate(
@@ -36,13 +34,12 @@ def evaluate(
     name: str | None = None,
     seed: int | None = None,
     threshold: float = 1.0,
-    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
-    json: Flag = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    config: ConfigFile = None,
+    set_: Settings = None,
+    json: JsonObject = False,
+    quiet: Quiet = False,
 ) -> int:
-    """How good a policy is on tasks: pass@k (unbiased estimator) with Wilson's 95 % interval over
-    tasks. Nothing is trained.
+    """How good a policy is: pass@k with Wilson's 95 % interval over tasks; nothing is trained.
 
     Example: prorl eval --tasks 'arith:heldout?n=512' --tasks 'shop:heldout?n=512' --policy toy
     --greedy
@@ -69,10 +66,6 @@ def evaluate(
         Of the run; the same seed repeats it.
     threshold
         A rollout is right from this reward on.
-    config
-        YAML file; see `prorl schema --config`.
-    set_
-        Any setting, as KEY=VALUE.
     """
     flags = {
         "tasks": ",".join(tasks) if tasks else None,
@@ -83,53 +76,27 @@ def evaluate(
         "greedy": greedy or None,
         "run": {} if seed is None else {"seed": seed},
     }
-    sets = [
-        *(set_ or []),
-        *([] if temperature is None else [f"run.sampling.temperature={temperature}"]),
-    ]
-    return _run(config, flags, sets, root, threshold, json=json, quiet=quiet)
-
-
-def _run(
-    config: Path | None,
-    flags: Mapping[str, Json],
-    sets: Sequence[str],
-    root: Path | None,
-    threshold: float,
-    *,
-    json: bool,
-    quiet: bool,
-) -> int:
-    plan = JobPlan.make(config, flags, sets, root=root)
+    warmth = [] if temperature is None else [f"run.sampling.temperature={temperature}"]
+    plan = JobPlan.make(config, flags, [*(set_ or []), *warmth], root=root)
 
     def present(directory: Path, *, json: bool, elapsed_s: float | None) -> int:
         return show_evaluation(directory, threshold, json=json)
 
-    return asyncio.run(
-        run_plan(
-            plan, show=Show.NOTHING if quiet or json else Show.AUTO, json=json, present=present
-        )
-    )
+    show = Show.NOTHING if quiet or json else Show.AUTO
+    return asyncio.run(run_plan(plan, show=show, json=json, present=present))
 
 
 def show_evaluation(directory: Path, threshold: float, *, json: bool) -> int:
     """Print pass@k; 1 when nothing counts."""
     found = evaluation(directory, threshold)
     if json:
-        say_json(
-            {
-                "run": directory.name,
-                "directory": str(directory),
-                "threshold": threshold,
-                "rows": [one.to_json() for one in found],
-            }
-        )
+        rows = [one.to_json() for one in found]
+        place = {"run": directory.name, "directory": str(directory)}
+        say_json({**place, "threshold": threshold, "rows": rows})
     else:
         ks = sorted({k for one in found for k in one.at})
-        table(
-            ("set", "mode", "tasks", "n", "masked", *(f"pass@{k} [95 % Wilson]" for k in ks)),
-            _rows(found, ks),
-        )
+        shares = (f"pass@{k} [95 % Wilson]" for k in ks)
+        table(("set", "mode", "tasks", "n", "masked", *shares), _rows(found, ks))
         say(f"read back by SQL from {directory}")
     return 0 if any(one.tasks for one in found) else 1
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cyclopts import Parameter
 
-from prorl.cli.output import open_to_write, say, say_json
+from prorl.cli.options import JsonObject, RunsRoot, StoredName
+from prorl.cli.output import answer, open_to_write
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
 from prorl.storage.catalog import StoredRun
@@ -32,54 +33,55 @@ Rollouts of the run `{run}`, written by `prorl export`: one row per token sequen
 
 
 def export(
-    run: str,
+    run: StoredName,
     out: Path,
     /,
     *,
     format_: Annotated[str, Parameter(name="--as")],
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
-    """Write a stored run as others read it, in the order of delivery: chat (JSON lines of
-    messages), verl and trl (token ids, masks, logprobs; Parquet, or JSON lines for a file called
-    .jsonl), atif (JSON lines), hf (a folder for datasets.load_dataset).
+    """Write a stored run as others read it, in the order of delivery.
+
+    chat (JSON lines of messages), verl and trl (token ids, masks, logprobs; Parquet, or JSON lines
+    for a file called .jsonl), atif (JSON lines), hf (a folder for datasets.load_dataset).
 
     Example: prorl export my-run my-run.parquet --as trl
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory.
     out
         File, or folder for hf; nothing may be there.
     format_
         chat, verl, trl, atif or hf.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print what was written as one JSON object.
     """
+    _check(format_, out)
+    stored = StoredRun(run_directory(run, root))
+    rows = FORMATS[format_](stored)
+    if format_ == "hf":
+        count = _dataset(out, stored.run_id, rows)
+    elif format_ in LINES or out.suffix == ".jsonl":
+        count = _lines(out, rows)
+    else:
+        count = _parquet(out, rows)
+    found = {"run": stored.run_id, "rows": count, "out": str(out)}
+    answer(found, [f"{stored.run_id}: {count:,} rows in {out}"], json=json)
+    return 0
+
+
+def _check(format_: str, out: Path) -> None:
     if format_ not in FORMATS:
         raise UserError(f"format {format_!r}", f"one of {', '.join(FORMATS)}")
     if out.exists():
         raise UserError(f"{out} exists", "a name that is free")
     if not out.absolute().parent.is_dir():
         raise UserError(f"{out}: no folder {out.parent}", "a file that can be written")
-    stored = StoredRun(run_directory(run, root))
-    rows = FORMATS[format_](stored)
-    if format_ == "hf":
-        (out / "data").mkdir(parents=True)
-        (out / "README.md").write_text(CARD.format(run=stored.run_id))
-        count = _parquet(out / "data" / "train-00000-of-00001.parquet", rows)
-    elif format_ in LINES or out.suffix == ".jsonl":
-        count = _lines(out, rows)
-    else:
-        count = _parquet(out, rows)
-    if json:
-        say_json({"run": stored.run_id, "rows": count, "out": str(out)})
-    else:
-        say(f"{stored.run_id}: {count:,} rows in {out}")
-    return 0
+
+
+def _dataset(folder: Path, run_id: str, rows: Iterator[dict[str, Json]]) -> int:
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text(CARD.format(run=run_id))
+    return _parquet(folder / "data" / "train-00000-of-00001.parquet", rows)
 
 
 def _lines(path: Path, rows: Iterable[Mapping[str, Json]]) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from prorl.cli.output import note, say, say_json
+from prorl.cli.options import Flag, JsonList, RunsRoot
+from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
 from prorl.errors import ConflictError, UserError
-
-if TYPE_CHECKING:
-    from prorl.types import Json
+from prorl.storage.catalog import is_url, list_runs
+from prorl.storage.collect import GRACE_S, collect, replaced
+from prorl.storage.layout import RunDir
+from prorl.storage.retention import drop_run, drop_trash, last_commit_at
+from prorl.types import Json
 
 DAY_S = 86400.0
 
@@ -21,13 +21,15 @@ DAY_S = 86400.0
 def gc(
     *runs: str,
     older_than_days: float | None = None,
-    drop: Annotated[bool, Parameter(negative="")] = False,
+    drop: Flag = False,
     grace_s: float | None = None,
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonList = False,
 ) -> int:
-    """Remove parts that a compaction replaced and what dead compactions left. With --drop: whole
-    runs, never one that is open or whose trainer has not committed all that it was given.
+    """Remove parts that a compaction replaced and what dead compactions left.
+
+    With --drop: whole runs, never one that is open or whose trainer has not committed all that it
+    was given.
 
     Example: prorl gc
 
@@ -43,52 +45,49 @@ def gc(
         Remove these runs altogether; needs names or --older-than-days.
     grace_s
         How long ago a part must have been replaced. Default: 60; 0 only when nobody reads.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print what was removed as one JSON object.
     """
-    from prorl.storage.catalog import is_url, list_runs
-    from prorl.storage.collect import GRACE_S, collect, replaced
-    from prorl.storage.layout import RunDir
-    from prorl.storage.retention import drop_run, drop_trash, last_commit_at
-
     if drop and not runs and older_than_days is None:
         raise UserError("--drop without a choice of runs", "names of runs, or --older-than-days N")
     if grace_s is not None and grace_s < 0:
         raise UserError(f"--grace-s {grace_s:g}", "0 or more seconds")
-    found: list[Json] = []
-    chosen = [run_directory(name, root) for name in runs or list_runs(root)]
     grace = GRACE_S if grace_s is None else grace_s
-    before = None if older_than_days is None else time.time() - older_than_days * DAY_S
-    for directory in chosen:
-        run = RunDir(directory)
-        if before is not None and last_commit_at(run) > before:
+    found: list[dict[str, Json]] = []
+    for directory in [run_directory(name, root) for name in runs or list_runs(root)]:
+        if older_than_days is not None and _is_younger(directory, older_than_days):
             continue
         try:
-            if drop:
-                if is_url(directory):
-                    raise UserError(f"--drop {directory}", "a run on a local disk")
-                drop_run(Path(directory))
-                found.append({"run": run.name, "dropped": True, "files": []})
-            else:
-                files = collect(run, grace_s=grace)
-                waiting = len(replaced(run))
-                found.append(
-                    {"run": run.name, "dropped": False, "files": files, "waiting": waiting}
-                )
+            found.append(_dropped(directory) if drop else _collected(directory, grace))
         except ConflictError as error:
             if runs:
                 raise
             note(str(error))
     if not is_url(root):
         drop_trash(Path(root))
-    if json:
-        say_json(found)
-        return 0
-    for row in found:
-        what = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
-        if row.get("waiting"):
-            what += f", {row['waiting']:,} go {grace:g} s after they were replaced"
-        say(f"{row['run']}: {what}")
+    answer(found, (_line(row, grace) for row in found), json=json)
     return 0
+
+
+def _is_younger(directory: str, days: float) -> bool:
+    return last_commit_at(RunDir(directory)) > time.time() - days * DAY_S
+
+
+def _dropped(directory: str) -> dict[str, Json]:
+    """Drop a whole run. Raises ConflictError for one that somebody still needs."""
+    if is_url(directory):
+        raise UserError(f"--drop {directory}", "a run on a local disk")
+    name = RunDir(directory).name
+    drop_run(Path(directory))
+    return {"run": name, "dropped": True, "files": []}
+
+
+def _collected(directory: str, grace_s: float) -> dict[str, Json]:
+    run = RunDir(directory)
+    files = collect(run, grace_s=grace_s)
+    return {"run": run.name, "dropped": False, "files": files, "waiting": len(replaced(run))}
+
+
+def _line(row: dict[str, Json], grace_s: float) -> str:
+    what = "dropped" if row["dropped"] else f"{len(row['files']):,} files removed"
+    if row.get("waiting"):
+        what += f", {row['waiting']:,} go {grace_s:g} s after they were replaced"
+    return f"{row['run']}: {what}"

@@ -1,6 +1,4 @@
-"""`prorl image build | ls | rm`: the images of this node's registry, made without any container
-registry.
-"""
+"""`prorl image build | ls | rm`: images of this node, made without any container registry."""
 
 from __future__ import annotations
 
@@ -12,11 +10,12 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import note, say, say_json, table
 from prorl.cli.settings import service_environment
 from prorl.errors import UserError
 from prorl.sandbox.images.child import adopting_orphans, make_image
-from prorl.sandbox.images.registry import Registry, default_root
+from prorl.sandbox.images.registry import Image, Registry, default_root
 
 image = App(
     name="image",
@@ -24,7 +23,10 @@ image = App(
     help_format="plaintext",
 )
 
-Where = Annotated[Path | None, Parameter(name="--images")]
+Where = Annotated[
+    Path | None,
+    Parameter(name="--images", help="Folder of the registry; default: `service.sandbox.images`."),
+]
 
 
 @image.command
@@ -35,7 +37,7 @@ def build(
     source: Annotated[str, Parameter(name="--from")],
     include: str = "",
     mirror: str = "",
-    replace: Annotated[bool, Parameter(negative="")] = False,
+    replace: Flag = False,
     timeout_s: float = 3600.0,
     images: Where = None,
 ) -> int:
@@ -58,8 +60,6 @@ def build(
         Let an existing name stand for the new image.
     timeout_s
         Give up after so long.
-    images
-        Folder of the registry; default: `service.sandbox.images`.
     """
     path = str(Path(source).absolute()) if Path(source).exists() else source
     job = {
@@ -71,14 +71,7 @@ def build(
         "replace": "1" if replace else "",
     }
     with adopting_orphans():
-        made = asyncio.run(
-            make_image(
-                registry_root(images),
-                job,
-                timeout_s,
-                lambda data: note(data.decode("utf-8", "replace").rstrip("\n")),
-            )
-        )
+        made = asyncio.run(make_image(registry_root(images), job, timeout_s, _echo))
     say(
         f"{name}: {made.bytes / 1e6:.0f} MB in {made.files} files, {made.digest[:12]}, at"
         f" {made.path}"
@@ -86,17 +79,13 @@ def build(
     return 0
 
 
-@image.command
-def ls(*, images: Where = None, json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """The images of this node; without a name: unpacked from a .sif that a task gave by its path.
+def _echo(said: bytes) -> None:
+    note(said.decode("utf-8", "replace").rstrip("\n"))
 
-    Parameters
-    ----------
-    images
-        Folder of the registry; default: `service.sandbox.images`.
-    json
-        Print a JSON list.
-    """
+
+@image.command
+def ls(*, images: Where = None, json: JsonList = False) -> int:
+    """The images of this node; one without a name was unpacked from a .sif that a task gave."""
     registry = Registry(registry_root(images))
     found = registry.list()
     if json:
@@ -104,28 +93,17 @@ def ls(*, images: Where = None, json: Annotated[bool, Parameter(negative="")] = 
     elif not found:
         say(f"no images in {registry.root}; `prorl image build` makes one")
     else:
-        columns = ("name", "digest", "MB", "files", "made", "from")
-        table(
-            columns,
-            [
-                (
-                    ",".join(i.names),
-                    i.digest[:12],
-                    f"{i.bytes / 1e6:.0f}",
-                    i.files,
-                    _day(i.made_at),
-                    i.source,
-                )
-                for i in found
-            ],
-        )
+        table(("name", "digest", "MB", "files", "made", "from"), map(_row, found))
     return 0
 
 
+def _row(one: Image) -> tuple[object, ...]:
+    size, made = f"{one.bytes / 1e6:.0f}", _day(one.made_at)
+    return (",".join(one.names), one.digest[:12], size, one.files, made, one.source)
+
+
 @image.command
-def rm(
-    *names: str, unused: Annotated[bool, Parameter(negative="")] = False, images: Where = None
-) -> int:
+def rm(*names: str, unused: Flag = False, images: Where = None) -> int:
     """Remove images; one that a running service uses stays.
 
     Parameters
@@ -134,8 +112,6 @@ def rm(
         Their names.
     unused
         Also remove every image without a name.
-    images
-        Folder of the registry; default: `service.sandbox.images`.
     """
     if not names and not unused:
         raise UserError("prorl image rm without a name", "NAME... or --unused")
@@ -151,8 +127,9 @@ def rm(
 
 
 def registry_root(given: Path | None) -> Path:
-    """The flag, else the service's key `sandbox.images`, which the environment can set, else its
-    default.
+    """The flag, else the service's key `sandbox.images`, else its default.
+
+    The environment can set the key.
     """
     section = service_environment().get("sandbox")
     configured = section.get("images") if isinstance(section, dict) else None

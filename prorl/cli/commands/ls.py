@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonList, RunsRoot
 from prorl.cli.output import note, say, say_json, table
 from prorl.errors import ProrlError
 from prorl.storage.catalog import StoredRun, below, list_runs
@@ -17,23 +14,14 @@ _LINE = (
 )
 
 
-def ls(*, root: str = "prorl-runs", json: Annotated[bool, Parameter(negative="")] = False) -> int:
-    """The runs of a root, newest last, with what each stored. One that cannot be read is told of
-    beside the others, and the exit code is 1.
+def ls(*, root: RunsRoot = "prorl-runs", json: JsonList = False) -> int:
+    """The runs of a root, newest last, with what each stored.
 
-    Parameters
-    ----------
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print a JSON list.
+    One that cannot be read is told of beside the others, and the exit code is 1.
     """
-    rows, bad = [], []
-    for name in list_runs(root):
-        try:
-            rows.append(_row(name, StoredRun(below(root, name))))
-        except ProrlError as error:
-            bad.append({"run": name, "error": str(error)})
+    found = [_row(root, name) for name in list_runs(root)]
+    rows = [one for one in found if "error" not in one]
+    bad = [one for one in found if "error" in one]
     if json:
         say_json([*rows, *bad])
     elif not rows and not bad:
@@ -48,8 +36,13 @@ def ls(*, root: str = "prorl-runs", json: Annotated[bool, Parameter(negative="")
     return 1 if bad else 0
 
 
-def _row(name: str, stored: StoredRun) -> dict[str, Json]:
-    (line,) = stored.sql(_LINE).to_pylist()
+def _row(root: str, name: str) -> dict[str, Json]:
+    """What a run stored, or `error`: why it cannot be read."""
+    try:
+        stored = StoredRun(below(root, name))
+        (line,) = stored.sql(_LINE).to_pylist()
+    except ProrlError as error:
+        return {"run": name, "error": str(error)}
     return {
         "run": name,
         "rollouts": line["n"],

@@ -32,11 +32,24 @@ def new(kind: Literal["env"], name: str, /, *, into: Path = Path()) -> int:
     into
         Where the folder is made.
     """
+    _check(name)
+    folder = into / name
+    _fill(folder, name)
+    say(f"{folder}: {', '.join(path.format(name=name) for path in FILES.values())}")
+    say(f"  python -m pytest {folder}             its test")
+    say(f"  prorl check {folder}/tasks.jsonl      oracle 1, no-op 0, twice the same")
+    say(f"  prorl run --tasks {folder}/tasks.jsonl --policy oracle")
+    return 0
+
+
+def _check(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UserError(f"name {name!r}", "lower-case letters, digits and `_`, a letter first")
     if keyword.iskeyword(name) or name in sys.stdlib_module_names:
         raise UserError(f"name {name!r}", "a name that Python has not taken", f"my_{name}")
-    folder = into / name
+
+
+def _fill(folder: Path, name: str) -> None:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -44,11 +57,6 @@ def new(kind: Literal["env"], name: str, /, *, into: Path = Path()) -> int:
     for template, path in FILES.items():
         text = files("prorl").joinpath("assets/new", template).read_text()
         (folder / path.format(name=name)).write_text(filled(text, name))
-    say(f"{folder}: {', '.join(path.format(name=name) for path in FILES.values())}")
-    say(f"  python -m pytest {folder}             its test")
-    say(f"  prorl check {folder}/tasks.jsonl      oracle 1, no-op 0, twice the same")
-    say(f"  prorl run --tasks {folder}/tasks.jsonl --policy oracle")
-    return 0
 
 
 def filled(text: str, name: str) -> str:

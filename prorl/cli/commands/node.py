@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from prorl.cli.options import ConfigFile, ServiceSettings
 from prorl.cli.output import say
 from prorl.cli.settings import job_settings, service_settings
 from prorl.config import ServiceConfig
@@ -25,8 +23,8 @@ def node(
     root: Path | None = None,
     advertise: str = "",
     left: str = "",
-    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    config: ConfigFile = None,
+    set_: ServiceSettings = None,
 ) -> int:
     """Work for a service on another host: sandboxes, INIT, RUN and EVAL here, the rest there.
 
@@ -45,10 +43,6 @@ def node(
     left
         Walltime that is left, as `squeue -h -j $SLURM_JOB_ID -o %L` says it: the node leaves so
         early that what it has in hand can end.
-    config
-        YAML file; see `prorl schema --config`.
-    set_
-        Any setting, as KEY=VALUE, e.g. service.init.slots=8.
     """
     job = job_settings(config, {}, set_ or [])
     folder = root or Path(tempfile.gettempdir()) / f"prorl-node-{name}"

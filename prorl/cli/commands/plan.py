@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
@@ -62,25 +60,24 @@ def size(means: Mapping[str, float], rate: float, slots_per_node: Mapping[str, i
 
 
 def plan(
-    run: str,
+    run: StoredName,
     /,
     *,
     rate: float,
     init: int = 16,
     run_slots: int = 64,
     eval_slots: int = 16,
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
-    """How many slots, sandboxes, nodes and tokens a second a rate of rollouts needs, if they are
-    like those of a stored run. Model servers must be as fast as they were in it.
+    """How many slots, sandboxes, nodes and tokens a second a rate of rollouts needs.
+
+    They are taken to be like those of a stored run, and model servers as fast as they were in it.
 
     Example: prorl plan demo --rate 20
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory.
     rate
         Rollouts a second.
     init
@@ -89,10 +86,6 @@ def plan(
         RUN slots of a node.
     eval_slots
         EVAL slots of a node.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print one JSON object.
     """
     if not 0 < rate < math.inf or min(init, run_slots, eval_slots) < 1:
         given = f"--rate {rate:g} with slots {init}, {run_slots}, {eval_slots}"
@@ -104,15 +97,12 @@ def plan(
     if json:
         say_json({"from": means, "rate": rate, **asdict(found)})
         return 0
-    say(
-        f"{means['rollouts']:,} rollouts of {run}, {rate:g} of that kind a second, {FULL:.0%} busy:"
-    )
-    seconds = [(stage, means[stage], many) for stage, many in found.slots.items()]
+    many = f"{means['rollouts']:,} rollouts of {run}"
+    say(f"{many}, {rate:g} of that kind a second, {FULL:.0%} busy:")
+    seconds = [(stage, means[stage], slots) for stage, slots in found.slots.items()]
     table(("stage", "seconds each", "slots"), seconds)
     say(f"nodes     {found.nodes} (of {init} INIT, {run_slots} RUN, {eval_slots} EVAL slots)")
     say(f"sandboxes {found.sandboxes:,} at a time")
-    say(
-        f"model     {found.calls_in_flight:,.0f} calls at a time,"
-        f" {found.sampled_per_s:,.0f} tokens a second"
-    )
+    calls = f"{found.calls_in_flight:,.0f} calls at a time"
+    say(f"model     {calls}, {found.sampled_per_s:,.0f} tokens a second")
     return 0

@@ -9,7 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.output import clean, say, say_json
+from prorl.cli.options import JsonObject
+from prorl.cli.output import answer, clean
 from prorl.cli.settings import assignment
 from prorl.renderer.check import check
 from prorl.renderer_spec import RendererConfig, RendererSpec
@@ -29,7 +30,7 @@ def renderer(
     /,
     *,
     sets: Annotated[tuple[str, ...], Parameter(name="--set", negative="")] = (),
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: JsonObject = False,
 ) -> int:
     """Make and prove the renderer of a model's directory; nothing is run.
 
@@ -41,15 +42,9 @@ def renderer(
         Holds tokenizer.json and a chat template.
     sets
         KEY=VALUE of `run.renderer`: `--set variables.enable_thinking=false`.
-    json
-        Print JSON.
     """
     found = asyncio.run(check(spec_of(directory, sets)))
-    if json:
-        say_json(found)
-    else:
-        for line in lines(found):
-            say(line)
+    answer(found, lines(found), json=json)
     return 0
 
 

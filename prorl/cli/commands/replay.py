@@ -10,12 +10,14 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.output import open_to_write, say, say_json
+from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
+from prorl.cli.output import answer, open_to_write, say
 from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
 from prorl.flight import FlightNetwork
@@ -23,6 +25,7 @@ from prorl.storage.catalog import StoredRun
 from prorl.storage.endpoint import Endpoint
 from prorl.storage.fork import SELECT, fork_tasks
 from prorl.storage.layout import RunDir
+from prorl.storage.replay import ReplayOrder
 from prorl.storage.twist import Twist, open_twisted
 from prorl.task_json import task_to_json
 
@@ -30,7 +33,7 @@ HOT_BYTES = 1 << 30
 
 
 def replay(
-    run: str,
+    run: StoredName,
     /,
     *,
     select: str = "",
@@ -40,15 +43,17 @@ def replay(
     group_size: int = 0,
     until: str = "",
     pace: float = 0.0,
-    record: Annotated[bool, Parameter(negative="")] = False,
+    record: Flag = False,
     fork: Path | None = None,
     turn: int = 0,
     port: int = 0,
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
-    """Serve a stored run to trainers: equal values in equal order, and cursors of the live run
-    still work. With a selection, a filter, a score or a shuffle it is a run of another name.
+    """Serve a stored run to trainers: equal values in equal order.
+
+    Cursors of the live run still work. With a selection, a filter, a score or a shuffle it is a run
+    of another name.
 
     Example: prorl replay my-run --port 7701
 
@@ -58,8 +63,6 @@ def replay(
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory (a copied one too).
     select
         SQL with a column group_id: these groups in this order, e.g. "select group_id from tasks
         where data_source = 'code'". Default: as they were delivered.
@@ -87,10 +90,6 @@ def replay(
         Of a fork: how many recorded turns it begins with.
     port
         Flight port on 127.0.0.1; default: any free one.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print where it is as one JSON object.
     """
     if fork is not None:
         return _fork(run_directory(run, root), fork, turn, select)
@@ -126,23 +125,16 @@ async def _serve(
         endpoint.add(order, index, RunDir(directory) if record else None)
         async with signals() as stop, FlightNetwork(token=token) as network:
             location = await network.listen(f"grpc://127.0.0.1:{port}", {}, endpoint.reads())
-            if json:
-                say_json(
-                    {
-                        "run": order.run_id,
-                        "location": location,
-                        "token": token,
-                        "groups": order.delivered,
-                    }
-                )
-            else:
-                say(f"replay   {order.run_id}: {order.delivered:,} groups at {location}")
-                say(
-                    f"connect  prorl.connect({location!r},"
-                    f" token={token!r}).stream({order.run_id!r})"
-                )
+            found = {"run": order.run_id, "location": location, "token": token}
+            answer(found | {"groups": order.delivered}, _lines(order, location, token), json=json)
             await stop.asked.wait()
     finally:
         endpoint.close()
         shutil.rmtree(hot, ignore_errors=True)
     return 0
+
+
+def _lines(order: ReplayOrder, location: str, token: str) -> Iterator[str]:
+    yield f"replay   {order.run_id}: {order.delivered:,} groups at {location}"
+    stream = f"token={token!r}).stream({order.run_id!r})"
+    yield f"connect  prorl.connect({location!r}, {stream}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import NamedTuple
 
-from cyclopts import Parameter
-
-from prorl.cli.output import open_to_write, say, say_json
+from prorl.cli.options import JsonObject, RunsRoot, StoredName
+from prorl.cli.output import open_to_write, say, say_json, table
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import lines, summarise
+from prorl.errors import UserError
 from prorl.storage.analyses import ANALYSES, Analysis
 from prorl.storage.opened import Runs, open_runs
 from prorl.types import Json
@@ -24,38 +24,38 @@ STYLE = (
 )
 
 
+class Point(NamedTuple):
+    """A place in the picture, in its units; y grows downwards."""
+
+    x: float
+    y: float
+
+
 def report(
-    run: str,
+    run: StoredName,
     /,
     *,
     out: Path | None = None,
     only: str = "",
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
-    """Ready analyses of a run with a picture each: reward by version, pass@k, the way from accepted
-    to delivered groups, staleness, failures, slowest tasks, reward-hack suspects ...
+    """Ready analyses of a run with a picture each.
+
+    Reward by version, pass@k, the way from accepted to delivered groups, staleness, failures,
+    slowest tasks, reward-hack suspects ...
 
     Example: prorl report my-run --out my-run.html
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory.
     out
         HTML file. Default: RUN.html here.
     only
         One analysis, printed as rows: reward, pass, funnel, dropped, staleness, drift, tools,
         length, slow, stragglers, failures, suspects, reuse, cost. x and y are what its picture
         shows: a value, and how much or how many of it.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print the rows of all analyses as one JSON object.
     """
-    from prorl.cli.output import table
-    from prorl.errors import UserError
-
     runs = open_runs(run_directory(run, root))
     if only and only not in ANALYSES:
         raise UserError(f"no analysis {only!r}", f"one of {', '.join(ANALYSES)}")
@@ -67,11 +67,10 @@ def report(
         rows = found[only]
         table(list(rows[0]) if rows else ("x", "y"), (list(row.values()) for row in rows))
     else:
-        name = runs.runs[0].run_id
-        path = out or Path(f"{name}.html")
+        path = out or Path(f"{runs.runs[0].run_id}.html")
         with open_to_write(path) as file:
             file.write("\n".join(page(runs, found)))
-        say(f"{name}: {len(found)} analyses in {path}")
+        say(f"{runs.runs[0].run_id}: {len(found)} analyses in {path}")
     return 0
 
 
@@ -114,23 +113,34 @@ def svg(asked: Analysis, rows: Sequence[dict[str, Json]]) -> str:
         return HEIGHT - PAD - (value - low) / span * (HEIGHT - 2 * PAD)
 
     middles = [PAD + (i + 0.5) * step for i in range(len(rows))]
-    if asked.picture == "line":
-        points = " ".join(f"{x:.1f},{up(y):.1f}" for x, y in zip(middles, values, strict=True))
-        shapes = f'<polyline points="{points}" fill="none" stroke="#2563eb" stroke-width="2"/>'
-    else:
-        shapes = "".join(
-            f'<rect x="{x - step * 0.4:.1f}" y="{min(up(y), up(0)):.1f}" width="{step * 0.8:.1f}"'
-            f' height="{abs(up(y) - up(0)):.1f}" fill="#2563eb"/>'
-            for x, y in zip(middles, values, strict=True)
-        )
-    every = max(1, len(rows) // 12)
-    labels = "".join(
-        f'<text x="{x:.1f}" y="{HEIGHT - 12}" font-size="10" text-anchor="middle">'
-        f"{html.escape(_short(row['x'])[:14])}</text>"
-        for i, (x, row) in enumerate(zip(middles, rows, strict=True))
-        if i % every == 0
-    )
+    points = [Point(x, up(value)) for x, value in zip(middles, values, strict=True)]
+    shapes = _polyline(points) if asked.picture == "line" else _bars(points, step, up(0))
     ends = "".join(
         f'<text x="2" y="{up(v):.1f}" font-size="10">{_short(v)}</text>' for v in {low, high}
     )
+    labels = _labels(middles, [_short(row["x"]) for row in rows])
     return f'<svg width="{WIDTH}" height="{HEIGHT}">{shapes}{labels}{ends}</svg>'
+
+
+def _polyline(points: Sequence[Point]) -> str:
+    text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{text}" fill="none" stroke="#2563eb" stroke-width="2"/>'
+
+
+def _bars(points: Sequence[Point], step: float, zero: float) -> str:
+    """A bar from the height of zero to each point, four fifths of a step wide."""
+    return "".join(
+        f'<rect x="{x - step * 0.4:.1f}" y="{min(y, zero):.1f}" width="{step * 0.8:.1f}"'
+        f' height="{abs(y - zero):.1f}" fill="#2563eb"/>'
+        for x, y in points
+    )
+
+
+def _labels(middles: Sequence[float], texts: Sequence[str]) -> str:
+    """At most about twelve of the texts below the axis."""
+    every = max(1, len(texts) // 12)
+    return "".join(
+        f'<text x="{x:.1f}" y="{HEIGHT - 12}" font-size="10" text-anchor="middle">'
+        f"{html.escape(text[:14])}</text>"
+        for x, text in list(zip(middles, texts, strict=True))[::every]
+    )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from cyclopts import Parameter
 
-from prorl.cli.output import note, say, say_json
+from prorl.cli.options import JsonObject, RunsRoot, StoredName
+from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
 from prorl.envs import get_env
 from prorl.sandbox.node.probe import choose
@@ -21,11 +20,11 @@ from prorl.stages.rescore import rescore as grade
 from prorl.storage.catalog import StoredRun
 from prorl.storage.scores import add_scores, check_name
 from prorl.tasks import read_tasks
-from prorl.types import Task
+from prorl.types import Json, Task
 
 
 def rescore(
-    run: str,
+    run: StoredName,
     name: str,
     /,
     *,
@@ -33,18 +32,18 @@ def rescore(
     env: str = "",
     sandbox: str = "auto",
     eval_s: float = 120.0,
-    root: str = "prorl-runs",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
-    """Run EVAL on the stored artefacts of a run: other tests, another env, mended graders. No model
-    is asked, nothing that was stored changes; the new rewards are the table `scores` in SQL.
+    """Run EVAL on the stored artefacts of a run: other tests, another env, mended graders.
+
+    No model is asked, nothing that was stored changes; the new rewards are the table `scores` in
+    SQL.
 
     Example: prorl rescore my-run harder-tests --tasks HumanEvalPlus.jsonl
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory.
     name
         What the new rewards are called.
     tasks
@@ -55,46 +54,51 @@ def rescore(
         Kind of sandbox; auto = the strongest that works here.
     eval_s
         Seconds for one rollout.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print what came out as one JSON object.
     """
     stored = StoredRun(run_directory(run, root))
     check_name(stored.directory, name)
     if env:
         get_env(env)
-    others: dict[str, Task] = {}
-    if tasks is not None:
-        found = read_tasks(tasks, env or "auto")
-        note(found.about)
-        others = {task.task_id: task for task in found.tasks}
+    others = {} if tasks is None else _others(tasks, env)
     rows = asyncio.run(_grade(stored, name, others, env, sandbox, eval_s))
-    made_by = {
+    path = add_scores(stored.directory, name, rows, _made_by(stored, name, env, tasks or ""))
+    scored = rows.column("reward").drop_null()
+    found = {
+        "run": stored.run_id,
+        "score": name,
+        "rollouts": rows.num_rows,
+        "scored": len(scored),
+        "mean_reward": pc.mean(scored).as_py(),
+        "file": path,
+    }
+    answer(found, [_line(found)], json=json)
+    return 0 if len(scored) or not rows.num_rows else 1
+
+
+def _others(path: str, env: str) -> dict[str, Task]:
+    """The tasks of a file that stand in for those of the run, by id."""
+    found = read_tasks(path, env or "auto")
+    note(found.about)
+    return {task.task_id: task for task in found.tasks}
+
+
+def _made_by(stored: StoredRun, name: str, env: str, tasks: str) -> dict[str, Json]:
+    """Where the scores come from, as it is stored beside them."""
+    return {
         "score": name,
         "env": env,
-        "tasks": tasks or "",
+        "tasks": tasks,
         "commits": stored.commits[-1].commit_seq if stored.commits else 0,
         "code_sha256": code_sha256(),
         "created_at": time.time(),
     }
-    path = add_scores(stored.directory, name, rows, made_by)
-    known = rows.filter(pc.is_valid(rows.column("reward")))
-    answer = {
-        "run": stored.run_id,
-        "score": name,
-        "rollouts": rows.num_rows,
-        "scored": known.num_rows,
-        "mean_reward": pc.mean(known.column("reward")).as_py(),
-        "file": path,
-    }
-    if json:
-        say_json(answer)
-    else:
-        mean = answer["mean_reward"]
-        reward = "-" if mean is None else f"mean {mean:.3f}"
-        say(f"{stored.run_id}: {known.num_rows:,} of {rows.num_rows:,} scored, {reward} · {path}")
-    return 0 if known.num_rows or not rows.num_rows else 1
+
+
+def _line(found: dict[str, Json]) -> str:
+    mean = found["mean_reward"]
+    reward = "-" if mean is None else f"mean {mean:.3f}"
+    scored = f"{found['scored']:,} of {found['rollouts']:,} scored"
+    return f"{found['run']}: {scored}, {reward} · {found['file']}"
 
 
 async def _grade(

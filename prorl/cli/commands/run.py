@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.options import ConfigFile, Flag, JobRoot, JsonObject, Quiet, Settings
 from prorl.cli.progress import Show
 from prorl.errors import UserError
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def run(
@@ -25,19 +23,20 @@ def run(
     limit: int | None = None,
     env: str | None = None,
     skip_bad: Flag = False,
-    root: str | None = None,
+    root: JobRoot = None,
     name: str | None = None,
     filter_: Annotated[str | None, Parameter(name="--filter")] = None,
     seed: int | None = None,
     topology: str | None = None,
     resume: Flag = False,
-    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
-    json: Flag = False,
-    quiet: Annotated[bool, Parameter(name=["--quiet", "-q"], negative="")] = False,
+    config: ConfigFile = None,
+    set_: Settings = None,
+    json: JsonObject = False,
+    quiet: Quiet = False,
 ) -> int:
-    """Run every task of a file through INIT, RUN and EVAL, store the trajectories, print what came
-    out (by SQL over the stored files).
+    """Run every task of a file through INIT, RUN and EVAL.
+
+    Stores the trajectories and prints what came out, by SQL over the stored files.
 
     Example: prorl run --tasks HumanEval.jsonl.gz --policy oracle
 
@@ -61,9 +60,6 @@ def run(
         Env of every task. Default: as the file's format says.
     skip_bad
         Leave out rows that cannot be read or used, and count them.
-    root
-        Folder for the control log and the runs, or s3://BUCKET/PREFIX, gs://... for the runs (the
-        log then lies below prorl-runs). Default: prorl-runs.
     name
         Name of the run. Default: made from task file and policy.
     filter_
@@ -74,14 +70,6 @@ def run(
         processes (default) or inline: everything but sandboxes in one process.
     resume
         Go on with a run that was interrupted; settings are those it was started with.
-    config
-        YAML file; see `prorl schema --config`.
-    set_
-        Any setting, as KEY=VALUE, e.g. run.sampling.temperature=0.7.
-    json
-        Print the summary as one JSON object.
-    quiet
-        No progress.
     """
     if resume_name and not resume:
         raise UserError(

@@ -1,15 +1,16 @@
-"""`prorl schema`: the reference page of every column, generated from `prorl/schema.py`; `--config`
-the JSON schema of config files.
+"""`prorl schema`: the reference page of every column, generated from `prorl/schema.py`.
+
+With `--config` it is the JSON schema of config files.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
 from pydantic import create_model
 
 from prorl.cli.meanings import meaning
+from prorl.cli.options import Flag, JsonObject
 from prorl.cli.output import say, say_json
 from prorl.cli.settings import Job
 from prorl.config import RunConfig, ServiceConfig
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 def schema(
     *,
-    config: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    config: Flag = False,
+    json: JsonObject = False,
 ) -> int:
     """The columns of every edge and table, as Markdown.
 
@@ -35,8 +36,6 @@ def schema(
     ----------
     config
         The JSON schema of config files instead.
-    json
-        Columns as JSON.
     """
     if config:
         say_json(config_schema())
@@ -94,12 +93,11 @@ def page() -> str:
         if name.startswith("edge/"):
             rows = [row for row in rows if (row["name"], row["type"]) not in shown]
             shown |= {(row["name"], row["type"]) for row in rows}
-        lines += [f"## {name}", "", "| column | type | null | meaning |"]
-        lines += ["|---|---|---|---|"]
-        lines += [
-            f"| {row['name']} | `{row['type']}` | {'yes' if row['nullable'] else ''} |"
-            f" {row['meaning']} |"
-            for row in rows
-        ]
-        lines.append("")
+        lines += [f"## {name}", "", "| column | type | null | meaning |", "|---|---|---|---|"]
+        lines += [*map(_line, rows), ""]
     return "\n".join(lines)
+
+
+def _line(row: dict[str, Json]) -> str:
+    null = "yes" if row["nullable"] else ""
+    return f"| {row['name']} | `{row['type']}` | {null} | {row['meaning']} |"

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
+from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings
 from prorl.cli.output import say
 from prorl.cli.settings import job_settings, service_settings
 from prorl.config import ServiceConfig
@@ -23,13 +21,13 @@ WATCH_S = 2.0
 
 def serve(
     *,
-    root: str | None = None,
+    root: JobRoot = None,
     policy: str = "",
     port: int | None = None,
     listen: str = "",
     advertise: str = "",
-    config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    config: ConfigFile = None,
+    set_: ServiceSettings = None,
 ) -> int:
     """A service that stays: submit over HTTP, stream over Flight.
 
@@ -37,9 +35,6 @@ def serve(
 
     Parameters
     ----------
-    root
-        Folder for the control log and the runs, or s3://BUCKET/PREFIX, gs://... for the runs (the
-        log then lies below prorl-runs). Default: prorl-runs.
     policy
         Default backend of its runs: oracle, noop, flaky, faulty, toy, a checkpoint's directory, or
         http://HOST:PORT of a model server.
@@ -50,10 +45,6 @@ def serve(
         Writes ROOT/join/trainer.json and others: copy one there, `prorl.connect("trainer.json")`.
     advertise
         Address that other hosts dial; needed where `listen` is 0.0.0.0.
-    config
-        YAML file; see `prorl schema --config`.
-    set_
-        Any setting, as KEY=VALUE, e.g. service.init.slots=8.
     """
     job = job_settings(config, {"policy": policy or None}, set_ or [])
     given = {"http_port": port, "listen": listen or None, "advertise": advertise or None}

@@ -1,16 +1,14 @@
-"""`prorl show`: a run in figures, or one rollout as a transcript that a person can read and a
-terminal can bear.
-"""
+"""`prorl show`: a run in figures, or one rollout as a transcript that a terminal can bear."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from cyclopts import Parameter
 
-from prorl.cli.output import clean, say, say_json
+from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
+from prorl.cli.output import answer, clean
 from prorl.cli.runs import run_directory
 from prorl.cli.summary import present
 from prorl.errors import NotFoundError, UserError
@@ -33,19 +31,17 @@ _CHOICES = {
     ),
 }
 
-Flag = Annotated[bool, Parameter(negative="")]
-
 
 def show(
-    run: str,
+    run: StoredName,
     /,
     *,
     rollout: int | None = None,
     worst: Flag = False,
     best: Flag = False,
     failed: Flag = False,
-    root: str = "prorl-runs",
-    json: Flag = False,
+    root: RunsRoot = "prorl-runs",
+    json: JsonObject = False,
 ) -> int:
     """A run in figures; with one of the options, one rollout of it as a transcript.
 
@@ -53,8 +49,6 @@ def show(
 
     Parameters
     ----------
-    run
-        Name of a run in the root, or path of a run directory.
     rollout
         The rollout with this id.
     worst
@@ -63,26 +57,17 @@ def show(
         The valid rollout with the greatest reward.
     failed
         The first rollout with a failure code.
-    root
-        Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...
-    json
-        Print JSON.
     """
     directory = run_directory(run, root)
-    chosen = [
-        name for name, wanted in (("worst", worst), ("best", best), ("failed", failed)) if wanted
-    ]
+    wishes = {"worst": worst, "best": best, "failed": failed}
+    chosen = [name for name, wanted in wishes.items() if wanted]
     if len(chosen) + (rollout is not None) > 1:
         raise UserError("several rollouts asked for", "one of --rollout, --worst, --best, --failed")
     if not chosen and rollout is None:
         return present(directory, json=json)
     stored = StoredRun(directory)
     found = transcript(stored, _choose(stored, chosen[0]) if chosen else int(rollout or 0))
-    if json:
-        say_json(found)
-    else:
-        for line in lines(found):
-            say(line)
+    answer(found, lines(found), json=json)
     return 0
 
 
@@ -109,17 +94,11 @@ def lines(found: dict[str, Json]) -> Iterator[str]:
     ids = f"sample {rollout['sample_index']} · attempt {rollout['attempt']}"
     yield f"rollout {rollout['rollout_id']} · task {clean(rollout['task_id'])} · {ids}"
     turns = {turn["turn"]: turn for turn in found["turns"]}
-    seen: set[int] = set()
     for message in found["messages"]:
-        turn = (
-            turns.get(message["turn"])
-            if message["role"] == "assistant" and message["turn"] not in seen
-            else None
-        )
-        if turn is not None:
-            seen.add(message["turn"])
+        # the figures of a turn stand above the first thing that the policy said in it
+        own = message["role"] == "assistant"
         yield ""
-        yield _heading(message, turn)
+        yield _heading(message, turns.pop(message["turn"], None) if own else None)
         yield from (f"  ~ {line}" for line in clean(message.get("reasoning", "")).splitlines())
         yield from (f"  {line}" for line in clean(message["content"]).splitlines())
         yield from (f"  -> {clean(call)}" for call in _calls(message["tool_calls"]))

@@ -2,85 +2,74 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator, Mapping
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonObject, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, say, say_json, table
+from prorl.cli.runs import DEFAULT_ROOT
 from prorl.client.client import connect
+from prorl.types import Json
 
 LOOK_S = 2.0
 """A person waits for the answer."""
 
+GAUGES = ("busy", "slots", "queued", "done", "failed")
+"""Of a worker, in this order."""
+
 
 def status(
     *,
-    root: Path = Path("prorl-runs"),
-    url: str = "",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: ServiceRoot = DEFAULT_ROOT,
+    url: ServiceUrl = "",
+    json: JsonObject = False,
 ) -> int:
-    """What the service of a root is doing: its workers, its open runs.
-
-    Parameters
-    ----------
-    root
-        Folder that the service works on.
-    url
-        Address of a service elsewhere (its token in PRORL_TOKEN).
-    json
-        Print JSON.
-    """
+    """What the service of a root is doing: its workers, its open runs."""
     with connect(url or root, retry_s=LOOK_S) as client:
         found = client.status()
     if json:
         say_json(found)
         return 0
     if "workers" not in found:
-        table(
-            ("run", "delivered", "end"),
-            [(one["run"], one["delivered"], one["end"]) for one in found.get("runs", [])],
-        )
+        table(("run", "delivered", "end"), [_narrow_row(one) for one in found.get("runs", [])])
         return 0
-    gauges = ("busy", "slots", "queued", "done", "failed")
-    rows = [
-        (
-            w["worker"],
-            w["role"],
-            w["pid"],
-            w["held"],
-            *(w["stats"].get(name, "-") for name in gauges),
-        )
-        for w in found["workers"]
-    ]
-    table(("worker", "role", "pid", "held", *gauges), rows)
-    states = [
-        (
-            r["run_id"],
-            r["state"],
-            " ".join(f"{k} {n}" for k, n in r["counts"].items() if n),
-            r["reward_mean"],
-            "-" if r["reused_share"] is None else f"{r['reused_share']:.0%}",
-        )
-        for r in found["runs"]
-    ]
-    if states:
-        table(("run", "state", "rollouts", "reward", "reused"), states)
-    if found["bottleneck"]:
-        stage = found["stages"][found["bottleneck"]]
-        say(
-            f"{found['bottleneck'].upper()} holds the others back:"
-            f" {stage['busy']:.0f} of {stage['slots']:.0f} slots busy, {stage['queued']:.0f} queued"
-        )
+    table(("worker", "role", "pid", "held", *GAUGES), map(_worker_row, found["workers"]))
+    if found["runs"]:
+        table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
+    for line in _remarks(found):
+        say(line)
+    return 0
+
+
+def _narrow_row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    """What a role sees that may see its own run only."""
+    return (one["run"], one["delivered"], one["end"])
+
+
+def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    gauges = (one["stats"].get(name, "-") for name in GAUGES)
+    return (one["worker"], one["role"], one["pid"], one["held"], *gauges)
+
+
+def _run_row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    states = " ".join(f"{state} {n}" for state, n in one["counts"].items() if n)
+    reused = "-" if one["reused_share"] is None else f"{one['reused_share']:.0%}"
+    return (one["run_id"], one["state"], states, one["reward_mean"], reused)
+
+
+def _remarks(found: Mapping[str, Json]) -> Iterator[str]:
+    """What a person should look at: the slowest stage, runs and servers with a problem."""
+    if slowest := found["bottleneck"]:
+        stage = found["stages"][slowest]
+        busy = f"{stage['busy']:.0f} of {stage['slots']:.0f} slots busy"
+        yield f"{slowest.upper()} holds the others back: {busy}, {stage['queued']:.0f} queued"
     for one in found["runs"]:
         if one["stuck"]:
-            say(f"{one['run_id']} is stuck: {clean(one['stuck'])}")
+            yield f"{one['run_id']} is stuck: {clean(one['stuck'])}"
     for one in found["runs"]:
         if one["alarm"]:
-            say(f"{one['run_id']}: {clean(one['alarm'])}")
+            yield f"{one['run_id']}: {clean(one['alarm'])}"
     for one in found["backends"]:
         if one["state"] in ("ejected", "fenced"):
-            say(f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}")
+            yield f"{one['name']} is {one['state']}: {clean(one['reason']) or 'not ready yet'}"
         if one["alarm"]:
-            say(f"{one['name']}: {clean(one['alarm'])}")
-    return 0
+            yield f"{one['name']}: {clean(one['alarm'])}"

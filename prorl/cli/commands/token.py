@@ -6,11 +6,11 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
+from prorl.cli.options import JsonOut, ServiceRoot
 from prorl.cli.output import say, say_json, table
+from prorl.cli.runs import DEFAULT_ROOT
 from prorl.errors import ConfigError, UserError
 from prorl.linux.files import write_private
 from prorl.tokens import ISSUED, REVOKED, Keys, TokenGrant
@@ -27,10 +27,11 @@ def token(
     role: str = "trainer",
     run: str = "",
     days: float = 0.0,
-    root: Path = Path("prorl-runs"),
-    json: Annotated[bool, Parameter(negative="")] = False,
+    root: ServiceRoot = DEFAULT_ROOT,
+    json: JsonOut = False,
 ) -> int:
     """Tokens of a root: make one for a role, for one run, until a date; list them; take one back.
+
     A running service takes both at once.
 
     Example: prorl token new --role trainer --run exp1 --days 7
@@ -49,10 +50,6 @@ def token(
         The one run that it is for; default all.
     days
         How long it counts; 0 = until it is revoked.
-    root
-        Folder that the service works on.
-    json
-        Print JSON.
     """
     if (action == "revoke") != bool(token_id):
         raise UserError(f"prorl token {action} {token_id}", "an id for `revoke` alone")

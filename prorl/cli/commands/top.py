@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from prorl.cli.options import ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, is_terminal, say, table
-from prorl.client.client import connect
+from prorl.cli.runs import DEFAULT_ROOT
+from prorl.client.client import Client, connect
 from prorl.errors import UserError
 from prorl.types import Json
 
@@ -16,6 +17,10 @@ LOOK_S = 2.0
 """A person waits for the answer."""
 
 CLEAR = "\x1b[2J\x1b[H"
+
+STAGE_COLUMNS = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
+BACKEND_COLUMNS = ("backend", "state", "rollouts", "reused", "why")
+RUN_COLUMNS = ("run", "rollouts", "reward", "reused", "why")
 
 
 class Sheet(NamedTuple):
@@ -27,51 +32,48 @@ class Sheet(NamedTuple):
 
 def sheets(before: Mapping[str, Json], now: Mapping[str, Json], seconds: float) -> list[Sheet]:
     """Stages with their rates since `before`, backends, runs, from two answers of `/v1/status`."""
-
-    def rate(stage: str, name: str) -> float:
-        grown = float(now["stages"][stage][name] - before["stages"][stage][name])
-        return round(max(0.0, grown) / seconds, 2)
-
     stages = [
-        (
-            f"{stage} *" if stage == now["bottleneck"] else stage,
-            int(g["workers"]),
-            f"{int(g['busy'])}/{int(g['slots'])}",
-            int(g["queued"]),
-            rate(stage, "done"),
-            rate(stage, "failed"),
-            rate(stage, "tokens"),
-        )
-        for stage, g in now["stages"].items()
+        _stage_row(name, name == now["bottleneck"], gauges, before["stages"][name], seconds)
+        for name, gauges in now["stages"].items()
     ]
-    backends = [
-        (
-            *(b["name"], b["state"], b["in_flight"], _share(b["reused_share"])),
-            clean(b["reason"] or b["alarm"]),
-        )
-        for b in now["backends"]
-    ]
-    runs = [
-        (
-            r["run_id"],
-            " ".join(f"{name} {n}" for name, n in r["counts"].items() if n),
-            r["reward_mean"],
-            _share(r["reused_share"]),
-            clean(r["stuck"] or r["alarm"]),
-        )
-        for r in now["runs"]
-        if r["state"] == "open"
-    ]
-    columns = ("stage", "workers", "busy", "queued", "rows/s", "failed/s", "tokens/s")
+    open_runs = [one for one in now["runs"] if one["state"] == "open"]
     return [
-        Sheet(columns, stages),
-        Sheet(("backend", "state", "rollouts", "reused", "why"), backends),
-        Sheet(("run", "rollouts", "reward", "reused", "why"), runs),
+        Sheet(STAGE_COLUMNS, stages),
+        Sheet(BACKEND_COLUMNS, [_backend_row(one) for one in now["backends"]]),
+        Sheet(RUN_COLUMNS, [_run_row(one) for one in open_runs]),
     ]
+
+
+def _stage_row(
+    name: str, slowest: bool, now: Mapping[str, Json], before: Mapping[str, Json], seconds: float
+) -> tuple[object, ...]:
+    def rate(gauge: str) -> float:
+        return round(max(0.0, float(now[gauge] - before[gauge])) / seconds, 2)
+
+    return (
+        f"{name} *" if slowest else name,
+        int(now["workers"]),
+        f"{int(now['busy'])}/{int(now['slots'])}",
+        int(now["queued"]),
+        rate("done"),
+        rate("failed"),
+        rate("tokens"),
+    )
+
+
+def _backend_row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    why = clean(one["reason"] or one["alarm"])
+    return (one["name"], one["state"], one["in_flight"], _share(one["reused_share"]), why)
+
+
+def _run_row(one: Mapping[str, Json]) -> tuple[object, ...]:
+    states = " ".join(f"{name} {n}" for name, n in one["counts"].items() if n)
+    why = clean(one["stuck"] or one["alarm"])
+    return (one["run_id"], states, one["reward_mean"], _share(one["reused_share"]), why)
 
 
 def top(
-    *, root: Path = Path("prorl-runs"), url: str = "", every: float = 2.0, times: int = 0
+    *, root: ServiceRoot = DEFAULT_ROOT, url: ServiceUrl = "", every: float = 2.0, times: int = 0
 ) -> int:
     """What a service does now, again and again until Ctrl-C.
 
@@ -79,10 +81,6 @@ def top(
 
     Parameters
     ----------
-    root
-        Folder that the service works on.
-    url
-        Address of a service elsewhere (its token in PRORL_TOKEN).
     every
         Seconds between looks.
     times
@@ -91,18 +89,26 @@ def top(
     if not 0.1 <= every <= 3600 or times < 0:
         raise UserError(f"--every {every} --times {times}", "0.1 to 3600 seconds, 0 or more times")
     with connect(url or root, retry_s=LOOK_S) as client:
-        before, since, looks = client.status(), time.monotonic(), 0
-        while not times or looks < times:
-            time.sleep(every)
-            now, at = client.status(), time.monotonic()
-            if is_terminal():
-                say(CLEAR + time.strftime("%H:%M:%S"))
-            for sheet in sheets(before, now, at - since):
-                if sheet.rows:
-                    table(sheet.columns, sheet.rows)
-                    say()
-            before, since, looks = now, at, looks + 1
+        _watch(client, every, times)
     return 0
+
+
+def _watch(client: Client, every: float, times: int) -> None:
+    before, since, looks = client.status(), time.monotonic(), 0
+    while not times or looks < times:
+        time.sleep(every)
+        now, at = client.status(), time.monotonic()
+        _show(sheets(before, now, at - since))
+        before, since, looks = now, at, looks + 1
+
+
+def _show(found: Sequence[Sheet]) -> None:
+    if is_terminal():
+        say(CLEAR + time.strftime("%H:%M:%S"))
+    for sheet in found:
+        if sheet.rows:
+            table(sheet.columns, sheet.rows)
+            say()
 
 
 def _share(value: float | None) -> str:

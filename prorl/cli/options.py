@@ -1,0 +1,56 @@
+"""Options that several commands share: each with its help line, said once.
+
+A command annotates its parameter with one of these and leaves it out of its docstring.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+Flag = Annotated[bool, Parameter(negative="")]
+"""An option that is given or not; there is no `--no-` of it."""
+
+JsonOut = Annotated[bool, Parameter(negative="", help="Print JSON.")]
+JsonObject = Annotated[bool, Parameter(negative="", help="Print one JSON object.")]
+JsonList = Annotated[bool, Parameter(negative="", help="Print a JSON list.")]
+
+StoredName = Annotated[
+    str, Parameter(help="Name of a run in the root, or path of a run directory.")
+]
+
+RunsRoot = Annotated[
+    str, Parameter(help="Folder of the runs: a path, s3://BUCKET/PREFIX or gs://...")
+]
+
+ServiceRoot = Annotated[Path, Parameter(help="Folder that the service works on.")]
+ServiceUrl = Annotated[
+    str, Parameter(help="Address of a service elsewhere (its token in PRORL_TOKEN).")
+]
+ANY_ROOT = (
+    "Folder for the control log and the runs, or s3://BUCKET/PREFIX, gs://... for the runs (the log"
+    " then lies below prorl-runs). Default: prorl-runs."
+)
+JobRoot = Annotated[str | None, Parameter(help=ANY_ROOT)]
+
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(name=["--config", "-c"], help="YAML file; see `prorl schema --config`."),
+]
+Settings = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set",
+        negative="",
+        help="Any setting, as KEY=VALUE, e.g. run.sampling.temperature=0.7.",
+    ),
+]
+ServiceSettings = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--set", negative="", help="Any setting, as KEY=VALUE, e.g. service.init.slots=8."
+    ),
+]
+Quiet = Annotated[bool, Parameter(name=["--quiet", "-q"], negative="", help="Show no progress.")]
