@@ -27,6 +27,7 @@ from prorl.journal.records import (
     Ended,
     FrameKind,
     Moved,
+    Past,
     Said,
     answer_body,
     ended_body,
@@ -80,7 +81,7 @@ class ForkOrigin(NamedTuple):
     """Of tool calls, by turn and index."""
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Keep nothing: the default of `keep`."""
 
 
@@ -94,7 +95,7 @@ class AttemptJournal:
         self,
         sink: Sink | None = None,
         *,
-        keep: Callable[[], None] = _nothing,
+        keep: Callable[[], None] = nothing,
         on_unknown: str = "tell",
         epoch: int = 0,
         forked: ForkOrigin | None = None,
@@ -116,7 +117,7 @@ class AttemptJournal:
         self._lived = epoch == 0
         """Whether something happened in this life that no earlier one can have begun."""
 
-    def remember(self, record: Said | Answer | Ended | Moved) -> None:
+    def remember(self, record: Past) -> None:
         """Take in what an earlier life recorded, in its order."""
         match record:
             case Moved():

@@ -1,13 +1,15 @@
 """All journals of one worker: a file for each attempt in its hands, in a folder of its own.
 
-    ROOT/journal/run-0/ lock 17.1.NAME.journal ...
+    ROOT/journal/run-0/ lock 0.journal 1.journal ...
 
-A file begins with the row as it was received and goes when the row leaves the worker's hands
-(committed, failed, cancelled). It is made before the row's sender or the gateway hears that the row
-has come, and before a record or a tool call of it, but not while the row is on its way to its
+A file begins with the row as it was received and is emptied when the row leaves the worker's hands
+(committed, failed, cancelled); the next attempt has it then, since making and removing a file costs
+ten times what emptying one does. It is begun before the row's sender or the gateway hears that the
+row has come, and before a record or a tool call of it, but not while the row is on its way to its
 agent. A worker that starts finds the files of its last life: `recover`. One writer: the folder is
-locked for as long as its process lives. Bounded by `limit_bytes` over all files; an attempt whose
-record does not fit, or cannot be written, loses its journal, aloud, and goes on without one.
+locked for as long as its process lives. There are as many files as attempts were in hand at a time.
+Bounded by `limit_bytes` over all files; an attempt whose record does not fit, or cannot be written,
+loses its journal, aloud, and goes on without one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,21 +28,16 @@ import pyarrow as pa
 from prorl.columns import read_key
 from prorl.errors import SchemaError
 from prorl.journal import frames
-from prorl.journal.attempt import AttemptJournal, ForkOrigin
+from prorl.journal.attempt import AttemptJournal, ForkOrigin, nothing
 from prorl.journal.records import (
-    SCHEMAS,
-    Answer,
-    Ended,
     FrameKind,
+    Life,
     Moved,
-    Said,
-    body,
+    Past,
+    life_body,
     moved_body,
-    read_answer,
-    read_ended,
-    read_moved,
-    read_said,
-    row_of,
+    read,
+    read_row,
 )
 from prorl.rows import Row
 from prorl.types import AttemptKey
@@ -51,14 +49,9 @@ SUFFIX = ".journal"
 
 log = logging.getLogger("prorl.journal")
 
-Record = Said | Answer | Ended | Moved
-
-_READ: dict[FrameKind, Callable[..., Record]] = {
-    FrameKind.SAID: read_said,
-    FrameKind.ANSWER: read_answer,
-    FrameKind.END: read_ended,
-    FrameKind.MOVED: read_moved,
-}
+_KINDS = frozenset(FrameKind)
+_OF_THIS_NODE = frozenset({FrameKind.ROW, FrameKind.LIFE})
+"""What another node that goes on with the attempt has of its own."""
 
 
 class Recovered(NamedTuple):
@@ -68,17 +61,23 @@ class Recovered(NamedTuple):
     row: Row
     epoch: int
     """Of its last life."""
-    records: tuple[Record, ...]
+    records: tuple[Past, ...]
     path: Path
     num_bytes: int
     num_frames: int
 
 
 class _Open:
-    """A journal that is written."""
+    """The journal of an attempt in hand. One that has a row is not begun yet; one without a file
+    was given up, or its attempt has left.
+    """
 
-    def __init__(self, path: Path, fd: int, num_bytes: int = 0, num_frames: int = 0) -> None:
-        self.path, self.fd, self.num_bytes, self.num_frames = path, fd, num_bytes, num_frames
+    __slots__ = ("fd", "key", "num_bytes", "num_frames", "path", "row")
+
+    def __init__(self, key: AttemptKey, row: Row | None = None) -> None:
+        self.key, self.row = key, row
+        self.path, self.fd = Path(), -1
+        self.num_bytes = self.num_frames = 0
 
 
 class Journals:
@@ -91,10 +90,14 @@ class Journals:
     ) -> None:
         self._folder, self._limit_bytes, self._sync = folder, limit_bytes, sync
         self._open: dict[AttemptKey, _Open] = {}
-        self._expected: dict[AttemptKey, Row] = {}
-        """Rows that have come and whose files are not made yet. Bounded by the worker's slots."""
+        """Of all attempts in hand; bounded by the worker's slots."""
+        self._expected: dict[AttemptKey, _Open] = {}
+        """Those of them that are not begun."""
+        self._spare: list[tuple[Path, int]] = []
+        """Files that are empty."""
         self._pasts: dict[AttemptKey, tuple[Recovered, int]] = {}
         self._lock = -1
+        self._numbers = count()
         self.num_bytes = 0
         """Of all files."""
         self.num_given_up = 0
@@ -112,15 +115,24 @@ class Journals:
             log.warning("another process writes %s: no journal is kept", self._folder)
             self.close()
             return []
-        found = [self._recover(path) for path in sorted(self._folder.glob("*" + SUFFIX))]
+        paths = sorted(self._folder.glob("*" + SUFFIX))
+        self._numbers = count(1 + max((int(p.stem) for p in paths if p.stem.isdigit()), default=-1))
+        found = [self._recover(path) for path in paths]
         return [recovered for recovered in found if recovered is not None]
 
     def close(self) -> None:
-        """Close every file; they stay. Idempotent."""
-        self._expected.clear()
+        """Close every file; those that hold something stay. Idempotent."""
         for journal in self._open.values():
-            os.close(journal.fd)
+            if journal.fd >= 0:
+                os.close(journal.fd)
+                journal.fd = -1
+            journal.row = None
+        for path, fd in self._spare:
+            os.close(fd)
+            path.unlink(missing_ok=True)
         self._open.clear()
+        self._expected.clear()
+        self._spare.clear()
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
@@ -137,34 +149,39 @@ class Journals:
         key = read_key(row)
         if key in self._open:
             return
-        self._expected[key] = row
+        journal = self._open[key] = self._expected[key] = _Open(key, row)
         if row.value("handed"):
-            self._begin(key)
-            self._move_in(key, row)
+            self._begin(journal)
+            self._move_in(journal, row)
 
     def settle(self) -> None:
         """Begin the journals of all rows that have come, before anybody hears that they have."""
-        for key in list(self._expected):
-            self._begin(key)
+        for journal in list(self._expected.values()):
+            self._begin(journal)
 
-    def _begin(self, key: AttemptKey) -> None:
-        """Make an expected row's file; nothing for any other."""
-        row = self._expected.pop(key, None)
+    def _begin(self, journal: _Open) -> None:
+        """Give an expected row its file; nothing for any other."""
+        row, journal.row = journal.row, None
         if row is None:
             return
-        path = self._folder / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
+        del self._expected[journal.key]
+        fresh = not self._spare
         try:
-            fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
+            journal.path, journal.fd = self._made() if fresh else self._spare.pop()
         except OSError as error:
-            self._gave_up(key, error)
+            self._gave_up(journal, error)
             return
-        self._open[key] = _Open(path, fd)
-        batch = row.as_batch
-        self._write(key, FrameKind.ROW, batch.replace_schema_metadata(None).serialize())
-        self._sync_folder(key)
+        self._write(journal, FrameKind.ROW, row.as_batch.serialize())
+        if fresh:
+            self._sync_folder(journal)
 
-    def _move_in(self, key: AttemptKey, row: Row) -> None:
+    def _made(self) -> tuple[Path, int]:
+        path = self._folder / f"{next(self._numbers)}{SUFFIX}"
+        return path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o600)
+
+    def _move_in(self, journal: _Open, row: Row) -> None:
         """What another node has handed over of the attempt becomes the beginning of its journal."""
+        key = journal.key
         path = handed_path(self._folder, key)
         try:
             prefix = frames.read(path.read_bytes())
@@ -176,15 +193,15 @@ class Journals:
             path.unlink(missing_ok=True)
             return
         for frame in prefix.frames:
-            if frame.kind in _READ:
-                self._write(key, FrameKind(frame.kind), bytes(frame.body))
+            if frame.kind not in _OF_THIS_NODE:
+                self._write(journal, FrameKind(frame.kind), bytes(frame.body))
         earlier = next((r for r in reversed(past.records) if isinstance(r, Moved)), None)
         moved = Moved(
             resumes=past.epoch + 1 + (earlier.resumes if earlier else 0),
             seed_attempt=earlier.seed_attempt if earlier else past.key.attempt,
             workspace=bool(row.value("sandbox")["sandbox_id"]),
         )
-        self._write(key, FrameKind.MOVED, moved_body(moved))
+        self._write(journal, FrameKind.MOVED, moved_body(moved))
         self._pasts[key] = past._replace(key=key, records=(*past.records, moved)), 0
         path.unlink(missing_ok=True)
 
@@ -193,10 +210,10 @@ class Journals:
         is none, or nothing has happened yet.
         """
         journal = self._open.get(key)
-        if journal is None:
+        if journal is None or journal.fd < 0:
             return b""
         kept = [f for f in frames.read(journal.path.read_bytes()).frames if f.kind != FrameKind.END]
-        if not any(frame.kind in _READ for frame in kept):
+        if all(frame.kind in _OF_THIS_NODE for frame in kept):
             return b""
         return b"".join(
             frames.seal(frame.kind, number, frame.body) + frame.body
@@ -208,10 +225,10 @@ class Journals:
     ) -> AttemptJournal:
         """The journal of an attempt that begins, or goes on."""
         recovered, epoch = self._pasts.pop(key, (None, 0))
-        kept = key in self._open or key in self._expected
+        kept = self._open.get(key)
         journal = AttemptJournal(
-            partial(self._write, key) if kept else None,
-            keep=partial(self._begin, key),
+            partial(self._write, kept) if kept is not None else None,
+            keep=partial(self._begin, kept) if kept is not None else nothing,
             on_unknown=on_unknown,
             epoch=epoch,
             forked=forked,
@@ -223,17 +240,17 @@ class Journals:
 
     def adopt(self, recovered: Recovered, epoch: int) -> None:
         """Go on writing what the last life left, as the life `epoch`."""
+        journal = _Open(recovered.key)
+        journal.path, journal.num_frames = recovered.path, recovered.num_frames
         try:
-            fd = os.open(recovered.path, os.O_WRONLY | os.O_APPEND)
-            os.ftruncate(fd, recovered.num_bytes)
+            journal.fd = _cut(recovered)
         except OSError as error:
-            self._gave_up(recovered.key, error)
+            self._gave_up(journal, error)
             self.refuse(recovered)
         else:
-            self._open[recovered.key] = _Open(
-                recovered.path, fd, recovered.num_bytes, recovered.num_frames
-            )
-            self._write(recovered.key, FrameKind.LIFE, body(FrameKind.LIFE, epoch))
+            journal.num_bytes = recovered.num_bytes
+            self._open[recovered.key] = journal
+            self._write(journal, FrameKind.LIFE, life_body(epoch))
         # Last: a journal that cannot be written any more is given up, what was read of it is not.
         self._pasts[recovered.key] = recovered, epoch
 
@@ -248,16 +265,26 @@ class Journals:
         self._expected.pop(key, None)
         journal = self._open.pop(key, None)
         if journal is not None:
-            os.close(journal.fd)
-            self.num_bytes -= journal.num_bytes
+            self._end(journal)
+
+    def _end(self, journal: _Open, *, again: bool = True) -> None:
+        """What a journal holds goes now; `again`: its file waits for another attempt."""
+        fd, journal.fd, journal.row = journal.fd, -1, None
+        if fd < 0:
+            return
+        self.num_bytes -= journal.num_bytes
+        if again and _emptied(fd):
+            self._spare.append((journal.path, fd))
+        else:
+            os.close(fd)
             journal.path.unlink(missing_ok=True)
 
     # ---- writing
 
-    def _write(self, key: AttemptKey, kind: FrameKind, record: bytes) -> None:
-        self._begin(key)
-        journal = self._open.get(key)
-        if journal is None:
+    def _write(self, journal: _Open, kind: FrameKind, record: bytes | pa.Buffer) -> None:
+        if journal.row is not None:
+            self._begin(journal)
+        if journal.fd < 0:
             return
         head = frames.seal(kind, journal.num_frames, record)
         size = len(head) + len(record)
@@ -269,15 +296,15 @@ class Journals:
             if self._sync is not None:
                 self._sync(journal.fd)
         except OSError as error:
-            self._gave_up(key, error)
+            self._gave_up(journal, error)
             return
         journal.num_frames += 1
         journal.num_bytes += size
         self.num_bytes += size
 
-    def _sync_folder(self, key: AttemptKey) -> None:
+    def _sync_folder(self, journal: _Open) -> None:
         """A file is there after a power cut when its folder is."""
-        if self._sync is None or key not in self._open:
+        if self._sync is None or journal.fd < 0:
             return
         try:
             fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -286,17 +313,21 @@ class Journals:
             finally:
                 os.close(fd)
         except OSError as error:
-            self._gave_up(key, error)
+            self._gave_up(journal, error)
 
-    def _gave_up(self, key: AttemptKey, error: OSError) -> None:
+    def _gave_up(self, journal: _Open, error: OSError) -> None:
         self.num_given_up += 1
-        log.warning("%s goes on without a journal: %s", key, error)
-        self.drop(key)
+        log.warning("%s goes on without a journal: %s", journal.key, error)
+        self._end(journal, again=False)
+        self.drop(journal.key)
 
     # ---- reading
 
     def _recover(self, path: Path) -> Recovered | None:
         """What a file holds up to its first torn frame; None, aloud, when it is damaged."""
+        if not path.stat().st_size:
+            path.unlink()
+            return None
         prefix = frames.read(path.read_bytes())
         try:
             if prefix.damage:
@@ -310,18 +341,30 @@ class Journals:
         return recovered
 
 
+def _cut(recovered: Recovered) -> int:
+    """A journal of the last life, open behind its last whole frame."""
+    fd = os.open(recovered.path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.ftruncate(fd, recovered.num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _emptied(fd: int) -> bool:
+    try:
+        os.ftruncate(fd, 0)
+    except OSError:
+        return False
+    return True
+
+
 def handed_path(folder: Path, key: AttemptKey) -> Path:
     """Where INIT leaves what another node has handed over, for whichever RUN worker of this node
     gets the row; `folder` is that of any of them.
     """
     return folder.parent / "handed" / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
-
-
-def _read(kind: FrameKind, batch: pa.RecordBatch) -> Record:
-    try:
-        return _READ[kind](batch)
-    except (ValueError, TypeError) as error:
-        raise SchemaError(f"a {kind.name} record makes no sense: {error}", "a record") from None
 
 
 def look(path: Path) -> Recovered | None:
@@ -337,18 +380,18 @@ def _parse(path: Path, prefix: frames.Prefix) -> Recovered:
     """The records of a file's frames. Raises SchemaError for what a worker cannot have written."""
     row: Row | None = None
     epoch = 0
-    records: list[Record] = []
+    records: list[Past] = []
     for place, frame in enumerate(prefix.frames):
-        if frame.kind not in SCHEMAS or (frame.kind == FrameKind.ROW) != (place == 0):
+        if frame.kind not in _KINDS or (frame.kind == FrameKind.ROW) != (place == 0):
             raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")
-        kind = FrameKind(frame.kind)
-        batch = row_of(kind, frame.body)
-        if kind is FrameKind.ROW:
-            row = Row(batch.replace_schema_metadata(SCHEMAS[kind].metadata), 0)
-        elif kind is FrameKind.LIFE:
-            epoch = batch.column("epoch")[0].as_py()
+        if place == 0:
+            row = Row(read_row(frame.body), 0)
+            continue
+        record = read(FrameKind(frame.kind), frame.body)
+        if isinstance(record, Life):
+            epoch = record.epoch
         else:
-            records.append(_read(kind, batch))
+            records.append(record)
     if row is None:
         raise SchemaError("it holds no row", "a row, then records")
     return Recovered(

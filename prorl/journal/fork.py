@@ -1,8 +1,8 @@
 """A fork: a task that begins with turns which a stored rollout has recorded.
 
 They travel in `task.data["fork"]`, which is ours and no env's: `{"from": "RUN/ROLLOUT/TURN",
-"said": [SAID records, base64], "texts": [[turn, number, text]]}`. RUN takes it out of the task
-before the env and the agent see it.
+"said": [Arrow record batches of `SAID`, base64], "texts": [[turn, number, text]]}`. RUN takes it
+out of the task before the env and the agent see it.
 
 What a fork promises: the ids, logprobs and versions of its past are those of the record, and the
 policy reads the recorded tool outputs. What it does not: that the workspace is the one of then. It
@@ -16,14 +16,40 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from prorl.errors import SchemaError, TaskError
 from prorl.journal.attempt import ForkOrigin
-from prorl.journal.records import FrameKind, Said, read_said, row_of, said_body
-from prorl.types import Json, Task
+from prorl.journal.records import Said, check_said, one_row
+from prorl.schema_fields import list_of, required
+from prorl.types import Completion, FinishReason, Json, PolicyVersion, Task
+
+if TYPE_CHECKING:
+    from prorl.types import Float32, Int32
 
 FIELD = "fork"
+
+SAID = pa.schema(
+    [
+        required("turn", pa.int32()),
+        required("segment", pa.int32()),
+        required("context", list_of(pa.int32())),
+        required("token_ids", list_of(pa.int32())),
+        required("logprobs", list_of(pa.float32())),
+        required("version_end", list_of(pa.int32())),
+        required("version", list_of(pa.int32())),
+        required("finish_reason", pa.utf8()),
+        required("temperature", pa.float64()),
+        required("cached_tokens", pa.int32()),
+        required("backend", pa.utf8()),
+        required("llm_s", pa.float64()),
+        required("spent_s", pa.float64()),
+    ]
+)
+"""A model call, in one row; tasks with forks are files that users keep, so this form stays."""
 
 
 class Text(NamedTuple):
@@ -38,7 +64,7 @@ def forked_task(task: Task, source: str, said: Iterable[Said], texts: Iterable[T
     """The task, to be continued after these turns."""
     past: Json = {
         "from": source,
-        "said": [base64.b64encode(said_body(one)).decode() for one in said],
+        "said": [base64.b64encode(_written(one)).decode() for one in said],
         "texts": [list(text) for text in texts],
     }
     return replace(task, data={**plain_task(task).data, FIELD: past})
@@ -67,8 +93,62 @@ def read_fork(task: Task) -> ForkOrigin | None:
 
 def _read(past: Mapping[str, Json]) -> ForkOrigin:
     bodies = [base64.b64decode(text, validate=True) for text in past["said"]]
-    said = [read_said(row_of(FrameKind.SAID, memoryview(body))) for body in bodies]
+    said = [_said(one_row("SAID", memoryview(body), SAID)) for body in bodies]
     if [one.turn for one in said] != list(range(len(said))):
         raise ValueError(f"turns {[one.turn for one in said]}")
     texts = {(int(turn), int(number)): str(text) for turn, number, text in past["texts"]}
     return ForkOrigin(str(past["from"]), {one.turn: one for one in said}, texts)
+
+
+def _written(said: Said) -> bytes:
+    completion = said.completion
+    values = (
+        said.turn,
+        said.segment,
+        said.context_ids,
+        completion.token_ids_C,
+        completion.logprobs_C,
+        completion.version_ends,
+        completion.versions,
+        completion.finish_reason.value,
+        said.temperature,
+        completion.cached_tokens,
+        completion.backend,
+        said.llm_s,
+        said.spent_s,
+    )
+    rows = pa.array([values], pa.struct(list(SAID)))
+    return bytes(pa.RecordBatch.from_struct_array(rows).serialize())
+
+
+def _said(batch: pa.RecordBatch) -> Said:
+    value = {name: batch.column(name)[0] for name in SAID.names}
+    completion = Completion(
+        token_ids_C=_ids(value["token_ids"]),
+        logprobs_C=_floats(value["logprobs"]),
+        finish_reason=FinishReason(value["finish_reason"].as_py()),
+        version_ends=tuple(value["version_end"].as_py()),
+        versions=tuple(PolicyVersion(version) for version in value["version"].as_py()),
+        cached_tokens=value["cached_tokens"].as_py(),
+        llm_s=value["llm_s"].as_py(),
+        backend=value["backend"].as_py(),
+    )
+    return check_said(
+        Said(
+            turn=value["turn"].as_py(),
+            segment=value["segment"].as_py(),
+            context_ids=_ids(value["context"]),
+            completion=completion,
+            temperature=value["temperature"].as_py(),
+            llm_s=value["llm_s"].as_py(),
+            spent_s=value["spent_s"].as_py(),
+        )
+    )
+
+
+def _ids(scalar: pa.ListScalar) -> Int32:
+    return np.asarray(scalar.values.to_numpy(), dtype=np.int32)
+
+
+def _floats(scalar: pa.ListScalar) -> Float32:
+    return np.asarray(scalar.values.to_numpy(), dtype=np.float32)

@@ -1,6 +1,6 @@
 """Sealed frames in an append-only file, and the longest prefix of them that is whole.
 
-    "prjl" | u32 length | u32 seq | u8 kind | 3 zeros | u64 seal | u32 crc of the 24 bytes before |
+    "prj2" | u32 length | u32 seq | u8 kind | 3 zeros | u64 seal | u32 crc of the 24 bytes before |
     body
 
 The seal is BLAKE2b of length, seq, kind and body. `seq` counts from 0, so that a frame that was
@@ -18,7 +18,7 @@ from zlib import crc32
 _HEAD = struct.Struct("<4sIIB3xQ")
 _CRC = struct.Struct("<I")
 _SEALED = struct.Struct("<IIB")
-MAGIC = b"prjl"
+MAGIC, OLDER = b"prj2", b"prjl"
 HEAD_BYTES = _HEAD.size + _CRC.size
 MAX_BODY_BYTES = 1 << 30
 
@@ -82,6 +82,8 @@ def read(data: bytes) -> Prefix:
 
 
 def _problem(head: bytes, magic: bytes, length: int, seq: int, expected: int) -> str:
+    if magic == OLDER:
+        return "an older prorl wrote it"
     if magic != MAGIC or crc32(head[: _HEAD.size]) != _CRC.unpack_from(head, _HEAD.size)[0]:
         return "its head is damaged"
     if seq != expected:

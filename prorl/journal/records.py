@@ -1,38 +1,34 @@
-"""What a journal holds: each record is one Arrow record batch of one row, of its kind's schema.
+"""What a journal holds.
 
-    ROW     the READY row as RUN received it
+    ROW     the READY row as RUN received it: an Arrow record batch of one row
     LIFE    a worker has taken the attempt over
     SAID    a completed model call: ids of the context before it, sampled ids, logprobs, versions
     ANSWER  what the policy is told of a tool call
     END     how the loop ended, and what crosses into EVAL
     MOVED   what is before it was recorded on another node, which handed the attempt over
 
-Ids and logprobs are exact; a record that does not validate counts as damage where it is read.
+All but the row are MessagePack arrays of their fields; ids and logprobs are in them as the bytes of
+little-endian int32 and float32, so that a record costs what its bytes cost. Both are exact; a
+record that does not validate counts as damage where it is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from prorl.errors import SchemaError
 from prorl.schema import READY
-from prorl.schema_fields import list_of, required
-from prorl.types import (
-    Completion,
-    FailureCode,
-    FinishReason,
-    Json,
-    PolicyVersion,
-    StopReason,
-)
+from prorl.types import Completion, FailureCode, FinishReason, PolicyVersion, StopReason
 
 if TYPE_CHECKING:
-    from prorl.types import Float32, Int32
+    from prorl.types import Int32
 
 
 class FrameKind(IntEnum):
@@ -44,66 +40,6 @@ class FrameKind(IntEnum):
     ANSWER = 4
     END = 5
     MOVED = 6
-
-
-LIFE = pa.schema([required("epoch", pa.int32())])
-
-SAID = pa.schema(
-    [
-        required("turn", pa.int32()),
-        required("segment", pa.int32()),
-        required("context", list_of(pa.int32())),
-        required("token_ids", list_of(pa.int32())),
-        required("logprobs", list_of(pa.float32())),
-        required("version_end", list_of(pa.int32())),
-        required("version", list_of(pa.int32())),
-        required("finish_reason", pa.utf8()),
-        required("temperature", pa.float64()),
-        required("cached_tokens", pa.int32()),
-        required("backend", pa.utf8()),
-        required("llm_s", pa.float64()),
-        required("spent_s", pa.float64()),
-    ]
-)
-
-ANSWER = pa.schema(
-    [
-        required("turn", pa.int32()),
-        required("index", pa.int32()),
-        required("text", pa.binary()),
-        required("tool_s", pa.float64()),
-        required("diverged", pa.bool_()),
-        required("spent_s", pa.float64()),
-    ]
-)
-
-END = pa.schema(
-    [
-        required("stop_reason", pa.utf8()),
-        required("failure_code", pa.utf8()),
-        required("failure_message", pa.binary()),
-        required("artefact", pa.binary()),
-        required("spent_s", pa.float64()),
-    ]
-)
-
-MOVED = pa.schema(
-    [
-        required("resumes", pa.int32()),
-        required("seed_attempt", pa.int32()),
-        required("workspace", pa.bool_()),
-    ]
-)
-
-SCHEMAS = {
-    FrameKind.ROW: READY,
-    FrameKind.LIFE: LIFE,
-    FrameKind.SAID: SAID,
-    FrameKind.ANSWER: ANSWER,
-    FrameKind.END: END,
-    FrameKind.MOVED: MOVED,
-}
-_STRUCTS = {kind: pa.struct(list(schema)) for kind, schema in SCHEMAS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -160,128 +96,216 @@ class Moved:
     spent_s: float = 0.0
 
 
-def body(kind: FrameKind, *values: Json) -> bytes:
-    """One row of a kind, in the order of its columns, as the body of a frame."""
-    rows = pa.array([values], _STRUCTS[kind])
-    return bytes(pa.RecordBatch.from_struct_array(rows).serialize())
+class Life(NamedTuple):
+    """A worker has taken the attempt over."""
+
+    epoch: int
+
+
+Past = Said | Answer | Ended | Moved
+"""What the next life hears of an attempt."""
+
+
+class _Fields(msgspec.Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """A record as it is written: its fields in this order."""
+
+
+class _Said(_Fields):
+    turn: int
+    segment: int
+    context: bytes
+    token_ids: bytes
+    logprobs: bytes
+    version_ends: tuple[int, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+    temperature: float
+    cached_tokens: int
+    backend: str
+    llm_s: float
+    spent_s: float
+
+
+class _Answer(_Fields):
+    turn: int
+    index: int
+    text: bytes
+    tool_s: float
+    diverged: bool
+    spent_s: float
+
+
+class _Ended(_Fields):
+    stop: StopReason
+    code: FailureCode
+    message: bytes
+    artefact: bytes
+    spent_s: float
+
+
+class _Moved(_Fields):
+    resumes: int
+    seed_attempt: int
+    workspace: bool
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=int).encode
+"""A backend may count in numpy's integers."""
 
 
 def said_body(said: Said) -> bytes:
     """The body of a SAID frame."""
     completion = said.completion
-    return body(
-        FrameKind.SAID,
-        said.turn,
-        said.segment,
-        said.context_ids,
-        completion.token_ids_C,
-        completion.logprobs_C,
-        completion.version_ends,
-        completion.versions,
-        completion.finish_reason.value,
-        said.temperature,
-        completion.cached_tokens,
-        completion.backend,
-        said.llm_s,
-        said.spent_s,
+    return _encode(
+        _Said(
+            said.turn,
+            said.segment,
+            _bytes(said.context_ids, "<i4"),
+            _bytes(completion.token_ids_C, "<i4"),
+            _bytes(completion.logprobs_C, "<f4"),
+            completion.version_ends,
+            completion.versions,
+            completion.finish_reason,
+            said.temperature,
+            completion.cached_tokens,
+            completion.backend,
+            said.llm_s,
+            said.spent_s,
+        )
     )
 
 
 def answer_body(answer: Answer) -> bytes:
     """The body of an ANSWER frame; text may hold half a surrogate pair."""
     text = answer.text.encode("utf-8", "surrogatepass")
-    values = (answer.turn, answer.index, text, answer.tool_s, answer.diverged, answer.spent_s)
-    return body(FrameKind.ANSWER, *values)
+    return _encode(
+        _Answer(answer.turn, answer.index, text, answer.tool_s, answer.diverged, answer.spent_s)
+    )
 
 
 def ended_body(ended: Ended) -> bytes:
     """The body of an END frame."""
     message = ended.message.encode("utf-8", "surrogatepass")
-    values = (ended.stop.value, ended.code.value, message, ended.artefact, ended.spent_s)
-    return body(FrameKind.END, *values)
+    return _encode(_Ended(ended.stop, ended.code, message, ended.artefact, ended.spent_s))
 
 
 def moved_body(moved: Moved) -> bytes:
     """The body of a MOVED frame."""
-    return body(FrameKind.MOVED, moved.resumes, moved.seed_attempt, moved.workspace)
+    return _encode(_Moved(moved.resumes, moved.seed_attempt, moved.workspace))
 
 
-def row_of(kind: FrameKind, data: memoryview) -> pa.RecordBatch:
-    """The batch of one row in a frame's body. Raises SchemaError."""
+def life_body(epoch: int) -> bytes:
+    """The body of a LIFE frame."""
+    return _encode((epoch,))
+
+
+def _bytes(array: np.ndarray[Any, Any], kind: str) -> bytes:
+    return array.astype(kind, copy=False).tobytes()
+
+
+# ---- reading
+
+
+def read(kind: FrameKind, body: memoryview) -> Past | Life:
+    """The record in a frame that holds no row. Raises SchemaError."""
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(data)), SCHEMAS[kind])
+        return _READ[kind](body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise SchemaError(f"a {kind.name} record cannot be read: {error}", "a record") from None
+
+
+def read_row(body: memoryview) -> pa.RecordBatch:
+    """The batch of one row in a frame's body. Raises SchemaError."""
+    return one_row("ROW", body, READY)
+
+
+def one_row(name: str, body: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """The record batch in these bytes, which must hold one row. Raises SchemaError."""
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(bytes(body)), schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise SchemaError(f"a {kind.name} record cannot be read: {error}", "a record batch") from (
-            None
-        )
+        text = f"a {name} record cannot be read: {error}"
+        raise SchemaError(text, "a record batch") from None
     if batch.num_rows != 1:
-        raise SchemaError(f"a {kind.name} record of {batch.num_rows} rows", "one row")
+        raise SchemaError(f"a {name} record of {batch.num_rows} rows", "one row")
     return batch
 
 
-def read_said(batch: pa.RecordBatch) -> Said:
-    """A SAID record. Raises SchemaError for one that no model call can have left."""
-    value = {name: batch.column(name)[0] for name in SAID.names}
-    ids, logprobs = _ids(value["token_ids"]), _floats(value["logprobs"])
-    ends, versions = value["version_end"].as_py(), value["version"].as_py()
-    if (
-        len(ids) != len(logprobs)
-        or len(ends) != len(versions)
-        or ends[-1:] != [len(ids)][: len(ids)]
-    ):
+def check_said(said: Said) -> Said:
+    """The record. Raises SchemaError for one that no model call can have left."""
+    completion = said.completion
+    ids, logprobs = len(completion.token_ids_C), len(completion.logprobs_C)
+    ends = list(completion.version_ends)
+    if ids != logprobs or len(ends) != len(completion.versions) or ends[-1:] != [ids][:ids]:
         raise SchemaError(
-            f"turn {value['turn']}: {len(ids)} ids, {len(logprobs)} logprobs, spans {ends}",
+            f"turn {said.turn}: {ids} ids, {logprobs} logprobs, spans {ends}",
             "one logprob an id, and spans that tile them",
         )
+    return said
+
+
+def _read_said(body: memoryview) -> Said:
+    value = msgspec.msgpack.decode(body, type=_Said)
     completion = Completion(
-        token_ids_C=ids,
-        logprobs_C=logprobs,
-        finish_reason=FinishReason(value["finish_reason"].as_py()),
-        version_ends=tuple(ends),
-        versions=tuple(PolicyVersion(version) for version in versions),
-        cached_tokens=value["cached_tokens"].as_py(),
-        llm_s=value["llm_s"].as_py(),
-        backend=value["backend"].as_py(),
+        token_ids_C=np.frombuffer(value.token_ids, "<i4"),
+        logprobs_C=np.frombuffer(value.logprobs, "<f4"),
+        finish_reason=value.finish_reason,
+        version_ends=value.version_ends,
+        versions=tuple(PolicyVersion(version) for version in value.versions),
+        cached_tokens=value.cached_tokens,
+        llm_s=value.llm_s,
+        backend=value.backend,
     )
-    return Said(
-        turn=value["turn"].as_py(),
-        segment=value["segment"].as_py(),
-        context_ids=_ids(value["context"]),
-        completion=completion,
-        temperature=value["temperature"].as_py(),
-        llm_s=value["llm_s"].as_py(),
-        spent_s=value["spent_s"].as_py(),
+    return check_said(
+        Said(
+            turn=value.turn,
+            segment=value.segment,
+            context_ids=np.frombuffer(value.context, "<i4"),
+            completion=completion,
+            temperature=value.temperature,
+            llm_s=value.llm_s,
+            spent_s=value.spent_s,
+        )
     )
 
 
-def read_answer(batch: pa.RecordBatch) -> Answer:
-    """Decode an ANSWER record."""
-    (value,) = batch.to_pylist()
-    return Answer(**{**value, "text": value["text"].decode("utf-8", "surrogatepass")})
+def _read_answer(body: memoryview) -> Answer:
+    value = msgspec.msgpack.decode(body, type=_Answer)
+    return Answer(
+        turn=value.turn,
+        index=value.index,
+        text=value.text.decode("utf-8", "surrogatepass"),
+        tool_s=value.tool_s,
+        diverged=value.diverged,
+        spent_s=value.spent_s,
+    )
 
 
-def read_ended(batch: pa.RecordBatch) -> Ended:
-    """Decode an END record."""
-    (value,) = batch.to_pylist()
+def _read_ended(body: memoryview) -> Ended:
+    value = msgspec.msgpack.decode(body, type=_Ended)
     return Ended(
-        stop=StopReason(value["stop_reason"]),
-        code=FailureCode(value["failure_code"]),
-        message=value["failure_message"].decode("utf-8", "surrogatepass"),
-        artefact=value["artefact"],
-        spent_s=value["spent_s"],
+        stop=value.stop,
+        code=value.code,
+        message=value.message.decode("utf-8", "surrogatepass"),
+        artefact=value.artefact,
+        spent_s=value.spent_s,
     )
 
 
-def read_moved(batch: pa.RecordBatch) -> Moved:
-    """A MOVED record."""
-    (value,) = batch.to_pylist()
-    return Moved(**value)
+def _read_moved(body: memoryview) -> Moved:
+    value = msgspec.msgpack.decode(body, type=_Moved)
+    return Moved(resumes=value.resumes, seed_attempt=value.seed_attempt, workspace=value.workspace)
 
 
-def _ids(scalar: pa.ListScalar) -> Int32:
-    return np.asarray(scalar.values.to_numpy(), dtype=np.int32)
+def _read_life(body: memoryview) -> Life:
+    return msgspec.msgpack.decode(body, type=Life)
 
 
-def _floats(scalar: pa.ListScalar) -> Float32:
-    return np.asarray(scalar.values.to_numpy(), dtype=np.float32)
+_READ: dict[FrameKind, Callable[[memoryview], Past | Life]] = {
+    FrameKind.LIFE: _read_life,
+    FrameKind.SAID: _read_said,
+    FrameKind.ANSWER: _read_answer,
+    FrameKind.END: _read_ended,
+    FrameKind.MOVED: _read_moved,
+}

@@ -13,7 +13,7 @@ from prorl.agents.variants import native_drop, native_summary
 from prorl.errors import SandboxError
 from prorl.journal import UNKNOWN, Answer, AttemptJournal, CallId, Ended, Said
 from prorl.journal.attempt import ForkOrigin
-from prorl.journal.records import SCHEMAS, FrameKind, read_answer, read_ended, read_said, row_of
+from prorl.journal.records import FrameKind, read
 from prorl.limits import Deadline
 from prorl.testing import Replies
 from prorl.types import (
@@ -35,11 +35,6 @@ REPLIES = [
     Message(role="assistant", content="bad", tool_calls=(ToolCall("python", {}, error="no"),)),
     Message(role="assistant", content="#### 24"),
 ]
-READ: dict[FrameKind, Callable[..., Said | Answer | Ended]] = {
-    FrameKind.SAID: read_said,
-    FrameKind.ANSWER: read_answer,
-    FrameKind.END: read_ended,
-}
 
 
 class Repeatable(ToolEnv):
@@ -79,8 +74,9 @@ class Log:
         self.records: list[Said | Answer | Ended] = []
 
     def __call__(self, kind: FrameKind, body: bytes) -> None:
-        assert kind in SCHEMAS
-        self.records.append(READ[kind](row_of(kind, memoryview(body))))
+        record = read(kind, memoryview(body))
+        assert isinstance(record, Said | Answer | Ended)
+        self.records.append(record)
 
 
 def journal_of(records: list[Said | Answer | Ended], log: Log, epoch: int = 1) -> AttemptJournal:

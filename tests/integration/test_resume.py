@@ -31,7 +31,7 @@ from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
-from prorl.types import Json, Task
+from prorl.types import AttemptKey, Json, Task
 from tests.integration.checks import check_complete, check_nothing_left, rows
 from tests.integration.counting import said
 
@@ -109,16 +109,17 @@ class _Watch:
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "journal" / "run-0"
-        self._seen: dict[str, float] = {}
+        self._seen: dict[AttemptKey, float] = {}
         self._killed_at = 0.0
         self.twice: list[str] = []
 
     def paths(self) -> list[Path]:
         """Those of attempts in hand."""
-        found = sorted(self._folder.glob("*.journal"))
+        found = {path: look(path) for path in sorted(self._folder.glob("*.journal"))}
+        keys = [held.key for held in found.values() if held is not None]
         now = time.time()
-        self._seen = {path.name: self._seen.get(path.name, now) for path in found}
-        return found
+        self._seen = {key: self._seen.get(key, now) for key in keys}
+        return [path for path, held in found.items() if held is not None]
 
     def loss(self) -> Loss:
         """Of a kill now; also that no turn was sampled and no call answered twice."""
@@ -130,7 +131,7 @@ class _Watch:
             at = path.stat().st_mtime
             # Who goes on writes that first: before it nothing was done since the kill before.
             kept += now - at if at > self._killed_at else 0.0
-            bare += now - max(self._seen[path.name], self._killed_at)
+            bare += now - max(self._seen[found.key], self._killed_at)
             counts = Counter(
                 (type(record).__name__, record.turn, getattr(record, "index", 0))
                 for record in found.records

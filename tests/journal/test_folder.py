@@ -88,7 +88,59 @@ def test_an_attempt_that_leaves_leaves_nothing(tmp_path: Path) -> None:
     assert journals.num_bytes > 0
     journals.drop(read_key(row()))
     assert journals.num_bytes == 0
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0, 0]
+    journals.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def test_the_next_attempt_has_the_file_of_one_that_left(tmp_path: Path) -> None:
+    journals = _write(tmp_path)
+    journals.expect(row(2))
+    journals.settle()
+    assert len(list(tmp_path.glob("*.journal"))) == 2
+    journals.drop(read_key(row()))
+    journals.expect(row(3))
+    journals.settle()
+    journals.attempt(read_key(row(3)), on_unknown="tell").say(said(0))
+    assert len(list(tmp_path.glob("*.journal"))) == 2
+    journals.drop(read_key(row(2)))  # its empty file is one that a killed worker leaves
+
+    again = Journals(_as_killed(tmp_path))
+    (found,) = again.open()
+    assert (found.key, found.num_frames) == (read_key(row(3)), 2)
+    assert len(list(tmp_path.glob("*.journal"))) == 1
+    again.expect(row(4))
+    again.settle()
+    assert len({path.name for path in tmp_path.glob("*.journal")} | {found.path.name}) == 2
+    journals.close()
+
+
+def _as_killed(folder: Path) -> Path:
+    """The folder of a worker that has died: its lock is nobody's, its files are as they were."""
+    (folder / "lock").unlink()
+    return folder
+
+
+def test_what_was_dropped_is_not_written_by_its_agent(tmp_path: Path) -> None:
+    journals = _write(tmp_path)
+    late = journals.attempt(read_key(row()), on_unknown="tell")
+    journals.drop(read_key(row()))
+    journals.expect(row(2))
+    journals.settle()
+    late.say(said(5))
+    journals.close()
+    (found,) = Journals(tmp_path).open()
+    assert (found.key, found.records) == (read_key(row(2)), ())
+
+
+def test_a_journal_of_an_older_prorl_is_refused_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _write(tmp_path).close()
+    (path,) = tmp_path.glob("*.journal")
+    path.write_bytes(path.read_bytes().replace(b"prj2", b"prjl"))
+    assert Journals(tmp_path).open() == []
+    assert "its attempt begins anew: frame 0: an older prorl wrote it" in caplog.text
 
 
 def test_cut_at_every_byte_the_longest_prefix_is_read(tmp_path: Path) -> None:
@@ -187,7 +239,7 @@ def test_a_folder_has_one_writer(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_more_than_the_bound_is_not_kept_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journals = Journals(tmp_path, limit_bytes=9000)
+    journals = Journals(tmp_path, limit_bytes=5000)
     journals.open()
     journals.expect(row())
     journals.settle()

@@ -94,6 +94,26 @@ def test_moved_twice_the_seeds_are_those_of_the_first(tmp_path: Path) -> None:
         journals.close()
 
 
+def test_lives_of_another_node_are_counted_once(tmp_path: Path) -> None:
+    first = Journals(tmp_path / "n1" / "run-0")
+    first.open()
+    first.expect(row())
+    first.attempt(read_key(row()), on_unknown="tell").say(said(0))
+    first.close()
+    (found,) = first.open()
+    first.adopt(found, epoch=2)
+    past, taken, folder = first.past(read_key(row())), _next(), tmp_path / "n2" / "run-0"
+    first.close()
+    _hand(folder, past, taken)
+    journals = Journals(folder)
+    journals.open()
+    journals.expect(taken)
+    assert journals.attempt(read_key(taken), on_unknown="tell").history.resumes == 3
+    journals.close()
+    (recovered,) = Journals(folder).open()
+    assert recovered.epoch == 0
+
+
 @pytest.mark.parametrize("damage", [b"", b"no journal at all", b"flip"])
 def test_what_is_damaged_is_refused_aloud(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
