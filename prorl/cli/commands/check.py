@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from typing import NamedTuple
@@ -12,13 +12,14 @@ from typing import NamedTuple
 from prorl.cli.options import Flag, JsonList
 from prorl.cli.output import answer, clean, note
 from prorl.envs import get_env
+from prorl.envs.tools import call_problem
 from prorl.errors import RolloutError, UserError
 from prorl.protocols import Env, Sandbox, SandboxHost
 from prorl.sandbox.node.probe import choose
 from prorl.sandbox.spawn import spawned
 from prorl.tasks import read_tasks
 from prorl.testing import Boxes, play, scripted, verify
-from prorl.types import RolloutLimits, SandboxSpec, Task
+from prorl.types import Message, RolloutLimits, SandboxSpec, Score, Task, ToolSpec
 
 LIMITS = RolloutLimits(init_s=900, run_s=1200, eval_s=600, max_turns=64, max_tokens=1 << 20)
 
@@ -111,18 +112,32 @@ async def _check_one(env: Env, task: Task, boxes: Boxes) -> TaskCheck:
     try:
         await verify(env, task, boxes=boxes, limit_s=2 * LIMITS.eval_s)
         first, again, useless = [
-            (await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)).score
+            await play(env, task, scripted(policy, env), boxes=boxes, limits=LIMITS)
             for policy in ("oracle", "oracle", "noop")
         ]
+        refused = _refused_calls(env.tools(task), first.trajectory.messages)
     except (UserError, RolloutError) as error:
         return TaskCheck(task.task_id, problem=" ".join(str(error).split()))
+    problem = "; ".join(refused) or _problem(first.score, again.score, useless.score)
     rewards = (first.reward, again.reward)
-    problem = ""
-    if first.reward != again.reward:
-        problem = f"the reference solution scores {first.reward:g}, then {again.reward:g}"
-    elif first.reward != 1.0:
-        log = first.log[-500:] or "the env's rubric has no parts"
-        problem = f"the reference solution scores {first.reward:g}: {log}"
-    elif useless.reward != 0.0:
-        problem = f"a useless answer scores {useless.reward:g}: {useless.log[-500:]}"
     return TaskCheck(task.task_id, rewards, useless.reward, " ".join(problem.split()))
+
+
+def _refused_calls(tools: Sequence[ToolSpec], messages: Iterable[Message]) -> list[str]:
+    """Calls of the reference solution that no tool takes, each with why: it says nothing then."""
+    calls = [call for message in messages for call in message.tool_calls]
+    problems = ((call.name, call_problem(tools, call)) for call in calls)
+    found = (f"the reference solution calls {name!r}: {why}" for name, why in problems if why)
+    return list(dict.fromkeys(found))
+
+
+def _problem(first: Score, again: Score, useless: Score) -> str:
+    """What is wrong with the scores of the reference, again of it, and of a useless answer."""
+    if first.reward != again.reward:
+        return f"the reference solution scores {first.reward:g}, then {again.reward:g}"
+    if first.reward != 1.0:
+        log = first.log[-500:] or "the env's rubric has no parts"
+        return f"the reference solution scores {first.reward:g}: {log}"
+    if useless.reward != 0.0:
+        return f"a useless answer scores {useless.reward:g}: {useless.log[-500:]}"
+    return ""

@@ -1,0 +1,63 @@
+"""`prorl check` on tasks of an env of one's own: what its reference solution does is looked at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prorl.cli.app import dispatch
+
+ENV = """
+from prorl.envs.base import BaseEnv, Solution, tool
+from prorl.rubric import Rubric, reward
+from prorl.types import ToolCall
+
+
+@reward("exact")
+def exact(task, artefact):
+    return float(artefact.decode() == task.data["answer"])
+
+
+class Capitals(BaseEnv):
+    name = "capitals"
+    needs = ("answer",)
+    rubric = Rubric((exact, 1.0))
+
+    @tool("Look up a word.", word={"type": "string"})
+    def look_up(self, task, word):
+        return "Oslo"
+
+    def reference(self, task):
+        return Solution((ToolCall("TOOL", {"word": "Norway"}),), task.data["answer"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "code", "said"),
+    [
+        ("look_up", 0, "1 tasks: oracle 1, no-op 0, twice the same"),
+        (
+            "lookup",
+            1,
+            "norway: the reference solution calls 'lookup': there is no tool 'lookup'; did you mean"
+            " 'look_up'?",
+        ),
+    ],
+)
+def test_a_reference_that_calls_a_tool_that_is_not_there_is_refused(
+    tool: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    sandbox_kind: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its answer is right all the same: nobody would see that the tool was never used."""
+    (tmp_path / "capitals.py").write_text(ENV.replace("TOOL", tool))
+    row = {"task_id": "norway", "env": "capitals.py:Capitals", "prompt": "Capital of Norway?"}
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(json.dumps({**row, "data": {"answer": "Oslo"}}))
+    assert dispatch(["check", str(tasks), "--sandbox", sandbox_kind]) == code
+    assert said in capsys.readouterr().out
