@@ -4,11 +4,13 @@ Every command loads its own module only when it is called, so `prorl --help` sta
 
     app.py       the commands, and how errors become one line and an exit code
     settings.py  default < file < environment < flag -> a job or a service config
+    options.py   options that several commands share, each with its help
     output.py    terminal or plain lines or JSON; control characters never reach the terminal
-    service.py   a service around a block of code: processes or inline
     job.py       submit a task file as one run and follow it to its end
     progress.py  bars and the bottleneck while a run goes on; plain lines off a terminal
+    waits.py     what a service waits for and no counter tells: images in the making, dead servers
     summary.py   what a run was, read back from its Parquet files by SQL
+    usage.py     words for a mistake on the command line
 
 Exit codes: 0 done, 1 it failed, 2 the caller's mistake (one line says which), 130 interrupted.
 """

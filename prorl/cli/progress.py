@@ -1,5 +1,4 @@
-"""What a run is doing while it goes on: bars, reward, tokens a second, and the stage that holds the
-others up.
+"""What a run is doing while it goes on: bars, reward, tokens a second, what holds it up.
 
 `Snapshot` is made from what the gateway answers; everything after it is pure. On a terminal the
 picture changes 3 times a second, off it one plain line comes every 10 s and at the end. These are
@@ -17,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from prorl.cli.output import note
+from prorl.cli.waits import image_making_s, image_words
 from prorl.deploy.running import POLL_S, in_thread
 from prorl.types import Json, RolloutState, Stage
 
@@ -61,6 +61,8 @@ class Snapshot:
     mean_reward: float | None
     pools: Mapping[Stage, StageLoad]
     finished: bool
+    image_s: float = 0.0
+    """For so long an image has been in the making while INIT had work; 0 = none is."""
 
     @property
     def ended(self) -> int:
@@ -87,8 +89,9 @@ class Snapshot:
 
 
 def bottleneck(pools: Mapping[Stage, StageLoad]) -> Stage | None:
-    """The stage that holds the others up: the busiest one, the longer queue deciding between
-    equals; None when all have room.
+    """The stage that holds the others up: the busiest one; None when all have room.
+
+    Between equals the longer queue decides.
 
     >>> pools = {Stage.INIT: StageLoad(slots=4, busy=1), Stage.EVAL: StageLoad(slots=4, busy=4)}
     >>> pools[Stage.RUN] = StageLoad(slots=8, busy=8, queued=3)
@@ -111,6 +114,8 @@ def figures(now: Snapshot, before: Snapshot) -> str:
     lost = now.states.get(RolloutState.FAILED, 0)
     if lost:
         parts.append(f"failed {lost:,}")
+    if now.image_s:
+        parts.append(image_words(now.image_s))
     slow = bottleneck(now.pools)
     if slow is not None:
         pool = now.pools[slow]
@@ -215,7 +220,7 @@ def display(show: Show) -> Display:
     return Bars() if sys.stderr.isatty() else Plain()
 
 
-def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
+def snapshot(run: Mapping[str, Json], total: int, at_s: float, image_s: float = 0.0) -> Snapshot:
     """Make a snapshot of the gateway's answer to `GET /v1/runs/{run}`."""
     gauges = run["stages"]
     pools = {
@@ -232,12 +237,20 @@ def snapshot(run: Mapping[str, Json], total: int, at_s: float) -> Snapshot:
         mean_reward=run["reward_mean"],
         pools=pools,
         finished=run["state"] != "open",
+        image_s=image_s,
     )
 
 
+def _image_s(run: Mapping[str, Json], running: Running) -> float:
+    """For how long an image has been in the making, while INIT has work; 0 otherwise."""
+    busy = run["stages"].get(Stage.INIT, {}).get("busy")
+    return image_making_s(running.config.sandbox.images) if busy else 0.0
+
+
 def _unread(run: Mapping[str, Json]) -> int:
-    """Kept groups that the primary consumer of a stream has not committed: it reads from this
-    service, which must not leave before.
+    """Kept groups that the primary consumer of a stream has not committed.
+
+    It reads from this service, which must not leave before.
     """
     if run["config"]["delivery"] != "stream" or run["cancelled"]:
         return 0
@@ -252,7 +265,7 @@ async def follow(client: Client, running: Running, run: str, total: int, show: S
     try:
         while True:
             answer = await in_thread(client.run, run)
-            now = snapshot(answer, total, time.monotonic())
+            now = snapshot(answer, total, time.monotonic(), _image_s(answer, running))
             running.note_commits(int(answer["commits"]))
             shown.update(now)
             unread = _unread(answer) if now.finished else 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prorl.cli.options import ConfigFile, ServiceSettings
@@ -37,7 +40,7 @@ def node(
     name
         Of this node, unique in the service; a second one of the same name replaces the first.
     root
-        Scratch folder. Default: one in the system's temporary folder.
+        Scratch folder. Default: one in the system's temporary folder, gone after a stop in order.
     advertise
         Address at which the service reaches this host. Default: that of the way to the service.
     left
@@ -45,9 +48,23 @@ def node(
         early that what it has in hand can end.
     """
     job = job_settings(config, {}, set_ or [])
-    folder = root or Path(tempfile.gettempdir()) / f"prorl-node-{name}"
     values = {**job.service, "node_id": name, "advertise": advertise}
-    return asyncio.run(_work(Join.read(join), service_settings(values, folder, ""), seconds(left)))
+    with scratch(root, name) as folder:
+        settings = service_settings(values, folder, "")
+        return asyncio.run(_work(Join.read(join), settings, seconds(left)))
+
+
+@contextmanager
+def scratch(given: Path | None, name: str) -> Iterator[Path]:
+    """The folder that was given, or one of the node's own, which goes when the block ends well.
+
+    What a node leaves behind when it breaks (its logs say why) stays until one of the same name has
+    ended well.
+    """
+    folder = given or Path(tempfile.gettempdir()) / f"prorl-node-{name}"
+    yield folder
+    if given is None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _work(join: Join, config: ServiceConfig, left_s: float | None) -> int:

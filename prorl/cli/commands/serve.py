@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from prorl.backends.catalogue import is_server
 from prorl.cli.options import ConfigFile, JobRoot, ServiceSettings
 from prorl.cli.output import say
 from prorl.cli.settings import job_settings, service_settings
+from prorl.cli.waits import server_trouble
 from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, first, in_thread, service, signals
 from prorl.errors import UnavailableError
@@ -69,9 +71,21 @@ async def _serve(config: ServiceConfig) -> int:
             "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the"
             " next `prorl serve`"
         )
+        for line in await asyncio.gather(*map(dead_server, config.backends)):
+            if line:
+                say(line)
         await first(stop, running, _watch(running))
     say("stopped")
     return 0
+
+
+async def dead_server(backend: str) -> str:
+    """The line for a model server that does not answer; empty for one that is well."""
+    trouble = await in_thread(server_trouble, backend) if is_server(backend) else ""
+    if not trouble:
+        return ""
+    asked = f"{backend}: asked GET /health, {trouble}"
+    return f"waiting  {asked}; it is probed on, and rollouts wait until it answers"
 
 
 async def _watch(running: Running) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from prorl.cli.options import JsonObject, ServiceRoot, ServiceUrl
 from prorl.cli.output import clean, say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
+from prorl.cli.waits import image_making_s, image_words
 from prorl.client.client import connect
+from prorl.config import ServiceConfig, load_file, parse
 from prorl.types import Json
 
 LOOK_S = 2.0
@@ -37,7 +40,18 @@ def status(
         table(("run", "state", "rollouts", "reward", "reused"), map(_run_row, found["runs"]))
     for line in _remarks(found):
         say(line)
+    if not url and found["stages"].get("init", {}).get("busy"):
+        _say_image(root)
     return 0
+
+
+def _say_image(root: Path) -> None:
+    """Say what the INIT of a service on this host waits for, where that is an image."""
+    file = root / "service.json"
+    if file.exists():
+        images = parse(ServiceConfig, load_file(file), str(file)).sandbox.images
+        if making_s := image_making_s(images):
+            say(image_words(making_s))
 
 
 def _narrow_row(one: Mapping[str, Json]) -> tuple[object, ...]:
