@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS
+from prorl.linux import failpoints
 from prorl.renderer_spec import RendererConfig
 from prorl.types import Json, RolloutLimits, SamplingParams
 from prorl.validation import explain
@@ -373,6 +374,14 @@ def load_file(path: Path) -> dict[str, Json]:
             f"config file {path} holds {type(values).__name__}", "a mapping of settings"
         )
     return values
+
+
+def check_failpoints() -> None:
+    """Refuse faults of `PRORL_FAILPOINTS` that do not exist. Raises ConfigError."""
+    try:
+        failpoints.parse(os.environ.get(failpoints.VARIABLE, ""))
+    except ValueError as error:
+        raise ConfigError(str(error), hint="unset it: it is for tests") from None
 
 
 def environment(prefix: str = "PRORL_") -> dict[str, str]:

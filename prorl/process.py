@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from prorl.config import ServiceConfig, load_file, parse
+from prorl.config import ServiceConfig, check_failpoints, load_file, parse
 from prorl.errors import FencedError, ProrlError
 from prorl.flight import FlightNetwork, trace, tune
 from prorl.linux import heartbeat
@@ -101,6 +101,7 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
         tune()
     status = 0
     try:
+        check_failpoints()
         given = parse(ServiceConfig, load_file(config), str(config))
         status = asyncio.run(_lively(serve(given))) or 0
     except* ProrlError as group:

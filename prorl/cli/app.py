@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from prorl.errors import NotFoundError, ProrlError, UserError
+from prorl.linux.failpoints import VARIABLE
 
 DONE, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -87,6 +88,7 @@ def build() -> App:
 def dispatch(argv: Sequence[str]) -> int:
     """Run one command line; returns its exit code and never raises for a mistake of the caller."""
     try:
+        _check_environment()
         _check_command(argv)
         answer = build()(
             list(argv), exit_on_error=False, print_error=False, result_action="return_value"
@@ -117,6 +119,14 @@ def _check_command(argv: Sequence[str]) -> None:
         raise UserError(
             f"unknown command `{argv[0]}`", f"one of {', '.join(known)}", nearest(argv[0], known)
         )
+
+
+def _check_environment() -> None:
+    """Refuse faults that nobody can mean, before a process meets them in the middle of its work."""
+    if os.environ.get(VARIABLE):
+        from prorl.config import check_failpoints
+
+        check_failpoints()
 
 
 def _complain(error: object, code: int) -> int:

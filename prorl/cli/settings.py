@@ -8,7 +8,6 @@ service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,8 +16,16 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from prorl.backends.catalogue import CATALOGUE, checkpoint, embedded, is_known, scheme_of
+from prorl.backends.catalogue import (
+    CATALOGUE,
+    checkpoint,
+    embedded,
+    examples,
+    is_known,
+    scheme_of,
+)
 from prorl.backends.embedded import TOY
+from prorl.cli.usage import nearest
 from prorl.config import (
     RESERVED_NAMES,
     RunConfig,
@@ -161,8 +168,10 @@ def backend(policy: str) -> str:
     url = f"{POLICIES.get(name, name)}{question}{parameters}"
     if is_known(url) and _is_listed(url):
         return url
-    close = difflib.get_close_matches(name.rpartition(":")[2], (*POLICIES, "toy"), n=1)
-    hint = f"did you mean `{close[0]}`?" if close else ""
+    hint = nearest(name.rpartition(":")[2], (*POLICIES, "toy"))
+    if scheme_of(url) and not is_known(url):
+        given = f"policy {policy!r} of the unknown scheme {scheme_of(url)!r}"
+        raise ConfigError(given, f"one of {examples()}", hint)
     expected = (
         f"one of {', '.join(POLICIES)}, toy, a checkpoint's directory, or http://HOST:PORT of a"
         " model server"

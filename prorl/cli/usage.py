@@ -18,7 +18,15 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 def refused(error: CycloptsError) -> str:
     """The line for a person; ends with where the flags of the command are listed."""
     command = " ".join(("prorl", *(error.command_chain or ())))
-    return f"{_mistake(error).rstrip('.')}; see `{command} --help`"
+    return f"{_mistake(error).rstrip('.')}{_hint(error)}; see `{command} --help`"
+
+
+def _hint(error: CycloptsError) -> str:
+    """Where a value that has no place belongs, for commands that people often give one."""
+    unused = getattr(error, "unused_tokens", None) or ("",)
+    if tuple(error.command_chain or ()) == ("show",) and unused[0].isdecimal():
+        return f"; a rollout is chosen by `--rollout {unused[0]}`"
+    return ""
 
 
 def _mistake(error: CycloptsError) -> str:

@@ -25,10 +25,10 @@ GOOD = {"task_id": "1", "env": "noop", "prompt": "do nothing"}
 def prorl(tmp_path: Path) -> Prorl:
     """Run the program in an empty folder."""
 
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    def run(*argv: str, **more: str) -> subprocess.CompletedProcess[str]:
         environ = {
             name: value for name, value in os.environ.items() if not name.startswith("PRORL_")
-        }
+        } | more
         command = [sys.executable, "-m", "prorl.cli", *argv]
         return subprocess.run(
             command,
@@ -163,9 +163,46 @@ def test_sql_that_is_not_one_select(prorl: Prorl, tmp_path: Path) -> None:
         (["ls", "a", "b", "c"], "is more than this command takes"),
         (["ls", "--rot", "x"], "unknown option: --rot; did you mean --root?"),
         (["bench", "nothing"], "unknown benchmark 'nothing'; expected one of"),
+        (["show", "r", "9"], "a rollout is chosen by `--rollout 9`; see `prorl show --help`"),
+        (["replay", "r", "--port", "99999"], "--port 99999; expected 1 to 65535; leave it out"),
+        (
+            ["serve", "--policy", "htp://127.0.0.1:8000"],
+            "of the unknown scheme 'htp'; expected one of scripted:oracle|flaky|noop|random|faulty,"
+            " embedded:DIR, http://HOST:PORT, https://HOST:PORT",
+        ),
     ],
 )
 def test_a_command_line_that_does_not_parse(
     prorl: Prorl, tmp_path: Path, line: list[str], said: str
 ) -> None:
     _check(prorl(*line), tmp_path, said)
+
+
+@pytest.mark.parametrize("line", [["ls"], ["run", "--tasks", "none.jsonl"], ["serve"]])
+def test_faults_that_do_not_exist_are_refused_before_anything_begins(
+    prorl: Prorl, tmp_path: Path, line: list[str]
+) -> None:
+    done = prorl(*line, PRORL_FAILPOINTS="log.wriiten:kill")
+    _check(done, tmp_path, "PRORL_FAILPOINTS: 'log.wriiten:kill'; expected NAME:FAULT", "unset it")
+
+
+def test_a_process_of_a_service_refuses_faults_that_do_not_exist(tmp_path: Path) -> None:
+    config = tmp_path / "service.json"
+    config.write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "prorl.service", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PRORL_FAILPOINTS": "junk"},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "PRORL_FAILPOINTS: 'junk'; expected NAME:FAULT" in done.stderr
+
+
+def test_rows_of_no_known_format_get_a_short_line(prorl: Prorl, tmp_path: Path) -> None:
+    wide = {f"column_{number}": number for number in range(200)}
+    done = prorl("run", "--tasks", _tasks(tmp_path, wide))
+    _check(done, tmp_path, "are of no known format; expected one of prorl, humaneval", "docs/tasks")
+    assert len(done.stderr) < 800

@@ -145,6 +145,21 @@ def test_verify_finds_a_flipped_byte(cli: Cli, root: Path, tmp_path: Path) -> No
     assert any(finding["where"] == f"rollouts/{part.name}" for finding in findings)
 
 
+def test_compact_says_how_a_damaged_part_is_mended(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(root / "r", copy)
+    for part in (copy / "rollouts").iterdir():
+        if part.name != "empty.parquet":
+            part.write_bytes(part.read_bytes()[:-8])
+    before = sorted(copy.rglob("*"))
+    assert dispatch(["compact", str(copy)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "; expected parts as their commits name them; `prorl verify copy` lists" in line
+    assert sorted(copy.rglob("*")) == before
+
+
 def test_a_service_that_is_not_there_is_one_clear_line(cli: Cli) -> None:
     assert cli("status", code=2) == ""
 

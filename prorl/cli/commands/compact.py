@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+
 from prorl.cli.options import JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer
 from prorl.cli.runs import run_directory
+from prorl.errors import StorageError
 from prorl.storage.compact import Compacted
 from prorl.storage.compact import compact as merge
 from prorl.storage.layout import RunDir
@@ -20,7 +23,10 @@ def compact(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonObje
     """
     directory = RunDir(run_directory(run, root))
     directory.manifest()
-    done = merge(directory, everything=True)
+    try:
+        done = merge(directory, everything=True)
+    except StorageError as error:
+        raise _with_mending(error, directory.name) from None
     found = {
         "run": directory.name,
         "compacted": done is not None,
@@ -30,6 +36,16 @@ def compact(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonObje
     }
     answer(found, [f"{directory.name}: {_words(done)}"], json=json)
     return 0
+
+
+def _with_mending(error: StorageError, run: str) -> StorageError:
+    """What to do about a damaged part; trouble of the system (a full disk ...) stays as it is."""
+    if error.errno not in (None, errno.ENOENT):
+        return error
+    return StorageError(
+        f"{error}; expected parts as their commits name them; `prorl verify {run}` lists what is"
+        " damaged: mend it by a copy of these files. Nothing was changed"
+    )
 
 
 def _words(done: Compacted | None) -> str:

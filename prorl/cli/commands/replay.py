@@ -20,6 +20,7 @@ from prorl.cli.options import Flag, JsonObject, RunsRoot, StoredName
 from prorl.cli.output import answer, open_to_write, say
 from prorl.cli.runs import run_directory
 from prorl.deploy.running import signals
+from prorl.errors import UserError
 from prorl.flight import FlightNetwork
 from prorl.storage.catalog import StoredRun
 from prorl.storage.endpoint import Endpoint
@@ -30,6 +31,7 @@ from prorl.storage.twist import Twist, open_twisted
 from prorl.task_json import task_to_json
 
 HOT_BYTES = 1 << 30
+MAX_PORT = (1 << 16) - 1
 
 
 def replay(
@@ -91,6 +93,8 @@ def replay(
     port
         Flight port on 127.0.0.1; default: any free one.
     """
+    if not 0 <= port <= MAX_PORT:
+        raise UserError(f"--port {port}", f"1 to {MAX_PORT}", "leave it out for any free port")
     if fork is not None:
         return _fork(run_directory(run, root), fork, turn, select)
     token = os.environ.get("PRORL_TOKEN") or secrets.token_urlsafe(32)

@@ -39,6 +39,12 @@ NAMES = (
 
 GROUP = "prorl.formats"
 
+SHOWN_KEYS = 20
+MEND_KEYS = (
+    "rename the keys, or write rows with task_id, env, prompt and data; docs/tasks.md has the keys"
+    " of each format"
+)
+
 Row = Mapping[str, Json]
 
 
@@ -77,13 +83,11 @@ def detect(row: Row) -> Format:
         has_keys = all(any(key in row for key in keys.split("|")) for keys in candidate.keys)
         if has_keys and candidate.fits(row):
             return candidate
-    shapes = " | ".join(
-        f"{one.name}: {', '.join(key.replace('|', ' or ') for key in one.keys)}" for one in known
-    )
-    hint = "rename the keys, or write rows with task_id, env, prompt and data"
-    raise TaskError(
-        f"keys {', '.join(map(repr, row)) or '(none)'} are of no known format", shapes, hint
-    )
+    keys = ", ".join(map(repr, list(row)[:SHOWN_KEYS])) or "(none)"
+    more = ", ..." if len(row) > SHOWN_KEYS else ""
+    given = f"keys {keys}{more} are of no known format"
+    names = ", ".join(dict.fromkeys(one.name for one in known))
+    raise TaskError(given, f"one of {names}", MEND_KEYS)
 
 
 def text(row: Row, key: str) -> str:
