@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from prorl.envs.swe.shell import REPORT
-from prorl.envs.swe.tested import run_tests
+from prorl.envs.swe.tested import Harness, run_tests
 from prorl.testing import LocalSandbox
 
 TEST = (
@@ -37,7 +37,7 @@ def _folder(folder: Path, text: str = TEST) -> Path:
 async def test_a_report_that_is_not_the_runners_says_nothing(
     kind: type[LocalSandbox], tmp_path: Path
 ) -> None:
-    tested = await run_tests(kind(_folder(tmp_path)), COMMAND, 20.0, {}, "python")
+    tested = await run_tests(kind(_folder(tmp_path)), Harness(COMMAND, 20.0, {}, "python"))
     assert tested.passed == frozenset()
     assert ("changed their own report" in tested.log) is (kind is Forged)
 
@@ -46,14 +46,18 @@ async def test_what_no_watched_function_did_the_canary_sees(tmp_path: Path) -> N
     """Every failure is forgotten by a result that the witness cannot name."""
     forget = "import unittest.result\nunittest.result.TestResult.addFailure = lambda *a: None\n"
     text = f"{forget}{TEST}".replace("self.assertTrue(False)", "pass")
-    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    tested = await run_tests(
+        LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
+    )
     assert tested.passed == frozenset()
     assert "did not end well" in tested.log
 
 
 async def test_an_honest_run_is_believed(tmp_path: Path) -> None:
     text = TEST.replace("False", "True")
-    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    tested = await run_tests(
+        LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
+    )
     assert tested.count(["test_a (test_it.T)", "test_a (test_it.T.test_a)"]) == 2
     assert tested.is_witnessed
 
@@ -75,7 +79,9 @@ LAST = b'{"say": "bye", "outcomes": {"prorl_canary": true}, '
 
 async def test_half_a_surrogate_pair_in_a_modules_name_is_read(tmp_path: Path) -> None:
     text = HALF + TEST.replace("False", "True")
-    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    tested = await run_tests(
+        LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
+    )
     assert tested.count(["test_a (test_it.T)"]) == 1
     assert tested.modules["\\ud800"] == "/tmp/\\udfff.py"
 
@@ -101,6 +107,8 @@ async def test_what_no_witness_says_is_a_verdict_and_no_failure_of_the_grader(
     """Code that finds the witness in its process and speaks with its key."""
     text = TEST.replace("self.assertTrue(False)", "exec(LIES)")
     text = f"LIES = {LIES.format(line=line)!r}\n{text}"
-    tested = await run_tests(LocalSandbox(_folder(tmp_path, text)), COMMAND, 20.0, {}, "python")
+    tested = await run_tests(
+        LocalSandbox(_folder(tmp_path, text)), Harness(COMMAND, 20.0, {}, "python")
+    )
     assert tested.passed == frozenset()
     assert "spoiled their report" in tested.log or "did not end well" in tested.log

@@ -1,5 +1,6 @@
-"""Software-engineering tasks in SWE-bench's shape (Jimenez et al. 2024): change a repository so
-that hidden tests pass.
+"""Software-engineering tasks in SWE-bench's shape (Jimenez et al. 2024).
+
+The policy changes a repository so that hidden tests pass.
 
 | `task.data` | |
 |---|---|
@@ -42,18 +43,15 @@ helpers and pytest's objects (`kept.py`); only the session's own process is list
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shlex
 from dataclasses import replace
 from hashlib import blake2b
-from pathlib import Path
 
 from prorl.envs.base import BaseEnv, Solution
-from prorl.envs.swe import fields, guard, shell
+from prorl.envs.swe import fields, guard, shell, workspace
 from prorl.envs.swe.apply import apply, guarded_apply
 from prorl.envs.swe.fields import check_fields
-from prorl.envs.swe.tested import Tested, run_tests
+from prorl.envs.swe.tested import Harness, Tested, run_tests
 from prorl.envs.swe.verdict import (
     LOG_CHARS,
     NOTHING,
@@ -64,8 +62,8 @@ from prorl.envs.swe.verdict import (
     score_of,
     without_excuses,
 )
-from prorl.envs.tools import BASH, FILES, text_field
-from prorl.errors import GraderError, NotFoundError, SandboxError, TaskError
+from prorl.envs.tools import BASH, FILES, cut_short, text_field
+from prorl.errors import SandboxError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rewards import rubric_of
@@ -81,8 +79,8 @@ from prorl.types import (
     ToolResult,
 )
 
-MAX_ARCHIVE_BYTES = 256 << 20
-TESTS_S, SETUP_S, DIFF_S = 60.0, 600.0, 40.0
+TESTS_S = 60.0
+"""Limit of all tests together when the task names none."""
 GOLD_PATCH = ".git/reference.patch"
 PYTEST = ("pytest",)
 """What tests find beside Python where a task names neither image nor requirements."""
@@ -119,30 +117,9 @@ class SweEnv(BaseEnv):
             return spec
         return replace(spec, requirements=PYTEST, wheels=HOST_WHEELS)
 
-    # ---- the workspace
-
     def preparation(self, task: Task) -> str:
-        """Everything that `prepare` reads, where there is a setup or an archive: else a copy saves
-        nothing.
-        """
-        data, archive = task.data, task.data.get("archive", "")
-        if not data.get("setup") and not archive:
-            return ""
-        about = Path(archive).stat() if archive and Path(archive).is_file() else None
-        stamp = [about.st_size, about.st_mtime_ns] if about else []
-        return json.dumps(
-            [
-                data.get("files", {}),
-                archive,
-                stamp,
-                data.get("base_commit", ""),
-                data.get("setup", ""),
-                data.get("environment", {}),
-                data.get("requirements", []),
-                data.get("wheels", ""),
-            ],
-            sort_keys=True,
-        )
+        """Everything that `prepare` reads; empty where a copy would save nothing."""
+        return workspace.preparation(task)
 
     async def prepare(self, task: Task, sandbox: Sandbox | None) -> None:
         """Bring the repository into the sandbox, run the setup and make it one commit.
@@ -150,35 +127,7 @@ class SweEnv(BaseEnv):
         Raises TaskError when the task's own parts fail, SandboxError.
         """
         assert sandbox is not None
-        for path, text in fields.files(task).items():
-            await sandbox.put(path, text.encode(), 0o755 if text.startswith("#!") else 0o644)
-        if archive := task.data.get("archive"):
-            await self._unpack(task, archive, sandbox)
-        if setup := task.data.get("setup"):
-            await _run(task, sandbox, "setup", setup, float(task.data.get("setup_s", SETUP_S)))
-        await _run(task, sandbox, "the first commit", shell.BASE, SETUP_S)
-
-    async def _unpack(self, task: Task, archive: str, sandbox: Sandbox) -> None:
-        path = Path(archive)
-        try:
-            if path.stat().st_size > MAX_ARCHIVE_BYTES:
-                raise TaskError(
-                    f"task {task.task_id!r}: {archive} is larger than {MAX_ARCHIVE_BYTES} bytes",
-                    hint="put it into an image",
-                )
-            content = await asyncio.to_thread(path.read_bytes)
-        except OSError as cause:
-            raise TaskError(
-                f"task {task.task_id!r}: cannot read {archive} on this node: {cause.strerror}",
-                "an archive",
-            ) from cause
-        await sandbox.put(shell.ARCHIVE, content)
-        script = (
-            f"BASE_COMMIT={shlex.quote(task.data.get('base_commit', ''))}\n{shell.UNPACK_BUNDLE}"
-            if path.suffix == ".bundle"
-            else shell.UNPACK_TAR
-        )
-        await _run(task, sandbox, f"unpacking {path.name}", script, SETUP_S)
+        await workspace.prepare(task, sandbox)
 
     async def call(
         self, task: Task, sandbox: Sandbox | None, call: ToolCall, timeout_s: float
@@ -191,28 +140,9 @@ class SweEnv(BaseEnv):
         return await super().call(task, sandbox, call, timeout_s)
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
-        """The diff to the first commit, new files included, ignored ones not; the largest new files
-        are left out where it would be too large. Raises SandboxError when the agent has made that
-        impossible.
-        """
+        """The diff to the first commit. Raises SandboxError where the agent made it impossible."""
         assert sandbox is not None
-        done = await sandbox.exec(["bash", "-c", shell.ARTEFACT], DIFF_S)
-        problem = "cannot be read: its repository is broken"
-        if done.timed_out:
-            problem = f"cannot be read in {DIFF_S:g} s"
-        elif done.exit_code == shell.TOO_LARGE:
-            problem = f"are more than {shell.MAX_PATCH_BYTES} bytes"
-        elif done.exit_code == 0:
-            try:
-                return await sandbox.get(shell.DIFF, shell.MAX_PATCH_BYTES)
-            except (NotFoundError, OSError):
-                pass
-        raise SandboxError(
-            FailureCode.SANDBOX_BROKEN,
-            f"a workspace whose changes {problem}: {done.output.strip()[-500:]}",
-        )
-
-    # ---- scoring
+        return await workspace.changes(sandbox)
 
     async def verify(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> None:
         """Whether the task's own lists hold here: in a prepared sandbox of its own, once a node.
@@ -222,20 +152,11 @@ class SweEnv(BaseEnv):
         if task.data.get("verified"):
             return
         await _bring_tests(task, sandbox)
-        command = fields.command(task)
-        before = await self._tested(task, sandbox, deadline, command, is_ours=True)
+        before = await _tested(task, sandbox, deadline, is_ours=True)
         check_untouched(task, before)
         if isinstance(task.data.get("patch"), str) and task.data["patch"].strip():
-            applied = await apply(
-                sandbox,
-                task.data["patch"].encode(),
-                guard.patch_paths(fields.test_patch(task)),
-            )
-            if applied.exit_code != 0:
-                raise bad_task(
-                    task, f"the reference patch does not apply: {applied.output[-1000:]}"
-                )
-            after = await self._tested(task, sandbox, deadline, command, is_ours=True)
+            await _bring_reference(task, sandbox)
+            after = await _tested(task, sandbox, deadline, is_ours=True)
             check_reference(task, after)
             before = before._replace(
                 suspects=before.suspects | after.suspects, expected=before.expected | after.expected
@@ -266,7 +187,7 @@ class SweEnv(BaseEnv):
         if problem:
             return score_of(task, NOTHING, f"the change does not apply: {problem}")
         try:
-            tested = await self._tested(task, sandbox, deadline, fields.command(task))
+            tested = await _tested(task, sandbox, deadline)
         except SandboxError as error:
             if error.code is not FailureCode.SANDBOX_BROKEN:
                 raise
@@ -277,36 +198,6 @@ class SweEnv(BaseEnv):
         if problem := forged(tested, before):
             return score_of(task, NOTHING, f"{problem}\n{log}"[:LOG_CHARS])
         return score_of(task, tested, log)
-
-    async def _tested(
-        self,
-        task: Task,
-        sandbox: Sandbox,
-        deadline: Deadline,
-        command: str,
-        *,
-        is_ours: bool = False,
-    ) -> Tested:
-        """Run the tests; `is_ours` when no policy has had a hand in them."""
-        wanted_s = float(task.data.get("timeout_s", TESTS_S))
-        limit_s = min(wanted_s, deadline.remaining_s)
-        # compiled files of one source must not be taken for another's, of equal size and second
-        ours = {"PYTHONDONTWRITEBYTECODE": "1"} if is_ours else {}
-        environment = {**fields.environment(task), **ours}
-        image = shell.IMAGE_ENVIRONMENT if task.data.get("image") else ""
-        tested = await run_tests(
-            sandbox,
-            image + command,
-            limit_s,
-            environment,
-            fields.log_parser(task),
-            guard.watched(fields.rules(task)),
-        )
-        if tested.timed_out and limit_s < wanted_s:
-            raise GraderError(
-                FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"
-            )
-        return tested
 
     def reference(self, task: Task) -> Solution:
         """Write the reference patch to a file and apply it."""
@@ -321,19 +212,25 @@ class SweEnv(BaseEnv):
         return Solution((write, apply), "The change is in the workspace.")
 
 
-async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: float) -> None:
-    """Run a script of the task's in the workspace. Raises TaskError when it fails."""
-    done = await sandbox.exec(["bash", "-c", f"set -e\n{fields.exports(task)}{script}"], limit_s)
-    if done.timed_out or done.exit_code != 0:
-        end = (
-            f"did not end in {limit_s:g} s"
-            if done.timed_out
-            else f"ended with exit status {done.exit_code}"
-        )
-        raise TaskError(
-            f"task {task.task_id!r}: {what} {end}: {done.output.strip()[-1000:]}",
-            hint="run it by hand in such a sandbox",
-        )
+async def _tested(
+    task: Task, sandbox: Sandbox, deadline: Deadline, *, is_ours: bool = False
+) -> Tested:
+    """Run the tests; `is_ours` when no policy has had a hand in them."""
+    wanted_s = float(task.data.get("timeout_s", TESTS_S))
+    limit_s = min(wanted_s, deadline.remaining_s)
+    # compiled files of one source must not be taken for another's, of equal size and second
+    ours = {"PYTHONDONTWRITEBYTECODE": "1"} if is_ours else {}
+    harness = Harness(
+        command=(shell.IMAGE_ENVIRONMENT if task.data.get("image") else "") + fields.command(task),
+        limit_s=limit_s,
+        environment={**fields.environment(task), **ours},
+        parser=fields.log_parser(task),
+        watched=guard.watched(fields.rules(task)),
+    )
+    tested = await run_tests(sandbox, harness)
+    if tested.timed_out and limit_s < wanted_s:
+        raise cut_short("tests")
+    return tested
 
 
 async def _bring_tests(task: Task, sandbox: Sandbox) -> None:
@@ -344,6 +241,14 @@ async def _bring_tests(task: Task, sandbox: Sandbox) -> None:
     applied = await apply(sandbox, patch.encode())
     if applied.exit_code != 0:
         raise bad_task(task, f"test_patch does not apply: {applied.output[-1000:]}")
+
+
+async def _bring_reference(task: Task, sandbox: Sandbox) -> None:
+    """Apply the reference but for the tests' own files. Raises RolloutError for the task."""
+    tests = guard.patch_paths(fields.test_patch(task))
+    applied = await apply(sandbox, task.data["patch"].encode(), tests)
+    if applied.exit_code != 0:
+        raise bad_task(task, f"the reference patch does not apply: {applied.output[-1000:]}")
 
 
 def _digest(task: Task) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from prorl.envs.swe import guard, shell
 from prorl.envs.swe.guard import Rules
@@ -39,26 +39,32 @@ async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[
     paths = [row.split(b"\t", 2)[2].decode("utf-8", "replace") for row in rows if b"\t" in row]
     there = await _there(sandbox, guard.questions(paths))
     left = guard.left_out(paths, rules, there)
-    settings = [
-        path
-        for path in paths
-        if path.rpartition("/")[2] in guard.SETTINGS and path not in {*left, *rules.reference}
-    ]
+    counted = [path for path in paths if path not in {*left, *rules.reference}]
+    settings = [path for path in counted if path.rpartition("/")[2] in guard.SETTINGS]
     before = {path: await _content(sandbox, path) for path in settings}
     left |= {path: _SETTING for path, content in before.items() if content == _UNREADABLE}
     applied = await apply(sandbox, change, left)
     if applied.exit_code != 0:
         return applied.output, ""
+    kept = {path: content for path, content in before.items() if path not in left}
+    left |= dict.fromkeys(await _restore(sandbox, kept), _SETTING)
+    return "", _told(left)
+
+
+async def _restore(sandbox: Sandbox, before: Mapping[str, bytes | None]) -> list[str]:
+    """Put back settings files whose part for the test runner the change has changed; their paths.
+
+    `before` is what each of them held, None where there was none.
+    """
+    restored = []
     for path, content in before.items():
-        if path in left:
-            continue
         now = await _content(sandbox, path)
         if guard.runner_part(path, now) != guard.runner_part(path, content):
-            left[path] = _SETTING
+            restored.append(path)
             await sandbox.exec(["rm", "-f", path], GIT_S)
             if content is not None:
                 await sandbox.put(path, content)
-    return "", _told(left)
+    return restored
 
 
 async def _there(sandbox: Sandbox, paths: Sequence[str]) -> frozenset[str]:

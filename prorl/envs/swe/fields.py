@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from prorl.envs.swe import guard, shell
 from prorl.envs.swe.logs import PARSERS, choose
-from prorl.envs.tools import text_field
-from prorl.errors import TaskError
+from prorl.envs.tools import field_error, text_field
 from prorl.types import Json, Task
 
 _KINDS: Mapping[str, type] = {
@@ -40,42 +39,33 @@ _ALIASES = {
 def check_fields(task: Task) -> None:
     """The fields are there and of the right form. Raises TaskError."""
     if not test_names(task, "FAIL_TO_PASS"):
-        raise TaskError(
-            f"task {task.task_id!r}: FAIL_TO_PASS is empty",
-            "at least one test that a solution makes pass",
-        )
+        expected = "at least one test that a solution makes pass"
+        raise field_error(task, "FAIL_TO_PASS is empty", expected)
     test_names(task, "PASS_TO_PASS")
     check_patch(task)
-    for name, kind in _KINDS.items():
-        if not isinstance(task.data.get(name, kind()), kind):
-            raise TaskError(
-                f"task {task.task_id!r}: data.{name} is {task.data[name]!r}"[:300],
-                f"a {kind.__name__}",
-            )
-    for name, ours in _ALIASES.items():
-        if task.data.get(name) and not task.data.get(ours):
-            raise TaskError(
-                f"task {task.task_id!r}: data.{name} is not read",
-                f"data.{ours}",
-                "rename it, or give the row to prorl as its producer wrote it",
-            )
+    _check_kinds(task)
     if not any(task.data.get(source) for source in ("files", "archive", "image")):
-        raise TaskError(
-            f"task {task.task_id!r}: no repository", "data.files, data.archive or data.image"
-        )
+        raise field_error(task, "no repository", "data.files, data.archive or data.image")
     if log_parser(task) not in PARSERS:
-        raise TaskError(
-            f"task {task.task_id!r}: data.log_parser is {log_parser(task)!r}",
-            f"one of {', '.join(PARSERS)}",
-        )
+        expected = f"one of {', '.join(PARSERS)}"
+        raise field_error(task, f"data.log_parser is {log_parser(task)!r}", expected)
     for name, text in environment(task).items():
         if not name.isidentifier() or not isinstance(text, str):
-            raise TaskError(
-                f"task {task.task_id!r}: data.environment has {name!r}: {text!r}"[:300],
-                "names of variables with texts",
-            )
+            expected = "names of variables with texts"
+            raise field_error(task, f"data.environment has {name!r}: {text!r}", expected)
     if wrong := [path for path, text in files(task).items() if not isinstance(text, str)]:
-        raise TaskError(f"task {task.task_id!r}: data.files[{wrong[0]!r}]", "text")
+        raise field_error(task, f"data.files[{wrong[0]!r}]", "text")
+
+
+def _check_kinds(task: Task) -> None:
+    """Each field has its type, and none has another producer's name. Raises TaskError."""
+    for name, kind in _KINDS.items():
+        if not isinstance(task.data.get(name, kind()), kind):
+            raise field_error(task, f"data.{name} is {task.data[name]!r}", f"a {kind.__name__}")
+    for name, ours in _ALIASES.items():
+        if task.data.get(name) and not task.data.get(ours):
+            hint = "rename it, or give the row to prorl as its producer wrote it"
+            raise field_error(task, f"data.{name} is not read", f"data.{ours}", hint)
 
 
 def check_patch(task: Task) -> None:
@@ -86,7 +76,7 @@ def check_patch(task: Task) -> None:
     if not test_patch(task) and task.data.get("image") and task.data.get("test_command"):
         return
     if not guard.patch_paths(text_field(task, "test_patch")):
-        raise TaskError(f"task {task.task_id!r}: data.test_patch names no file", "a unified diff")
+        raise field_error(task, "data.test_patch names no file", "a unified diff")
 
 
 def test_patch(task: Task) -> str:
@@ -144,8 +134,5 @@ def test_names(task: Task, key: str) -> tuple[str, ...]:
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise TaskError(
-            f"task {task.task_id!r}: data.{key} is {task.data.get(key)!r}"[:300],
-            "a list of tests' names",
-        )
+        raise field_error(task, f"data.{key} is {task.data.get(key)!r}", "a list of tests' names")
     return tuple(names)

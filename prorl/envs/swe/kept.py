@@ -149,15 +149,12 @@ def test_folder(path: str) -> str:
 
 
 def strangers(path: str, scope: Any) -> list[str]:
-    """Names of a module that are bound to something else than its text says, as far as that can be
-    told: plain functions, imports, and built-in names that it does not bind.
+    """Names of a module that are bound to something else than its text says.
+
+    As far as that can be told: plain functions, imports, and built-in names that it does not bind.
     """
-    try:
-        if os.path.getsize(path) > MAX_READ_BYTES:
-            return []
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    tree = parsed(path)
+    if tree is None:
         return []
     bound, said = bindings(tree), []
     if "*" in bound:
@@ -173,6 +170,17 @@ def strangers(path: str, scope: Any) -> list[str]:
             if bound[name] == 1 and name in scope and not is_right:
                 said.append(name)
     return said
+
+
+def parsed(path: str) -> ast.Module | None:
+    """What a module's file says; None where it is too large or no Python."""
+    try:
+        if os.path.getsize(path) > MAX_READ_BYTES:
+            return None
+        with open(path, "rb") as file:
+            return ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def wanted(node: ast.stmt, path: str, scope: Any) -> Iterable[tuple[str, bool]]:
@@ -217,8 +225,9 @@ def bindings(tree: ast.Module) -> Counter[str]:
 
 
 def shape_of(item: Any) -> list[Any]:
-    """What a test of pytest is run by: its class, its function, its fixtures' functions, its
-    parameters, and methods of its own.
+    """What a test of pytest is run by.
+
+    Its class, its function, its fixtures' functions, its parameters, and methods of its own.
     """
     inner = vars(item)
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", None) or {}

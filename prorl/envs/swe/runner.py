@@ -97,11 +97,7 @@ class Sessions:
         """What a session's own process says. Raises ValueError for another one."""
         say = message.pop("say", "")
         if say == "start":
-            if not descends(pid, self.top, self._speakers):
-                raise ValueError("a process that is no session's")
-            self._speakers.append(pid)
-            self.found.append({"ended": False, "told": False, "outcomes": {}})
-            self._end.sendall(b"go")
+            self._begin(pid)
             return
         if not self._speakers or pid != self._speakers[-1]:
             raise ValueError("a process that is no session's")
@@ -116,6 +112,19 @@ class Sessions:
             self._offer()
         else:
             session["told"] = say == "told"
+
+    def _begin(self, pid: int) -> None:
+        """Open a session for a process of the command's. Raises ValueError for another one."""
+        if not descends(pid, self.top, self._speakers):
+            raise ValueError("a process that is no session's")
+        self._speakers.append(pid)
+        self.found.append({"ended": False, "told": False, "outcomes": {}})
+        self._end.sendall(b"go")
+
+    def hear_rest(self) -> None:
+        """Hear what has been said, and wait for nobody."""
+        while select.select([self._end], [], [], 0)[0] and self.hear():
+            pass
 
 
 def message_of(line: bytes) -> dict[str, Any]:
@@ -154,8 +163,9 @@ def module_file(content: bytes) -> int:
 
 
 def stamps(paths: list[str]) -> dict[str, tuple[int, int]]:
-    """Of files, and of Python files below folders: (inode, time of the last change, which no
-    program can set); at most MAX_WATCHED.
+    """What tells of files, and of Python files below folders, whether somebody has written them.
+
+    By path (inode, time of the last change, which no program can set); at most MAX_WATCHED.
     """
     found: dict[str, tuple[int, int]] = {}
     for top in paths:
@@ -178,35 +188,41 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     before = stamps(job["watched"])
     ours, theirs = socket.socketpair()
     module = module_file(base64.b64decode(job["witness"]))
-    place = f"/proc/self/fd/{module}"
     sessions = Sessions(ours)
-    child = subprocess.Popen(
-        ["bash", "-c", with_witness(job["command"], place)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(job, theirs.fileno(), place),
-        pass_fds=(theirs.fileno(), module),
-        start_new_session=True,
-    )
+    child = start(job, theirs.fileno(), module)
     sessions.top = child.pid
     theirs.close()
     os.close(module)
     log, timed_out = listen(child, ours, sessions, job)
     end_all(child)
-    after = stamps(job["watched"])
     return {
-        "touched": [
-            f"wrote {path} while the tests ran"
-            for path, stamp in before.items()
-            if after.get(path) != stamp
-        ],
+        "touched": touched(before, stamps(job["watched"])),
         "workspace": os.getcwd(),
         "exit_code": child.returncode,
         "timed_out": timed_out,
         "log": log.decode("utf-8", "replace"),
         "sessions": sessions.found,
     }
+
+
+def start(job: dict[str, Any], witness_fd: int, module: int) -> subprocess.Popen[bytes]:
+    """The command in a session of its own, with the witness and its end of the socket."""
+    place = f"/proc/self/fd/{module}"
+    return subprocess.Popen(
+        ["bash", "-c", with_witness(job["command"], place)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(job, witness_fd, place),
+        pass_fds=(witness_fd, module),
+        start_new_session=True,
+    )
+
+
+def touched(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Which files were written between two looks at them, in words."""
+    changed = [path for path, stamp in before.items() if after.get(path) != stamp]
+    return [f"wrote {path} while the tests ran" for path in changed]
 
 
 def listen(
@@ -221,23 +237,24 @@ def listen(
     ended_at = 0.0
     while True:
         now = time.monotonic()
-        if child.poll() is not None:
-            ended_at = ended_at or now
+        ended_at = ended_at or (0.0 if child.poll() is None else now)
         if now >= until or (ended_at and (output not in open_ends or now >= ended_at + 1.0)):
             break
         for fd in select.select(list(open_ends), [], [], min(0.2, until - now))[0]:
-            if fd == output:
-                data = os.read(fd, 1 << 16)
-                log += data
-                if len(log) > 2 * keep:
-                    del log[:-keep]
-                if not data:
-                    open_ends.discard(fd)
-            elif not sessions.hear():
+            is_open = read_log(output, log, keep) if fd == output else sessions.hear()
+            if not is_open:
                 open_ends.discard(fd)
-    while select.select([ours], [], [], 0)[0] and sessions.hear():
-        pass
+    sessions.hear_rest()
     return bytes(log[-keep:]), child.poll() is None
+
+
+def read_log(fd: int, log: bytearray, keep: int) -> bool:
+    """Read what is there and forget what is long past; False at the end."""
+    data = os.read(fd, 1 << 16)
+    log += data
+    if len(log) > 2 * keep:
+        del log[:-keep]
+    return bool(data)
 
 
 def end_all(child: subprocess.Popen[bytes]) -> None:

@@ -1,5 +1,6 @@
-"""What code of the repository does to the judgement beside being right, seen from inside the
-process of the tests.
+"""What code of the repository does to the judgement beside being right.
+
+It is seen from inside the process of the tests.
 
 Shipped as text into sandboxes beside `witness.py`: standard library, Python 3.7 or newer (from 3.8
 on with audit hooks, which nothing can take away again). Each suspicion is a text; what the same
@@ -113,8 +114,9 @@ class Suspects:
                 self.note("", f"replaced {mark.name} for a while")
 
     def stands_behind(self, frame: FrameType | None, is_first: bool) -> None:
-        """Who gives a verdict: the package beneath pluggy and us, and what of the repository has
-        called it; `is_first`: in the thread of the tests.
+        """Note who gives a verdict: the package beneath pluggy and us.
+
+        What of the repository has called it is noted, too. `is_first`: in the thread of the tests.
         """
         giver = "" if is_first else "a thread"
         while frame is not None:

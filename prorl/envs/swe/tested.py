@@ -24,7 +24,7 @@ from prorl.envs.swe.logs import read_log
 from prorl.envs.swe.shell import REPORT
 from prorl.errors import GraderError, SandboxError
 from prorl.protocols import Sandbox
-from prorl.types import FailureCode, Json
+from prorl.types import FailureCode, Json, ToolResult
 
 MAX_LOG_BYTES = 4 << 20
 MAX_REPORT_BYTES = 32 << 20
@@ -94,44 +94,61 @@ class Tested(NamedTuple):
         return sum(name in self.passed or (name in good and name not in bad) for name in names)
 
 
-async def run_tests(
-    sandbox: Sandbox,
-    command: str,
-    limit_s: float,
-    environment: Mapping[str, str],
-    parser: str,
-    watched: Sequence[str] = (),
-) -> Tested:
-    """Run the command; `parser` reads its log where no witness tells; `watched` are files and
-    folders that it must not write. Raises GraderError when it cannot be run, SandboxError.
-    """
+class Harness(NamedTuple):
+    """How the tests of a task are run, and how what they say is read."""
+
+    command: str
+    limit_s: float
+    environment: Mapping[str, str]
+    parser: str
+    """Reads the log where no witness tells."""
+    watched: Sequence[str] = ()
+    """Files and folders that the tests must not write."""
+
+    def job(self, nonce: str) -> Json:
+        """What `runner.py` reads."""
+        return {
+            "nonce": nonce,
+            "command": self.command,
+            "limit_s": self.limit_s,
+            "environment": dict(self.environment),
+            "witness": base64.b64encode(_witness("pytest" not in self.command)).decode(),
+            "report": REPORT,
+            "max_log_bytes": MAX_LOG_BYTES,
+            "watched": list(self.watched),
+        }
+
+
+async def run_tests(sandbox: Sandbox, harness: Harness) -> Tested:
+    """Run the tests; what came out. Raises GraderError when they cannot be run, SandboxError."""
     nonce = secrets.token_hex(16)
-    job = {
-        "nonce": nonce,
-        "command": command,
-        "limit_s": limit_s,
-        "environment": dict(environment),
-        "witness": base64.b64encode(_witness("pytest" not in command)).decode(),
-        "report": REPORT,
-        "max_log_bytes": MAX_LOG_BYTES,
-        "watched": list(watched),
-    }
     argv = ["python3", "-I", "-c", _source("runner.py")]
-    done = await sandbox.exec(argv, limit_s + RUNNER_S, orjson.dumps(job))
+    job = orjson.dumps(harness.job(nonce))
+    done = await sandbox.exec(argv, harness.limit_s + RUNNER_S, job)
     line = next((line for line in done.output.splitlines() if line.startswith(nonce)), "")
     if not line:
-        if done.timed_out:
-            return Tested(frozenset(), "the tests did not end in time", timed_out=True)
-        if done.exit_code in (126, 127) or "Error" in done.output:
-            raise GraderError(
-                FailureCode.GRADER_ERROR, f"the tests' runner failed: {done.output[-1000:]}"
-            )
-        return Tested(frozenset(), "the tests ended the program that runs them")
+        return _without_report(done)
+    return await _reported(sandbox, line.partition(" ")[2], harness.parser)
+
+
+def _without_report(done: ToolResult) -> Tested:
+    """What it means that the runner said nothing. Raises GraderError where it could not run."""
+    if done.timed_out:
+        return Tested(frozenset(), "the tests did not end in time", timed_out=True)
+    if done.exit_code in (126, 127) or "Error" in done.output:
+        raise GraderError(
+            FailureCode.GRADER_ERROR, f"the tests' runner failed: {done.output[-1000:]}"
+        )
+    return Tested(frozenset(), "the tests ended the program that runs them")
+
+
+async def _reported(sandbox: Sandbox, said: str, parser: str) -> Tested:
+    """The report of the digest that the runner said; another, or none, and no test has passed."""
     try:
         content = await sandbox.get(REPORT, MAX_REPORT_BYTES)
     except (FileNotFoundError, SandboxError):
         return Tested(frozenset(), "the tests removed their own report")
-    if hashlib.sha256(content).hexdigest() != orjson.loads(line.partition(" ")[2])["digest"]:
+    if hashlib.sha256(content).hexdigest() != orjson.loads(said)["digest"]:
         return Tested(frozenset(), "the tests changed their own report")
     try:  # the runner's own file, but names and places in it are the tests' to choose
         return _read(json.loads(zlib.decompress(content)), parser)
@@ -144,10 +161,6 @@ def _text(said: str) -> str:
     return said.encode("utf-8", "backslashreplace").decode()
 
 
-def _texts(said: Iterable[str]) -> set[str]:
-    return set(map(_text, said))
-
-
 def _short(names: Iterable[str]) -> set[str]:
     """What published rows call tests of these names."""
     found = {name.split(" ", 1)[0] for name in names}
@@ -156,38 +169,52 @@ def _short(names: Iterable[str]) -> set[str]:
 
 def _read(report: Json, parser: str) -> Tested:
     """What a report of the runner says."""
-    log, sessions = report["log"], report["sessions"]
+    log, touched = report["log"], frozenset[str](report["touched"])
     if report["timed_out"]:
         return Tested(frozenset(), f"{log}\nthe tests did not end in time", timed_out=True)
-    suspects: set[str] = set(report["touched"])
-    if not sessions:
-        good, bad = read_log(log, parser)
-        return Tested(good - bad, log, failed=bad, suspects=frozenset(suspects))
-    passed: set[str] = set()
-    failed: set[str] = set()
-    expected: set[str] = set()
-    modules: dict[str, str] = {}
-    for session in sessions:
-        outcomes = session.get("outcomes", {})
-        if not session["ended"] or not session.get("told") or not outcomes.get(_CANARY):
-            log += "\na session of tests did not end well: what it saw does not count"
-            failed.update(_texts(outcomes))
-            continue
-        passed.update(_texts(name for name, good in outcomes.items() if good))
-        failed.update(_texts(name for name, good in outcomes.items() if not good))
-        suspects.update(_texts(session.get("suspects", [])))
-        expected.update(_texts(session.get("expected", [])))
-        modules.update({_text(name): _text(at) for name, at in session.get("modules", {}).items()})
+    if report["sessions"]:
+        witnessed = _witnessed(report["sessions"], log, report["workspace"])
+        return witnessed._replace(suspects=witnessed.suspects | touched)
+    good, bad = read_log(log, parser)
+    return Tested(good - bad, log, failed=bad, suspects=touched)
+
+
+def _witnessed(sessions: Json, log: str, workspace: str) -> Tested:
+    """What the witnesses of all sessions said; nothing of one that did not end well has passed."""
+    whole = [session for session in sessions if _is_whole(session)]
+    broken = [session for session in sessions if not _is_whole(session)]
+    failed = _outcomes(whole, False) | _outcomes(broken, False) | _outcomes(broken, True)
+    lost = "\na session of tests did not end well: what it saw does not count"
     return Tested(
-        frozenset(passed - failed - {_CANARY}),
-        log,
+        _outcomes(whole, True) - failed - {_CANARY},
+        log + lost * len(broken),
         is_witnessed=True,
-        suspects=frozenset(suspects),
-        modules=modules,
-        failed=frozenset(failed),
-        expected=frozenset(expected),
-        workspace=report["workspace"],
+        suspects=_said(whole, "suspects"),
+        modules={
+            _text(name): _text(at)
+            for session in whole
+            for name, at in session.get("modules", {}).items()
+        },
+        failed=failed,
+        expected=_said(whole, "expected"),
+        workspace=workspace,
     )
+
+
+def _is_whole(session: Json) -> bool:
+    """Whether a session told all that it saw, and its witness still saw the canary fail."""
+    is_told = session["ended"] and session.get("told")
+    return bool(is_told and session.get("outcomes", {}).get(_CANARY))
+
+
+def _outcomes(sessions: list[Json], is_good: bool) -> frozenset[str]:
+    """Tests that passed in one of the sessions, or failed in one."""
+    outcomes = (one for session in sessions for one in session.get("outcomes", {}).items())
+    return frozenset(_text(name) for name, good in outcomes if bool(good) is is_good)
+
+
+def _said(sessions: list[Json], what: str) -> frozenset[str]:
+    return frozenset(_text(one) for session in sessions for one in session.get(what, []))
 
 
 @cache

@@ -42,8 +42,9 @@ def forged(tested: Tested, before: Tested) -> str:
 
 
 def without_excuses(tested: Tested, before: Tested) -> Tested:
-    """Tests that fail as expected, and were not expected to without the change, have failed: code
-    can call `pytest.xfail`, or mark the tests.
+    """The run, with tests that fail as expected only since the change counted as failed.
+
+    Code can call `pytest.xfail`, or mark the tests.
     """
     if not before.is_witnessed or not (excused := tested.expected - before.expected):
         return tested

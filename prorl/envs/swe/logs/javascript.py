@@ -13,8 +13,9 @@ _GOOD = {"✓", "✔", "√"}
 
 
 def verdicts(log: str) -> tuple[set[str], set[str]]:
-    """Tests by their own names, and by those of their suites before them, with ` > ` and with a
-    space between.
+    """Names of tests that passed somewhere, and of those that failed somewhere.
+
+    Each is known by its own name, and with its suites before it, joined by ` > ` or by a space.
 
     >>> sorted(verdicts("PASS a.test.js\\n  add\\n    ✓ adds (2 ms)\\n    ✕ carries")[0])
     ['add > adds', 'add adds', 'adds']
@@ -23,14 +24,13 @@ def verdicts(log: str) -> tuple[set[str], set[str]]:
     failed: set[str] = set()
     suites: list[tuple[int, str]] = []
     for line in _COLOURS.sub("", log).splitlines():
-        test = _MARK.match(line)
-        suite = None if test else _SUITE.match(line)
-        indent = len((test or suite)[1]) if test or suite else 0  # type: ignore[index]
-        if test:  # it ends no suite: a test may print such a line
-            names = [name for depth, name in suites if depth < indent] + [test[3]]
+        if test := _MARK.match(line):  # it ends no suite: a test may print such a line
+            names = [name for depth, name in suites if depth < len(test[1])] + [test[3]]
             known = {test[3], " > ".join(names), " ".join(names)}
             (passed if test[2] in _GOOD else failed).update(known)
             continue
+        suite = _SUITE.match(line)
+        indent = len(suite[1]) if suite else 0
         while suites and suites[-1][0] >= indent:
             suites.pop()
         if suite and indent:

@@ -24,23 +24,27 @@ def verdicts(report: str) -> tuple[set[str], set[str]]:
     failed: set[str] = set()
     waiting: tuple[str, ...] = ()
     for line in report.splitlines():
-        names, status = waiting, ""
-        if match := _PYTEST.match(line):
-            names, status = (
-                (match[2] if match[1] == "PASSED" else match[2].split(" - ")[0],),
-                match[1],
-            )
-        elif match := _SUMMARY.match(line):
-            names, status = _unittest_names(match[2], match[3]), match[1]
+        if told := _told(line):
+            names, status = told
         elif match := _UNITTEST.match(line):
             names = waiting = _unittest_names(match[1], match[2])
             status = _verdict(match[3])
-        elif waiting:
-            status = _verdict(line)
+        else:
+            names, status = waiting, _verdict(line) if waiting else ""
         if status:
             (passed if status in _GOOD else failed).update(names)
             waiting = ()
     return passed, failed
+
+
+def _told(line: str) -> tuple[tuple[str, ...], str] | None:
+    """Tests and their verdict in a line that tells both, of pytest or of unittest's summary."""
+    if match := _PYTEST.match(line):
+        name = match[2] if match[1] == "PASSED" else match[2].split(" - ")[0]
+        return (name,), match[1]
+    if match := _SUMMARY.match(line):
+        return _unittest_names(match[2], match[3]), match[1]
+    return None
 
 
 def _verdict(text: str) -> str:
@@ -50,8 +54,10 @@ def _verdict(text: str) -> str:
 
 
 def _unittest_names(test: str, place: str) -> tuple[str, ...]:
-    """`test_a (mod.T)` as Python before 3.11 and the data sets write it, and `test_a
-    (mod.T.test_a)` as it is written now.
+    """Both names of a test of unittest.
+
+    `test_a (mod.T)` is how Python before 3.11 and the data sets write it, and
+    `test_a (mod.T.test_a)` how it is written now.
     """
     if place.endswith(f".{test}"):
         return f"{test} ({place})", f"{test} ({place[: -len(test) - 1]})"

@@ -10,8 +10,9 @@ _LISTED = re.compile(r"^    (\S.*)$")
 
 
 def verdicts(log: str) -> tuple[set[str], set[str]]:
-    """Names of tests, of doc-tests with their line. The list of failures counts most: a test may
-    print its own verdict.
+    """Names of tests that passed and of those that failed, of doc-tests with their line.
+
+    The list of failures counts most: a test may print its own verdict.
 
     >>> found = verdicts("test a ... ok\\ntest b ... said\\nFAILED\\n\\nfailures:\\n    c\\n")
     >>> found == ({"a"}, {"b", "c"})

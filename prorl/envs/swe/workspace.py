@@ -1,0 +1,107 @@
+"""The workspace of a `swe` task: the repository is brought into it, and its changes are read back.
+
+Invariant: it is one git commit without history, made from the task's own files, archive or image.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from pathlib import Path
+
+from prorl.envs.swe import fields, shell
+from prorl.envs.tools import field_error
+from prorl.errors import NotFoundError, SandboxError, TaskError
+from prorl.protocols import Sandbox
+from prorl.types import FailureCode, Task
+
+MAX_ARCHIVE_BYTES = 256 << 20
+SETUP_S, DIFF_S = 600.0, 40.0
+
+_FURTHER = {"base_commit": "", "setup": "", "environment": {}, "requirements": [], "wheels": ""}
+"""Fields that `prepare` reads beside files and archive, with what stands for none."""
+
+
+def preparation(task: Task) -> str:
+    """Everything that `prepare` reads, where there is a setup or an archive.
+
+    Empty where there is neither: a copy would save nothing.
+    """
+    data, archive = task.data, task.data.get("archive", "")
+    if not data.get("setup") and not archive:
+        return ""
+    about = Path(archive).stat() if archive and Path(archive).is_file() else None
+    stamp = [about.st_size, about.st_mtime_ns] if about else []
+    further = [data.get(name, none) for name, none in _FURTHER.items()]
+    return json.dumps([data.get("files", {}), archive, stamp, *further], sort_keys=True)
+
+
+async def prepare(task: Task, sandbox: Sandbox) -> None:
+    """Bring the repository into the sandbox, run the setup and make it one commit.
+
+    Raises TaskError when the task's own parts fail, SandboxError.
+    """
+    for path, text in fields.files(task).items():
+        await sandbox.put(path, text.encode(), 0o755 if text.startswith("#!") else 0o644)
+    if archive := task.data.get("archive"):
+        await _unpack(task, Path(archive), sandbox)
+    if setup := task.data.get("setup"):
+        await _run(task, sandbox, "setup", setup, float(task.data.get("setup_s", SETUP_S)))
+    await _run(task, sandbox, "the first commit", shell.BASE, SETUP_S)
+
+
+async def _unpack(task: Task, archive: Path, sandbox: Sandbox) -> None:
+    try:
+        if archive.stat().st_size > MAX_ARCHIVE_BYTES:
+            raise field_error(
+                task,
+                f"{archive} is larger than {MAX_ARCHIVE_BYTES} bytes",
+                hint="put it into an image",
+            )
+        content = await asyncio.to_thread(archive.read_bytes)
+    except OSError as cause:
+        raise field_error(
+            task, f"cannot read {archive} on this node: {cause.strerror}", "an archive"
+        ) from cause
+    await sandbox.put(shell.ARCHIVE, content)
+    script = shell.UNPACK_TAR
+    if archive.suffix == ".bundle":
+        commit = shlex.quote(task.data.get("base_commit", ""))
+        script = f"BASE_COMMIT={commit}\n{shell.UNPACK_BUNDLE}"
+    await _run(task, sandbox, f"unpacking {archive.name}", script, SETUP_S)
+
+
+async def changes(sandbox: Sandbox) -> bytes:
+    """The diff to the first commit, new files included, ignored ones not.
+
+    The largest new files are left out where it would be too large. Raises SandboxError when the
+    agent has made it impossible to have.
+    """
+    done = await sandbox.exec(["bash", "-c", shell.ARTEFACT], DIFF_S)
+    problem = "cannot be read: its repository is broken"
+    if done.timed_out:
+        problem = f"cannot be read in {DIFF_S:g} s"
+    elif done.exit_code == shell.TOO_LARGE:
+        problem = f"are more than {shell.MAX_PATCH_BYTES} bytes"
+    elif done.exit_code == 0:
+        try:
+            return await sandbox.get(shell.DIFF, shell.MAX_PATCH_BYTES)
+        except (NotFoundError, OSError):
+            pass
+    raise SandboxError(
+        FailureCode.SANDBOX_BROKEN,
+        f"a workspace whose changes {problem}: {done.output.strip()[-500:]}",
+    )
+
+
+async def _run(task: Task, sandbox: Sandbox, what: str, script: str, limit_s: float) -> None:
+    """Run a script of the task's in the workspace. Raises TaskError when it fails."""
+    done = await sandbox.exec(["bash", "-c", f"set -e\n{fields.exports(task)}{script}"], limit_s)
+    if done.timed_out or done.exit_code != 0:
+        in_time = f"ended with exit status {done.exit_code}"
+        end = f"did not end in {limit_s:g} s" if done.timed_out else in_time
+        raise TaskError(
+            f"task {task.task_id!r}: {what} {end}: {done.output.strip()[-1000:]}",
+            hint="run it by hand in such a sandbox",
+        )
