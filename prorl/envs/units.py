@@ -14,150 +14,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
 from typing import NamedTuple
+
+from prorl.envs.unit_tables import BASE, FIXED, PREFIXES, SPOKEN, SPOKEN_PREFIXES
 
 MAX_CHARS = 200
 
-_BASE: Mapping[str, tuple[float, str]] = {
-    "m": (1.0, "m"),
-    "g": (1e-3, "kg"),
-    "s": (1.0, "s"),
-    "A": (1.0, "A"),
-    "K": (1.0, "K"),
-    "mol": (1.0, "mol"),
-    "cd": (1.0, "cd"),
-    "Hz": (1.0, "s-1"),
-    "N": (1.0, "kg m s-2"),
-    "Pa": (1.0, "kg m-1 s-2"),
-    "J": (1.0, "kg m2 s-2"),
-    "W": (1.0, "kg m2 s-3"),
-    "C": (1.0, "A s"),
-    "V": (1.0, "kg m2 s-3 A-1"),
-    "F": (1.0, "kg-1 m-2 s4 A2"),
-    "ohm": (1.0, "kg m2 s-3 A-2"),
-    "S": (1.0, "kg-1 m-2 s3 A2"),
-    "Wb": (1.0, "kg m2 s-2 A-1"),
-    "T": (1.0, "kg s-2 A-1"),
-    "H": (1.0, "kg m2 s-2 A-2"),
-    "Bq": (1.0, "s-1"),
-    "L": (1e-3, "m3"),
-    "l": (1e-3, "m3"),
-    "M": (1e3, "mol m-3"),
-    "eV": (1.602176634e-19, "kg m2 s-2"),
-    "cal": (4.184, "kg m2 s-2"),
-    "bar": (1e5, "kg m-1 s-2"),
-    "t": (1e3, "kg"),
-}
-_FIXED: Mapping[str, tuple[float, str]] = {
-    "min": (60.0, "s"),
-    "h": (3600.0, "s"),
-    "hr": (3600.0, "s"),
-    "hour": (3600.0, "s"),
-    "hours": (3600.0, "s"),
-    "minutes": (60.0, "s"),
-    "second": (1.0, "s"),
-    "seconds": (1.0, "s"),
-    "sec": (1.0, "s"),
-    "day": (86400.0, "s"),
-    "days": (86400.0, "s"),
-    "year": (31557600.0, "s"),
-    "years": (31557600.0, "s"),
-    "meter": (1.0, "m"),
-    "meters": (1.0, "m"),
-    "atm": (101325.0, "kg m-1 s-2"),
-    "torr": (133.322368, "kg m-1 s-2"),
-    "mmHg": (133.322368, "kg m-1 s-2"),
-    "rad": (1.0, ""),
-    "deg": (math.pi / 180, ""),
-    "%": (0.01, ""),
-    "u": (1.66053906660e-27, "kg"),
-    "amu": (1.66053906660e-27, "kg"),
-    "degC": (1.0, "degC"),
-    "degF": (1.0, "degF"),
-    "angstrom": (1e-10, "m"),
-    "ft": (0.3048, "m"),
-    "in": (0.0254, "m"),
-    "mi": (1609.344, "m"),
-    "mph": (0.44704, "m s-1"),
-    "lb": (0.45359237, "kg"),
-    "ly": (9.4607304725808e15, "m"),
-    "pc": (3.0856775814913673e16, "m"),
-    "AU": (1.495978707e11, "m"),
-    "metre": (1.0, "m"),
-    "gram": (1e-3, "kg"),
-    "liter": (1e-3, "m3"),
-    "litre": (1e-3, "m3"),
-    "inch": (0.0254, "m"),
-    "inches": (0.0254, "m"),
-    "foot": (0.3048, "m"),
-    "feet": (0.3048, "m"),
-    "yard": (0.9144, "m"),
-    "yd": (0.9144, "m"),
-    "mile": (1609.344, "m"),
-    "pound": (0.45359237, "kg"),
-    "lbs": (0.45359237, "kg"),
-    "ounce": (0.028349523125, "kg"),
-    "oz": (0.028349523125, "kg"),
-    "mins": (60.0, "s"),
-    "secs": (1.0, "s"),
-    "hrs": (3600.0, "s"),
-    "minute": (60.0, "s"),
-    "week": (604800.0, "s"),
-    "degree": (math.pi / 180, ""),
-    "radian": (1.0, ""),
-    "joule": (1.0, "kg m2 s-2"),
-    "newton": (1.0, "kg m s-2"),
-    "watt": (1.0, "kg m2 s-3"),
-    "volt": (1.0, "kg m2 s-3 A-1"),
-    "pascal": (1.0, "kg m-1 s-2"),
-    "hertz": (1.0, "s-1"),
-    "mole": (1.0, "mol"),
-    "ampere": (1.0, "A"),
-    "kelvin": (1.0, "K"),
-    "dollar": (1.0, "dollar"),
-    "USD": (1.0, "dollar"),
-    "cent": (0.01, "dollar"),
-    "euro": (1.0, "euro"),
-    "EUR": (1.0, "euro"),
-}
-_SPOKEN_PREFIXES: Mapping[str, float] = {
-    "kilo": 1e3,
-    "centi": 1e-2,
-    "milli": 1e-3,
-    "micro": 1e-6,
-    "nano": 1e-9,
-    "mega": 1e6,
-    "giga": 1e9,
-    "deci": 1e-1,
-    "hecto": 1e2,
-}
-_SPOKEN = frozenset(
-    re.findall(
-        r"\w+",
-        "meter metre gram liter litre joule newton watt volt pascal hertz mole ampere second",
-    )
-)
-_PREFIXES: Mapping[str, float] = {
-    "": 1.0,
-    "Y": 1e24,
-    "Z": 1e21,
-    "E": 1e18,
-    "P": 1e15,
-    "T": 1e12,
-    "G": 1e9,
-    "M": 1e6,
-    "k": 1e3,
-    "h": 1e2,
-    "d": 1e-1,
-    "c": 1e-2,
-    "m": 1e-3,
-    "u": 1e-6,
-    "n": 1e-9,
-    "p": 1e-12,
-    "f": 1e-15,
-    "a": 1e-18,
-}
 _SPELLINGS = (
     (re.compile(r"\^\{([^{}]*)\}"), r"^\1"),
     (re.compile(r"[µμ]"), "u"),
@@ -173,6 +36,7 @@ _SPELLINGS = (
     (re.compile(r"−|–"), "-"),
     (re.compile(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
 )
+_TEN_TO = re.compile(r"10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _NUMBER = re.compile(
     r"\s*(?:[a-zA-Z]\w{0,3}\s*[=≈]\s*)?(?:approximately|about|≈|~)?\s*"
@@ -209,13 +73,7 @@ def quantity(text: str) -> Quantity | None:
     """The quantity that a text is; None when it is anything else, too."""
     if len(text) > MAX_CHARS:
         return None
-    plain = (
-        text.translate(_SUPERSCRIPTS)
-        if not re.search(r"10[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]", text)
-        else re.sub(
-            r"10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+)", lambda found: f"10^{found[1].translate(_SUPERSCRIPTS)}", text
-        ).translate(_SUPERSCRIPTS)
-    )
+    plain = _TEN_TO.sub(r"10^\1", text).translate(_SUPERSCRIPTS)
     for spelling, ours in _SPELLINGS:
         plain = spelling.sub(ours, plain)
     found = _NUMBER.match(plain)
@@ -232,8 +90,7 @@ def quantity(text: str) -> Quantity | None:
 def parse_unit(text: str) -> Unit | None:
     """A unit; None for words that are none."""
     factor, sign, place = 1.0, 1, 0
-    powers: dict[str, int] = {}
-    brackets: list[int] = []
+    powers: Counter[str] = Counter()
     while place < len(text):
         found = _FACTOR.match(text, place)
         if found is None:
@@ -241,32 +98,34 @@ def parse_unit(text: str) -> Unit | None:
         place, word = found.end(), found[1]
         if word == "/":
             sign = -1
-        elif word == "(":
-            brackets.append(sign)
         elif word == ")":
             sign = 1
-        elif word != "*":
-            name = re.match(r"[a-zA-Z%]+", word)
-            one = _simple(name[0]) if name else None
+        elif word not in ("*", "("):
+            one = _raised(word, sign * int(found[2] or 1))
             if one is None:
                 return None
-            power = sign * int(found[2] or 1)
-            if abs(power) > 12:
-                return None
-            factor *= one.factor**power
-            for base, exponent in one.powers:
-                powers[base] = powers.get(base, 0) + exponent * power
+            factor *= one.factor
+            powers.update(dict(one.powers))
     return Unit(factor, tuple(sorted((base, power) for base, power in powers.items() if power)))
+
+
+def _raised(word: str, power: int) -> Unit | None:
+    """The unit that a word such as `cm2` begins with, to a power that is no more than 12."""
+    name = re.match(r"[a-zA-Z%]+", word)
+    one = _simple(name[0]) if name else None
+    if one is None or abs(power) > 12:
+        return None
+    return Unit(one.factor**power, tuple((base, each * power) for base, each in one.powers))
 
 
 def _simple(name: str) -> Unit | None:
     """One unit with or without a prefix."""
-    if name in _FIXED:
-        return _made(*_FIXED[name])
+    if name in FIXED:
+        return _made(*FIXED[name])
     if len(name) > 3 and (found := _spoken(name.removesuffix("s"))):
         return found
-    for prefix, scale in _PREFIXES.items():
-        base = _BASE.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    for prefix, scale in PREFIXES.items():
+        base = BASE.get(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if base is not None:
             return _made(scale * base[0], base[1])
     return None
@@ -274,12 +133,12 @@ def _simple(name: str) -> Unit | None:
 
 def _spoken(name: str) -> Unit | None:
     """A unit in words, with or without a prefix: `mile`, `kilogram`."""
-    if name in _FIXED:
-        return _made(*_FIXED[name])
-    for prefix, scale in _SPOKEN_PREFIXES.items():
+    if name in FIXED:
+        return _made(*FIXED[name])
+    for prefix, scale in SPOKEN_PREFIXES.items():
         base = name.removeprefix(prefix)
-        if base != name and base in _SPOKEN:
-            return _made(scale * _FIXED[base][0], _FIXED[base][1])
+        if base != name and base in SPOKEN:
+            return _made(scale * FIXED[base][0], FIXED[base][1])
     return None
 
 
@@ -289,8 +148,9 @@ def _made(factor: float, powers: str) -> Unit:
 
 
 def equal(given: Quantity, wanted: Quantity, tolerance: float) -> bool:
-    """Whether they are one quantity within a relative tolerance. A number without a unit is taken
-    to be in the wanted one.
+    """Whether they are one quantity within a relative tolerance.
+
+    A number without a unit is taken to be in the wanted one.
 
     >>> metres = quantity("500 m")
     >>> equal(quantity("0.5 km"), metres, 1e-3), equal(quantity("500"), metres, 1e-3)
