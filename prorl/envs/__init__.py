@@ -1,5 +1,6 @@
-"""Envs: one task domain a file, each implementing `prorl.protocols.Env`, and the one place that
-finds them by name.
+"""Envs: one task domain a file, and the one place that finds them by name.
+
+Each implements `prorl.protocols.Env`.
 
 | env | tools | scored by |
 |---|---|---|
@@ -62,8 +63,9 @@ _PARTS = (
 
 
 def get_env(name: str) -> Env:
-    """A fresh env by name; built-in names win. Raises TaskError with the nearest name, or what a
-    user's one lacks.
+    """A fresh env by name; built-in names win.
+
+    Raises TaskError with the nearest name, or what a user's one lacks.
     """
     env: Env = plugins.make(ENTRY_POINTS, name, TaskError, BUILT_IN)
     if lacking := [part for part in _PARTS if not callable(getattr(env, part, None))]:

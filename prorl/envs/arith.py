@@ -1,5 +1,6 @@
-"""The env `arith`: arithmetic in words with a real `python` tool, for small policies: short
-messages, short tool output.
+"""The env `arith`: arithmetic in words with a real `python` tool, for small policies.
+
+Its messages and the tool's output are short.
 
 `task.data`: `expression` (the right Python expression), `answer` (its value as text);
 `prorl.tasks.generated` makes such tasks. RUN needs a sandbox for the tool; EVAL needs none: the

@@ -40,6 +40,7 @@ from prorl.envs.tools import (
     BAD_CALL,
     Solution,
     call_problem,
+    field_error,
     make_spec,
     run_call,
     served,
@@ -114,8 +115,9 @@ class BaseEnv:
         rubric_of(task, self.rubric)
 
     def tools(self, task: Task) -> tuple[ToolSpec, ...]:
-        """The tools that the policy is offered: the env's own, those in the sandbox, and what
-        `data.tools` names.
+        """The tools that the policy is offered.
+
+        They are the env's own, those in the sandbox, and what `data.tools` names.
         """
         return (*self.own_tools.values(), *self._inside(task))
 
@@ -126,8 +128,9 @@ class BaseEnv:
         return (*found, *mcp_tools(task)) if "mcp" in task.data else found
 
     def sandbox(self, task: Task, stage: Stage) -> SandboxSpec | None:
-        """The sandbox that a task needs: in RUN if some tool runs in one, in EVAL if the rubric
-        does.
+        """The sandbox that a task needs; None where it needs none.
+
+        RUN needs one if some tool runs in it, EVAL if the rubric does.
         """
         inside = self._inside(task) if stage is Stage.RUN else ()
         if not inside and not (stage is Stage.EVAL and self.scores_in_sandbox):
@@ -227,23 +230,7 @@ def _served_by(task: Task, tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 
 def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
     """A sandbox with the task's image and resources. Raises TaskError."""
-    asked: Json = task.data.get("sandbox", {})
-    if not isinstance(asked, Mapping):
-        raise TaskError(f"task {task.task_id!r}: data.sandbox is {asked!r}"[:300], "an object")
-    if unknown := sorted(set(asked) - _RESOURCES):
-        raise TaskError(
-            f"task {task.task_id!r}: data.sandbox has {', '.join(unknown)}",
-            ", ".join(sorted(_RESOURCES)),
-        )
-    plain = SandboxSpec()
-    for name, value in asked.items():
-        kind = type(getattr(plain, name))
-        fits = isinstance(value, (int, float) if kind is float else kind)
-        if not fits or isinstance(value, bool) != (kind is bool) or value < 0:
-            raise TaskError(
-                f"task {task.task_id!r}: data.sandbox.{name} is {value!r}",
-                f"{kind.__name__}, not negative",
-            )
+    asked = _resources(task)
     spec = SandboxSpec(
         image=task.data.get("image", ""),
         tools=_served_by(task, tools),
@@ -251,8 +238,27 @@ def spec_of(task: Task, tools: Sequence[ToolSpec]) -> SandboxSpec:
         wheels=wheels_of(task),
     )
     if spec.image and spec.requirements:
-        raise TaskError(
-            f"task {task.task_id!r}: data.requirements beside data.image",
+        raise field_error(
+            task,
+            "data.requirements beside data.image",
             "one of them: an image brings its own packages",
         )
     return replace(spec, **asked)
+
+
+def _resources(task: Task) -> Mapping[str, Json]:
+    """Fields of SandboxSpec that `data.sandbox` sets. Raises TaskError."""
+    asked: Json = task.data.get("sandbox", {})
+    if not isinstance(asked, Mapping):
+        raise field_error(task, f"data.sandbox is {asked!r}", "an object")
+    if unknown := sorted(set(asked) - _RESOURCES):
+        expected = ", ".join(sorted(_RESOURCES))
+        raise field_error(task, f"data.sandbox has {', '.join(unknown)}", expected)
+    plain = SandboxSpec()
+    for name, value in asked.items():
+        kind = type(getattr(plain, name))
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or isinstance(value, bool) != (kind is bool) or value < 0:
+            expected = f"{kind.__name__}, not negative"
+            raise field_error(task, f"data.sandbox.{name} is {value!r}", expected)
+    return asked

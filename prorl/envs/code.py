@@ -31,8 +31,8 @@ import orjson
 
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.code_cases import check_cases, judge_cases
-from prorl.envs.tools import BASH, FILES, PYTHON, text_field
-from prorl.errors import GraderError, NotFoundError, TaskError
+from prorl.envs.tools import BASH, FILES, PYTHON, cut_short, field_error, text_field
+from prorl.errors import GraderError, NotFoundError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
 from prorl.rubric import Rubric, reward
@@ -75,7 +75,7 @@ async def tests(
     result = await sandbox.exec(
         ["python3", "-I", "-c", _judge_source()], limit_s, _job(task, artefact, nonce)
     )
-    return _verdict(result, nonce, cut_short=limit_s < wanted_s)
+    return _verdict(result, nonce, is_cut=limit_s < wanted_s)
 
 
 class CodeEnv(BaseEnv):
@@ -92,25 +92,8 @@ class CodeEnv(BaseEnv):
         super().check(task)
         if "cases" in task.data:
             check_cases(task)
-            return
-        entry_point = text_field(task, "entry_point")
-        if not entry_point.isidentifier():
-            raise TaskError(
-                f"task {task.task_id!r}: data.entry_point is {entry_point!r}",
-                "the name of a function",
-            )
-        try:
-            compile(_head(task), "head.py", "exec")
-            compile(text_field(task, "test"), "test.py", "exec")
-        except (SyntaxError, ValueError) as cause:
-            raise TaskError(
-                f"task {task.task_id!r}: its tests do not compile: {cause}", "Python source"
-            ) from cause
-        if "def check" not in text_field(task, "test"):
-            raise TaskError(
-                f"task {task.task_id!r}: data.test defines no check",
-                "a function `check(candidate)`",
-            )
+        else:
+            _check_tests(task)
 
     def messages(self, task: Task) -> tuple[Message, ...]:
         """How to answer, and the source up to the body, or the problem."""
@@ -150,6 +133,20 @@ class CodeEnv(BaseEnv):
         )
 
 
+def _check_tests(task: Task) -> None:
+    """The function has a name, and the tests are Python that checks it. Raises TaskError."""
+    entry_point = text_field(task, "entry_point")
+    if not entry_point.isidentifier():
+        raise field_error(task, f"data.entry_point is {entry_point!r}", "the name of a function")
+    try:
+        compile(_head(task), "head.py", "exec")
+        compile(text_field(task, "test"), "test.py", "exec")
+    except (SyntaxError, ValueError) as cause:
+        raise field_error(task, f"its tests do not compile: {cause}", "Python source") from cause
+    if "def check" not in text_field(task, "test"):
+        raise field_error(task, "data.test defines no check", "a function `check(candidate)`")
+
+
 def _head(task: Task) -> str:
     """What precedes the function in the prompt: imports and helpers that the tests may use too."""
     prompt, entry_point = text_field(task, "prompt"), text_field(task, "entry_point")
@@ -158,8 +155,9 @@ def _head(task: Task) -> str:
 
 
 def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
-    """A program that defines the function follows the prompt's head; any other text is taken as the
-    rest of its body.
+    """What the judge reads: the whole program, the tests and the nonce, as JSON.
+
+    A text that defines the function follows the prompt's head; any other is the rest of its body.
     """
     text, entry_point = artefact.decode("utf-8", "replace"), task.data["entry_point"]
     is_whole = (
@@ -177,13 +175,11 @@ def _job(task: Task, artefact: bytes, nonce: str) -> bytes:
     return orjson.dumps(job)
 
 
-def _verdict(result: ToolResult, nonce: str, *, cut_short: bool) -> Judgement:
+def _verdict(result: ToolResult, nonce: str, *, is_cut: bool) -> Judgement:
     log = result.output.replace(nonce, "judge")[-MAX_LOG_CHARS:]
     if result.timed_out:
-        if cut_short:
-            raise GraderError(
-                FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"
-            )
+        if is_cut:
+            raise cut_short("tests")
         return Judgement(0.0, f"the tests did not end in time\n{log}")
     words = result.output.rstrip().rsplit("\n", 1)[-1].split()
     verdict = words[1] if len(words) == 2 and words[0] == nonce else ""

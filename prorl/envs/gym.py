@@ -140,20 +140,7 @@ class GymEnv(BaseEnv):
         if problem := call_problem((_STEP,), call):
             return ToolResult(output=problem, exit_code=BAD_CALL)
         assert sandbox is not None
-        before = _actions(await _history(sandbox))
-        if before is None:
-            output = f"{HISTORY} was spoilt: it is no list of actions, and no step counts."
-            return ToolResult(output=output, exit_code=BAD_CALL)
-        actions = [*before, call.arguments["action"]]
-        played = await anyio.to_thread.run_sync(_play, task, actions)
-        if played.problem:
-            return ToolResult(output=played.problem, exit_code=BAD_CALL)
-        await sandbox.put(HISTORY, json.dumps(actions).encode())
-        over = " The game is over." if played.is_over else ""
-        return ToolResult(
-            output=f"{played.observation}\nreward {played.last_reward:g}, in all"
-            f" {played.total:g}.{over}"
-        )
+        return await _step(task, sandbox, call.arguments["action"])
 
     async def artefact(self, task: Task, final: str, sandbox: Sandbox | None) -> bytes:
         """The actions that were taken."""
@@ -167,6 +154,24 @@ class GymEnv(BaseEnv):
             return super().reference(task)  # type: ignore[return-value]
         calls = tuple(ToolCall(_STEP.name, {"action": action}) for action in actions)
         return Solution(calls, "It is over.")
+
+
+async def _step(task: Task, sandbox: Sandbox, action: Json) -> ToolResult:
+    """Play the actions so far and this one; one that the game takes is kept in the sandbox."""
+    before = _actions(await _history(sandbox))
+    if before is None:
+        output = f"{HISTORY} was spoilt: it is no list of actions, and no step counts."
+        return ToolResult(output=output, exit_code=BAD_CALL)
+    actions = [*before, action]
+    played = await anyio.to_thread.run_sync(_play, task, actions)
+    if played.problem:
+        return ToolResult(output=played.problem, exit_code=BAD_CALL)
+    await sandbox.put(HISTORY, json.dumps(actions).encode())
+    over = " The game is over." if played.is_over else ""
+    return ToolResult(
+        output=f"{played.observation}\nreward {played.last_reward:g}, in all"
+        f" {played.total:g}.{over}"
+    )
 
 
 async def _history(sandbox: Sandbox) -> bytes:

@@ -56,9 +56,7 @@ def hide() -> None:
 
 
 def encode(value: Any) -> Any:
-    """Plain data -> JSON values; subclasses become their plain base, so that no method of theirs
-    reaches a test.
-    """
+    """Plain data as JSON values; of a subclass its plain base alone, none of its methods."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, int):
@@ -185,20 +183,9 @@ def ask(channel: socket.socket, request: Any) -> Any:
 
 def judge(channel: socket.socket, job: Any) -> int:
     """Run the tests against the program behind the channel; the verdict."""
-
-    def candidate(*arguments: Any, **named: Any) -> Any:
-        try:
-            request = encode((arguments, named))
-        except TypeError as cause:
-            raise UnsupportedTest(str(cause)) from None
-        return ask(channel, request)
-
-    scope: dict[str, Any] = {"__name__": "tests"}
+    candidate = stand_in(channel)
     try:
-        exec(compile(job["head"], "head.py", "exec"), scope)
-        scope[job["entry_point"]] = candidate
-        exec(compile(job["test"], "test.py", "exec"), scope)
-        check = scope["check"]
+        check = check_of(job, candidate)
     except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return ERROR
@@ -212,6 +199,28 @@ def judge(channel: socket.socket, job: Any) -> int:
         traceback.print_exc(limit=-3)
         return FAIL
     return PASS
+
+
+def stand_in(channel: socket.socket) -> Any:
+    """A function for the tests that calls the program's."""
+
+    def candidate(*arguments: Any, **named: Any) -> Any:
+        try:
+            request = encode((arguments, named))
+        except TypeError as cause:
+            raise UnsupportedTest(str(cause)) from None
+        return ask(channel, request)
+
+    return candidate
+
+
+def check_of(job: Any, candidate: Any) -> Any:
+    """The tests' function `check`. Raises what their own code does."""
+    scope: dict[str, Any] = {"__name__": "tests"}
+    exec(compile(job["head"], "head.py", "exec"), scope)
+    scope[job["entry_point"]] = candidate
+    exec(compile(job["test"], "test.py", "exec"), scope)
+    return scope["check"]
 
 
 def fork_program() -> tuple[int, socket.socket]:

@@ -1,5 +1,7 @@
-"""The judge of the `code` env for programs with cases: what they print for an input, or what their
-function gives for arguments. A program for `python3 -I -c` in a fresh EVAL sandbox.
+"""The judge of the `code` env for programs with cases.
+
+It looks at what they print for an input, or what their function gives for arguments. A program for
+`python3 -I -c` in a fresh EVAL sandbox.
 
 Standard library, Python 3.8 or newer.
 
@@ -61,63 +63,69 @@ def hide() -> None:
 def run(argv: list[str], given: bytes, limit_s: float, reply: bool) -> tuple[bytes, bytes, str]:
     """(standard output or reply, end of standard error, why it is no good)."""
     read, write = os.pipe()
-    keep = (write,) if reply else ()
-    argv = [*argv, str(write)] if reply else argv
-    stdin = os.memfd_create("input", os.MFD_CLOEXEC)
-    os.write(stdin, given)
-    os.lseek(stdin, 0, os.SEEK_SET)
+    stdin = input_file(given)
     process = subprocess.Popen(
-        argv,
+        [*argv, str(write)] if reply else argv,
         stdin=stdin,
         stdout=subprocess.DEVNULL if reply else write,
         stderr=subprocess.PIPE,
-        pass_fds=keep,
+        pass_fds=(write,) if reply else (),
         start_new_session=True,
     )
     os.close(write)
     os.close(stdin)
     assert process.stderr is not None
-    out, problem = collect(process, read, process.stderr.fileno(), limit_s)
+    found = {read: bytearray(), process.stderr.fileno(): bytearray()}
+    problem, status = collect(process, found, limit_s), end(process)
+    os.close(read)
+    process.stderr.close()
+    out, errors = map(bytes, found.values())
+    return out, errors, problem or (f"ended with exit status {status}" if status else "")
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Kill a program and what it has started in its session; its exit status."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    code = process.wait()
-    os.close(read)
-    process.stderr.close()
-    if not problem and code:
-        problem = f"ended with exit status {code}"
-    return out[0], out[1], problem
+    return process.wait()
 
 
-def collect(
-    process: subprocess.Popen[bytes], output: int, errors: int, limit_s: float
-) -> tuple[tuple[bytes, bytes], str]:
-    """What both descriptors gave until they ended or time was up."""
+def input_file(content: bytes) -> int:
+    """A file without a name that is read from its beginning; its descriptor."""
+    fd = os.memfd_create("input", os.MFD_CLOEXEC)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def collect(process: subprocess.Popen[bytes], found: dict[int, bytearray], limit_s: float) -> str:
+    """Read both descriptors, output and errors, until they end; why the output is no good."""
     until = time.monotonic() + limit_s
-    found = {output: bytearray(), errors: bytearray()}
-    left = {output, errors}
-    problem = ""
+    output, errors = found
+    left = set(found)
     while left:
         wait_s = until - time.monotonic()
         if wait_s <= 0:
-            problem = f"took more than {limit_s:g} s"
-            break
+            return f"took more than {limit_s:g} s"
         if process.poll() is not None:
             wait_s = min(wait_s, 0.2)
         ready = select.select(list(left), [], [], wait_s)[0]
         if not ready and process.poll() is not None:
             break
-        for fd in ready:
-            data = os.read(fd, 1 << 16)
-            found[fd] += data
-            if not data:
-                left.discard(fd)
+        left -= {fd for fd in ready if not read_into(found[fd], fd)}
         if len(found[output]) > MAX_OUTPUT_BYTES:
-            problem = f"printed more than {MAX_OUTPUT_BYTES} bytes"
-            break
+            return f"printed more than {MAX_OUTPUT_BYTES} bytes"
         del found[errors][:-4096]
-    return (bytes(found[output]), bytes(found[errors])), problem
+    return ""
+
+
+def read_into(found: bytearray, fd: int) -> bool:
+    """Read what is there; False at the end."""
+    data = os.read(fd, 1 << 16)
+    found += data
+    return bool(data)
 
 
 def same_text(given: str, expected: str) -> bool:
@@ -177,12 +185,16 @@ def try_case(job: dict[str, Any], case: dict[str, Any], limit_s: float) -> str:
             problem = "gave no value that is JSON"
         if not problem and same_value(value, case["output"]):
             return ""
-    shown = out.decode("utf-8", "replace")[:MAX_SHOWN]
-    said = errors.decode("utf-8", "replace").strip()[-MAX_SHOWN:]
-    wanted = str(case["output"])[:MAX_SHOWN]
+    return failure(out, errors, problem, case["output"])
+
+
+def failure(out: bytes, errors: bytes, problem: str, expected: Any) -> str:
+    """What is said of a case that fails: the problem, or what came out of it."""
     if problem:
+        said = errors.decode("utf-8", "replace").strip()[-MAX_SHOWN:]
         return f"{problem}: {said}" if said else problem
-    return f"gave {shown!r}, expected {wanted!r}"
+    shown = out.decode("utf-8", "replace")[:MAX_SHOWN]
+    return f"gave {shown!r}, expected {str(expected)[:MAX_SHOWN]!r}"
 
 
 def main() -> int:

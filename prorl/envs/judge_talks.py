@@ -1,5 +1,6 @@
-"""The judge of the `code` env for programs that talk: a task's interactor asks and answers them
-over pipes. A program for `python3 -I -c` in a fresh EVAL sandbox.
+"""The judge of the `code` env for programs that talk with a task's interactor over pipes.
+
+A program for `python3 -I -c` in a fresh EVAL sandbox.
 
 Standard library, Python 3.8 or newer.
 
@@ -125,24 +126,17 @@ class Alarm:
 
 def try_case(interact: Any, case: Any, limit_s: float, alarm: Alarm) -> str:
     """Why a case fails; empty when it passes. Raises what the interactor does."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-B", "solution.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    problem = ""
+    process = start()
     try:
         alarm.set(limit_s + END_S)
         interact(case, Talk(process, time.monotonic() + limit_s))
         alarm.set(0)
         process.communicate(timeout=END_S)
-        problem = f"ended with exit status {process.returncode}" if process.returncode else ""
+        return f"ended with exit status {process.returncode}" if process.returncode else ""
     except Wrong as wrong:
-        problem = str(wrong)
+        return str(wrong)
     except subprocess.TimeoutExpired:
-        problem = "did not end after the talk"
+        return "did not end after the talk"
     finally:
         alarm.set(0)
         try:
@@ -150,7 +144,17 @@ def try_case(interact: Any, case: Any, limit_s: float, alarm: Alarm) -> str:
         except ProcessLookupError:
             pass
         process.wait()
-    return problem
+
+
+def start() -> subprocess.Popen[bytes]:
+    """The program, in a session of its own, with pipes for the talk."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-B", "solution.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def talks(job: dict[str, Any], interact: Any) -> int:

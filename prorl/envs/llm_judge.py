@@ -89,20 +89,17 @@ class LlmJudge:
         body = orjson.dumps(self._request(task, artefact))
         problems: list[str] = []
         try:
-            async with asyncio.timeout(budget_s):
-                async with self._slot():
-                    for _ in range(self._config.tries):
-                        try:
-                            return self._judgement(await self._ask(body))
-                        except (aiohttp.ClientError, ConnectionError, ValueError) as why:
-                            problems.append(f"{type(why).__name__}: {why}"[:200])
-                            await asyncio.sleep(min(0.5 * len(problems), budget_s / 10))
+            async with asyncio.timeout(budget_s), self._slot():
+                for _ in range(self._config.tries):
+                    try:
+                        return self._judgement(text_of(await self._ask(body)))
+                    except (aiohttp.ClientError, ConnectionError, ValueError) as why:
+                        problems.append(f"{type(why).__name__}: {why}"[:200])
+                        await asyncio.sleep(min(0.5 * len(problems), budget_s / 10))
         except TimeoutError:
             problems.append(f"its {budget_s:g} s are used up")
-        raise GraderError(
-            FailureCode.GRADER_ERROR,
-            f"the judge {self._config.url} gave no score: {'; '.join(problems)}",
-        )
+        said = f"the judge {self._config.url} gave no score: {'; '.join(problems)}"
+        raise GraderError(FailureCode.GRADER_ERROR, said)
 
     def _slot(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
@@ -124,8 +121,8 @@ class LlmJudge:
             "max_tokens": self._config.max_tokens,
         }
 
-    async def _ask(self, body: bytes) -> str:
-        """One reply's text. Raises aiohttp.ClientError, ValueError for what is none."""
+    async def _ask(self, body: bytes) -> bytes:
+        """One reply. Raises aiohttp.ClientError, ValueError for one too long or not of HTTP 200."""
         headers = {"Content-Type": "application/json"}
         if self._config.api_key:
             headers["Authorization"] = f"Bearer {self._config.api_key}"
@@ -141,20 +138,25 @@ class LlmJudge:
                     raise ValueError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}: {bytes(content[:200])!r}")
-        try:
-            choice = orjson.loads(content)["choices"][0]
-            text, ended = choice["message"]["content"], choice.get("finish_reason")
-        except (LookupError, TypeError, AttributeError, orjson.JSONDecodeError) as cause:
-            raise ValueError(f"no chat completion: {bytes(content[:200])!r}") from cause
-        if not isinstance(text, str):
-            raise ValueError(f"a completion without text: {text!r}"[:200])
-        if ended != "stop":
-            raise ValueError(f"a reply that ended by {ended!r}, expected 'stop'"[:200])
-        return text
+        return bytes(content)
 
     def _judgement(self, reply: str) -> Judgement:
         score = parse_score(reply)
         return Judgement(score, f"{self.name} = {score:g} by {self._config.model}: {reply[-500:]}")
+
+
+def text_of(reply: bytes) -> str:
+    """The text of a chat completion. Raises ValueError for what is none, or was cut."""
+    try:
+        choice = orjson.loads(reply)["choices"][0]
+        text, ended = choice["message"]["content"], choice.get("finish_reason")
+    except (LookupError, TypeError, AttributeError, orjson.JSONDecodeError) as cause:
+        raise ValueError(f"no chat completion: {reply[:200]!r}") from cause
+    if not isinstance(text, str):
+        raise ValueError(f"a completion without text: {text!r}"[:200])
+    if ended != "stop":
+        raise ValueError(f"a reply that ended by {ended!r}, expected 'stop'"[:200])
+    return text
 
 
 def parse_score(reply: str) -> float:

@@ -1,5 +1,6 @@
-"""Math word problems with a Python tool: the policy ends with `#### answer`, which is compared with
-the reference answer.
+"""Math word problems with a Python tool.
+
+The policy ends with `#### answer`, which is compared with the reference answer.
 
 Reads `data.answer` (string or number) and, for the oracle, `data.solution` (GSM8K's text with
 `<<48/2=24>>` calculator marks). `data.tools` names further tools (`prorl/tools`). RUN needs a
@@ -71,8 +72,9 @@ class MathEnv(BaseEnv):
         super().check(task)
 
     def reference(self, task: Task) -> Solution:
-        """The calculator's expressions in one Python call, then the answer; without marks, the
-        answer's own number is computed.
+        """The calculator's expressions in one Python call, then the answer.
+
+        Without marks, the answer's own number is computed.
         """
         self.check(task)
         answer, solution = str(task.data["answer"]), task.data.get("solution")

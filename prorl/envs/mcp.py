@@ -1,5 +1,7 @@
-"""Tools of MCP servers that a task names: the servers run inside the sandbox
-(`prorl/tools/server/mcp.py`), the policy sees each tool by its own schema.
+"""Tools of MCP servers that a task names.
+
+The servers run inside the sandbox (`prorl/tools/server/mcp.py`); the policy sees each tool by its
+own schema.
 
 | `task.data.mcp`: server's name -> | |
 |---|---|

@@ -11,8 +11,9 @@ _COMMENT = re.compile(r"(?:^|\s)#.*$")
 
 
 def requirements_of(task: Task) -> tuple[str, ...]:
-    """`data.requirements`: a list of requirements, or the text of a requirements.txt without
-    options. Raises TaskError.
+    """The Python packages that `data.requirements` names. Raises TaskError.
+
+    It is a list of requirements, or the text of a requirements.txt without options.
     """
     given: Json = task.data.get("requirements") or []
     lines = given.splitlines() if isinstance(given, str) else given

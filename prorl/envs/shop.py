@@ -1,5 +1,6 @@
-"""The env `shop`: prices that only a `price` tool knows, then a real `python` tool: two or three
-calls that depend on each other.
+"""The env `shop`: prices that only a `price` tool knows, then a real `python` tool.
+
+A task takes two or three calls that depend on each other.
 
 `task.data`: `prices` (item -> integer), `items` (asked for, in order), `expression`, `answer`;
 `prorl.tasks.generated` makes such tasks. `price` is answered here from the task's data; `python`

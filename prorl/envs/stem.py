@@ -1,5 +1,6 @@
-"""Questions of science, technology, engineering and mathematics: multiple choice, quantities with
-units, short answers.
+"""Questions of science, technology, engineering and mathematics.
+
+The answer is a choice, a quantity with its unit or a short text.
 
 | `task.data` | |
 |---|---|
@@ -98,8 +99,9 @@ class StemEnv(BaseEnv):
 
 
 def final_text(text: str) -> tuple[str, str]:
-    """(the final answer, how it was found): as in mathematics, but an unmarked one is the last line
-    as it stands, with its unit.
+    """(the final answer, how it was found).
+
+    As in mathematics, but an unmarked one is the last line as it stands, with its unit.
 
     >>> final_text("So v = 3.\\n#### 3 m/s"), final_text("The answer is (B).")
     (('3 m/s', '####'), ('(B).', 'answer is'))

@@ -1,5 +1,4 @@
-"""What envs share: the tools' signatures as the policy sees them, the check of a call against them,
-a reference solution.
+"""What envs share: tools' signatures, the check of a call and of a field, a reference solution.
 
 A call that does not fit its signature is told to the policy as a result with exit code 2; it never
 reaches the sandbox.
@@ -11,7 +10,8 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from prorl.errors import TaskError
+from prorl.errors import GraderError, TaskError
+from prorl.failures import FailureCode
 from prorl.protocols import Sandbox
 from prorl.tools.catalogue import CATALOGUE
 from prorl.types import Json, Task, ToolCall, ToolResult, ToolSpec
@@ -99,6 +99,18 @@ def _argument_problem(spec: ToolSpec, arguments: Mapping[str, Json]) -> str:
     return ""
 
 
+def field_error(task: Task, problem: str, expected: str = "", hint: str = "") -> TaskError:
+    """The error of a task's field: `problem` says what was given, cut where it is long."""
+    return TaskError(f"task {task.task_id!r}: {problem}"[:300], expected, hint)
+
+
+def cut_short(what: str) -> GraderError:
+    """The error of a grader that EVAL's own time ended before the task's limit for `what`."""
+    return GraderError(
+        FailureCode.GRADER_ERROR, f"too little of EVAL's time was left for the {what}"
+    )
+
+
 def text_field(task: Task, name: str) -> str:
     """A string that the task's data must hold. Raises TaskError."""
     value = task.data.get(name)
@@ -108,8 +120,9 @@ def text_field(task: Task, name: str) -> str:
             if name in task.data
             else f"only {', '.join(task.data) or 'nothing'}"
         )
-        raise TaskError(
-            f"task {task.task_id!r}: data.{name}: found {found}",
+        raise field_error(
+            task,
+            f"data.{name}: found {found}",
             "a string",
             f"an env {task.env!r} task needs it",
         )

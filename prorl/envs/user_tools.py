@@ -1,5 +1,7 @@
-"""Tools that a task names, as the policy sees them: ours by their row, users' by specs read from
-the classes that packages register (`prorl/tools` is the whole story).
+"""Tools that a task names, as the policy sees them.
+
+Ours are known by their row, users' by specs read from the classes that packages register
+(`prorl/tools` is the whole story).
 
 Importing a tool's module is all that happens on the host; it is made and called inside sandboxes
 only. A tool that is unknown, cannot be imported or has no usable schema is a TaskError where a task
@@ -53,7 +55,11 @@ def user_spec(name: str) -> ToolSpec:
     users = plugins.registered(TOOLS)
     if name not in users:
         raise plugins.unknown(TOOLS, name, [*CATALOGUE, *users], TaskError)
-    tool = plugins.load(TOOLS, name, TaskError)
+    return _spec_of_class(name, plugins.load(TOOLS, name, TaskError))
+
+
+def _spec_of_class(name: str, tool: Json) -> ToolSpec:
+    """What a tool's class says of itself. Raises TaskError for one that lacks something."""
     if not isinstance(tool, type) or not any("__call__" in vars(base) for base in tool.__mro__):
         raise TaskError(f"tool {name!r} is {_short(tool)}", "a class with a method __call__")
     description: Json = getattr(tool, "description", None)
@@ -85,14 +91,8 @@ def schema_problem(parameters: Json) -> str:
     if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
         return "`properties` is no object or `required` no list"
     for name, value in properties.items():
-        if not isinstance(value, Mapping):
-            return f"property {name!r} is {_short(value)}"
-        kind = value.get("type", "object")
-        if not isinstance(kind, str) or kind not in ARGUMENT_TYPES:
-            return (
-                f"property {name!r} has type {kind!r}, which is none of"
-                f" {', '.join(sorted(ARGUMENT_TYPES))}"
-            )
+        if problem := _property_problem(name, value):
+            return problem
     if missing := [name for name in required if name not in properties]:
         return f"`required` names {missing[0]!r}, which is no property"
     try:
@@ -100,6 +100,16 @@ def schema_problem(parameters: Json) -> str:
     except (TypeError, ValueError) as error:
         return f"not JSON: {error}"
     return ""
+
+
+def _property_problem(name: str, value: Json) -> str:
+    if not isinstance(value, Mapping):
+        return f"property {name!r} is {_short(value)}"
+    kind = value.get("type", "object")
+    if isinstance(kind, str) and kind in ARGUMENT_TYPES:
+        return ""
+    known = ", ".join(sorted(ARGUMENT_TYPES))
+    return f"property {name!r} has type {kind!r}, which is none of {known}"
 
 
 def _short(value: Json) -> str:

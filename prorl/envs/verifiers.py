@@ -1,5 +1,6 @@
-"""Tasksets of the package `verifiers` (`verifiers.v1`, from 0.4 on): a prompt is asked, the
-task's own reward functions judge the answer.
+"""Tasksets of the package `verifiers` (`verifiers.v1`, from 0.4 on).
+
+A prompt is asked, the task's own reward functions judge the answer.
 
     python -m prorl.envs.verifiers TASKSET [CONFIG_JSON] > tasks.jsonl
     {"task_id": "boxes/0", "env": "verifiers", "prompt": "1+1?", "data": {"taskset": "boxes"}}
@@ -89,16 +90,22 @@ class VerifiersEnv(BaseEnv):
         with boundary(GraderError, FailureCode.GRADER_ERROR, "the taskset's reward functions"):
             with anyio.fail_after(deadline.remaining_s):
                 trace = await anyio.to_thread.run_sync(judge, abandon_on_cancel=True)
-            parts = [
-                RewardPart(name=name, value=float(one.score), weight=float(one.weight))
-                for name, one in trace.rewards.items()
-            ]
-            parts += [
-                RewardPart(name=f"metric_{name}", value=float(value), weight=0.0)
-                for name, value in trace.metrics.items()
-            ]
+            parts = _parts(trace)
         more = await rubric_of(task, self.rubric).score(task, artefact, sandbox, deadline)
         return Score(parts=(*parts, *more.parts), log=answer[-1000:])
+
+
+def _parts(trace: Any) -> tuple[RewardPart, ...]:
+    """The taskset's rewards by their weight, its metrics without any."""
+    rewards = (
+        RewardPart(name=name, value=float(one.score), weight=float(one.weight))
+        for name, one in trace.rewards.items()
+    )
+    metrics = (
+        RewardPart(name=f"metric_{name}", value=float(value), weight=0.0)
+        for name, value in trace.metrics.items()
+    )
+    return (*rewards, *metrics)
 
 
 @lru_cache(maxsize=8)

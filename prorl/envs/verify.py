@@ -1,5 +1,6 @@
-"""math-verify in processes of its own, kept warm and killed when they hang: sympy may take minutes
-on a hostile expression and holds the GIL while it does.
+"""math-verify in processes of its own, kept warm and killed when they hang.
+
+Its sympy may take minutes on a hostile expression and holds the GIL while it does.
 
 The verdict has three values: right, wrong, or GraderError when the grader itself failed, hung or
 died. A helper is started where the first check needs it and is kept; its start (about 2 s of
@@ -77,9 +78,9 @@ class Helpers:
         self._places = asyncio.Semaphore(most)
 
     async def ask(self, question: Json) -> Json:
-        """The answer of a helper; one that fails or hangs is killed. Who gives up waiting leaves
-        the helper to its own limits, so that no start is cut in the middle.
+        """The answer of a helper; one that fails or hangs is killed.
 
+        Who gives up waiting leaves the helper to its own limits: no start is cut in the middle.
         Raises TimeoutError, and ConnectionError where it dies.
         """
         asked = asyncio.create_task(self._ask(question))

@@ -1,5 +1,6 @@
-"""The program that `verify.py` keeps warm: a JSON line `{gold, answer}` in, `{verdict}` or
-`{error}` out; a first line says that it is ready.
+"""The program that `verify.py` keeps warm: a JSON line in, a JSON line out.
+
+`{gold, answer}` comes in, `{verdict}` or `{error}` goes out; a first line says that it is ready.
 
 Each check has CHECK_CPU_S of processor time; then SIGPROF ends the process, whatever it does.
 """

@@ -1,5 +1,6 @@
-"""Task folders of Harbor and terminal-bench (`prorl/tasks/folders.py`): a container, an
-instruction, tests that tell the reward.
+"""Task folders of Harbor and terminal-bench: a container, an instruction, tests.
+
+The tests tell the reward; `prorl/tasks/folders.py` reads the folders.
 
 | `task.data` | |
 |---|---|
@@ -33,7 +34,7 @@ from pathlib import Path
 
 from prorl.envs.base import BaseEnv, Solution
 from prorl.envs.harbor import shell
-from prorl.envs.tools import BASH, FILES, text_field
+from prorl.envs.tools import BASH, FILES, cut_short, text_field
 from prorl.errors import GraderError, NotFoundError, RolloutError, SandboxError, TaskError
 from prorl.limits import Deadline
 from prorl.protocols import Sandbox
@@ -116,27 +117,30 @@ class HarborEnv(BaseEnv):
         """
         assert sandbox is not None
         await self._bring(task, artefact, sandbox)
-        exports = "".join(
-            f"export {name}={shlex.quote(str(text))}\n"
-            for name, text in (task.data.get("environment") or {}).items()
-        )
+        done = await self._tested(task, sandbox, deadline)
+        value = 0.0 if done.timed_out else await self._reward(task, sandbox, done)
+        log = f"{'the tests did not end in time' if done.timed_out else ''}{done.output}"
+        return Score(parts=(RewardPart(name="tests", value=value),), log=log[-LOG_CHARS:])
+
+    async def _tested(self, task: Task, sandbox: Sandbox, deadline: Deadline) -> ToolResult:
+        """What the tests' script printed, in the task's environment."""
         brought = await sandbox.exec(["bash", "-c", shell.BRING], STEP_S)
         if brought.exit_code != 0:
             raise GraderError(
                 FailureCode.GRADER_ERROR, f"the tests cannot be brought: {brought.output[-300:]}"
             )
+        exports = "".join(
+            f"export {name}={shlex.quote(str(text))}\n"
+            for name, text in (task.data.get("environment") or {}).items()
+        )
         name = Path(text_field(task, "test")).name
         script = exports + shell.TEST.format(test=f"/tests/{name}")
         wanted_s = float(task.data.get("timeout_s", TESTS_S))
         limit_s = min(wanted_s, deadline.remaining_s)
         done = await sandbox.exec(["bash", "-c", script], limit_s)
         if done.timed_out and limit_s < wanted_s:
-            raise GraderError(
-                FailureCode.GRADER_ERROR, "too little of EVAL's time was left for the tests"
-            )
-        value = 0.0 if done.timed_out else await self._reward(task, sandbox, done)
-        log = f"{'the tests did not end in time' if done.timed_out else ''}{done.output}"
-        return Score(parts=(RewardPart(name="tests", value=value),), log=log[-LOG_CHARS:])
+            raise cut_short("tests")
+        return done
 
     async def _bring(self, task: Task, artefact: bytes, sandbox: Sandbox) -> None:
         folder = Path(text_field(task, "folder"))
