@@ -1,5 +1,6 @@
-"""Messages <-> token ids in ChatML with Hermes tool calls, the format of Qwen 2.5/3 and of many
-fine-tunes.
+"""Messages <-> token ids in ChatML with Hermes tool calls.
+
+It is the format of Qwen 2.5/3 and of many fine-tunes.
 
     <|im_start|>system\\n ... tools ... <|im_end|>\\n <|im_start|>user\\nHow much is
     6*7?<|im_end|>\\n <|im_start|>assistant\\n<tool_call>\\n{"name": "python", "arguments": {"code":
@@ -46,8 +47,7 @@ NO_TOOLS: tuple[ToolSpec, ...] = ()
 
 
 class ChatMLRenderer:
-    """Implements `prorl.protocols.Renderer` over any tokenizer that has `<|im_start|>` and
-    `<|im_end|>`.
+    """Implements `prorl.protocols.Renderer` over a tokenizer with `<|im_start|>` and `<|im_end|>`.
 
     Tools are described as Qwen's template does, or on one line, `tools: python(code)`, for a
     checkpoint whose tokenizer has `compact_tools`: a toy model has neither the context nor the
@@ -85,8 +85,9 @@ class ChatMLRenderer:
         return np.concatenate([*chunks, *self._messages(rest), self._assistant_L])
 
     def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """Ids to append after a completion: its end marker if it was cut off, the new messages, the
-        assistant's start.
+        """Ids to append after a completion: the new messages, then the assistant's start.
+
+        Before them the completion's end marker, if it was cut off.
         """
         ended = len(completion_ids) > 0 and int(completion_ids[-1]) == self._end_id
         close = self._ids("\n") if ended else self._ids(_END, "\n")
@@ -98,8 +99,9 @@ class ChatMLRenderer:
         prompt_ids: Int32 | None = None,
         tools: Sequence[ToolSpec] = NO_TOOLS,
     ) -> Message:
-        """The assistant message that was sampled: content, thoughts and calls apart, broken calls
-        with their error.
+        """The assistant message that was sampled: content, thoughts and calls apart.
+
+        Broken calls have their error.
         """
         ids = completion_ids
         while len(ids) and int(ids[-1]) in self.stop_token_ids:
@@ -113,8 +115,9 @@ class ChatMLRenderer:
         )
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included: for oracles
-        and warm starts.
+        """What a model would sample to say this assistant message, end marker included.
+
+        For oracles and warm starts.
         """
         return self._ids(*self._assistant_parts(message), _END)
 

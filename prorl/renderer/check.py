@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from asyncio.subprocess import PIPE
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -33,12 +34,7 @@ async def check(spec: RendererSpec) -> dict[str, Json]:
     if spec == RendererSpec(model="bytes", date=spec.date):
         return describe(make_renderer(spec), spec)
     child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "prorl.renderer.check",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "prorl.renderer.check", stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
     try:
         async with asyncio.timeout(WALL_S):
@@ -50,15 +46,23 @@ async def check(spec: RendererSpec) -> dict[str, Json]:
             with suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
+    return _found(spec, out, f"ended with status {child.returncode} {_last_line(errors)}")
+
+
+def _found(spec: RendererSpec, out: bytes, end: str) -> dict[str, Json]:
+    """What the child printed; `end` says how one ended that printed nothing. Raises ConfigError."""
     try:
         found = orjson.loads(out)
     except orjson.JSONDecodeError:
-        last = (errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1]
-        raise _ended(spec, f"ended with status {child.returncode} {last[:300]}") from None
+        raise _ended(spec, end) from None
     if "refused" in found:
         raise ConfigError(*found["refused"])
     facts: dict[str, Json] = found["facts"]
     return facts
+
+
+def _last_line(errors: bytes) -> str:
+    return (errors.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:300]
 
 
 def _ended(spec: RendererSpec, how: str) -> ConfigError:

@@ -27,8 +27,8 @@ from prorl.tokenizer import HFTokenizer, load_tokenizer
 from prorl.types import Json
 
 if TYPE_CHECKING:
-    from prorl.protocols import Renderer
-    from prorl.renderer.template import Checkpoint
+    from prorl.protocols import Renderer, Tokenizer
+    from prorl.renderer.template import ChatTemplate, Checkpoint
 
 ENTRY_POINTS = "prorl.renderers"
 CHATML, TEMPLATE = "chatml", "template"
@@ -43,13 +43,7 @@ def make_renderer(spec: RendererSpec) -> Renderer:
     tokenizer = load_tokenizer(spec.model)
     is_toy = not isinstance(tokenizer, HFTokenizer) or tokenizer.compact_tools
     if spec.name == CHATML or (not spec.name and is_toy):
-        if spec.variables:
-            raise ConfigError(
-                f"renderer.variables {', '.join(spec.variables)} for the built-in ChatML",
-                "a model's directory with a chat template, which reads them",
-                "leave them out",
-            )
-        return ChatMLRenderer(tokenizer)
+        return _chatml(spec, tokenizer)
     if not isinstance(tokenizer, HFTokenizer):
         raise ConfigError(
             "renderer.name `template` without a model's directory",
@@ -59,8 +53,41 @@ def make_renderer(spec: RendererSpec) -> Renderer:
     return template_renderer(spec, tokenizer)
 
 
+def _chatml(spec: RendererSpec, tokenizer: Tokenizer) -> Renderer:
+    if spec.variables:
+        raise ConfigError(
+            f"renderer.variables {', '.join(spec.variables)} for the built-in ChatML",
+            "a model's directory with a chat template, which reads them",
+            "leave them out",
+        )
+    return ChatMLRenderer(tokenizer)
+
+
 def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
     """A `TemplateRenderer`, proved. Raises ConfigError."""
+    _check_jinja2(spec)
+    from prorl.renderer import proof
+    from prorl.renderer.family import find_family
+    from prorl.renderer.model import TemplateRenderer
+    from prorl.renderer.template import read_checkpoint
+
+    checkpoint = read_checkpoint(Path(spec.model))
+    _check_size(checkpoint, tokenizer)
+    template, tool_template = _templates(spec, checkpoint)
+    renderer = TemplateRenderer(
+        tokenizer,
+        template,
+        find_family((tool_template or template).source, spec.family, template.where),
+        tool_template=tool_template,
+        stop_ids=checkpoint.stop_ids,
+        on_rewrite=spec.on_rewrite,
+        unshown_tools=spec.unshown_tools,
+    )
+    renderer.proof = proof.check(renderer, spec.model)
+    return renderer
+
+
+def _check_jinja2(spec: RendererSpec) -> None:
     try:
         import jinja2  # noqa: F401
     except ImportError as cause:
@@ -69,15 +96,16 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
             "the package jinja2",
             "pip install 'prorl[render]'",
         ) from cause
-    from prorl.renderer import proof
-    from prorl.renderer.family import find_family
-    from prorl.renderer.model import TemplateRenderer
-    from prorl.renderer.template import ChatTemplate, read_checkpoint
 
-    checkpoint = read_checkpoint(Path(spec.model))
-    _check_size(checkpoint, tokenizer)
-    source = checkpoint.template or checkpoint.tool_template
-    if not source:
+
+def _templates(
+    spec: RendererSpec, checkpoint: Checkpoint
+) -> tuple[ChatTemplate, ChatTemplate | None]:
+    """The chat template, and the one for tools where there is another. Raises ConfigError."""
+    from prorl.renderer.template import ChatTemplate
+
+    source, tool_source = checkpoint.template, checkpoint.tool_template
+    if not source and not tool_source:
         raise ConfigError(
             f"{spec.model} has no chat template",
             "chat_template.jinja, or chat_template in tokenizer_config.json",
@@ -85,20 +113,10 @@ def template_renderer(spec: RendererSpec, tokenizer: HFTokenizer) -> Renderer:
         )
     variables: dict[str, Json] = {**checkpoint.special_tokens, **spec.variables}
     where, today = f"{spec.model}: chat template", _day(spec.date)
-    template = ChatTemplate(source, today, variables, where)
+    template = ChatTemplate(source or tool_source, today, variables, where)
     template.check(list(spec.variables))
-    tool_source = checkpoint.tool_template
-    renderer = TemplateRenderer(
-        tokenizer,
-        template,
-        find_family(tool_source or source, spec.family, where),
-        tool_template=(ChatTemplate(tool_source, today, variables, where) if tool_source else None),
-        stop_ids=checkpoint.stop_ids,
-        on_rewrite=spec.on_rewrite,
-        unshown_tools=spec.unshown_tools,
-    )
-    renderer.proof = proof.check(renderer, spec.model)
-    return renderer
+    tools = ChatTemplate(tool_source, today, variables, where) if tool_source else None
+    return template, tools
 
 
 def _check_size(checkpoint: Checkpoint, tokenizer: HFTokenizer) -> None:

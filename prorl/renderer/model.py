@@ -60,18 +60,9 @@ class TemplateRenderer:
         self.vocab_size = tokenizer.vocab_size
         self.proof: Proof | None = None
         self._on_rewrite, self._unshown_tools = on_rewrite, unshown_tools
-        ids = [tokenizer.specials[text] for text in family.stops if text in tokenizer.specials]
-        self.stop_token_ids = tuple(dict.fromkeys([*ids, *stop_ids]))
-        if not ids:
-            raise ConfigError(
-                f"the tokenizer has none of {' '.join(family.stops)}, which end a turn of family"
-                f" {family.name}",
-                "the tokenizer of the model whose template this is",
-                "name the directory of one model",
-            )
+        self.stop_token_ids = tuple(dict.fromkeys([*_stop_ids(tokenizer, family), *stop_ids]))
         self._guard = Guard(tokenizer)
-        thoughts = family.thoughts or ()
-        self._speech = Speech(tokenizer, (*family.markers, *thoughts))
+        self._speech = Speech(tokenizer, (*family.markers, *(family.thoughts or ())))
         ends = (*family.stops, *family.closers)
         self.ends = re.compile(f"(?<!{OPEN})(?:{'|'.join(map(re.escape, ends))})")
         self._end_ids = {
@@ -100,19 +91,24 @@ class TemplateRenderer:
             )
         template = self.tool_template if tools else self.template
         values = self._guard.fence(self.family.dialect.messages(messages))
+        shown = self._guard.fence(tool_values(tools)) or None
+        return self._rendered(template, "the prompt", values, shown)
+
+    def _rendered(self, template: ChatTemplate, what: str, values: Json, tools: Json | None) -> str:
+        """A text that ends where the assistant starts. Raises TaskError where that is refused."""
         try:
-            return template.render(
-                values, self._guard.fence(tool_values(tools)) or None, add_generation_prompt=True
-            )
+            return template.render(values, tools, add_generation_prompt=True)
         except TemplateFault as fault:
             raise TaskError(
-                f"{template.where} refuses the prompt: {fault}",
-                f"a conversation that family {self.family.name} can hold",
+                f"{template.where} refuses {what}: {fault}",
+                f"messages that family {self.family.name} can hold",
             ) from fault
 
     def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """Ids to append after a completion: its end if it was cut off, the new messages, the
-        assistant's start. Raises TaskError where the template refuses such messages.
+        """Ids to append after a completion: the new messages, then the assistant's start.
+
+        Before them the completion's end, if it was cut off. Raises TaskError where the template
+        refuses such messages.
         """
         end, tail = self.tail(messages)
         tail_ids = self._guard.encode(tail)
@@ -141,20 +137,15 @@ class TemplateRenderer:
         return None
 
     def tail(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """The token that ends the turn before new messages, and the text behind it (where the next
-        role's token is the end: with it). Raises TaskError.
+        """The token that ends the turn before new messages, and the text behind it.
+
+        Where the next role's token is the end, the text has it, too. Raises TaskError.
         """
         values = self.family.dialect.messages([_USER, self._dummy(messages), *messages])
         fenced = [*values[:2], *self._guard.fence(values[2:])]
         has_results = any(message.role == "tool" for message in messages)
         template = self.tool_template if has_results else self.template
-        try:
-            text = template.render(fenced, self._no_tools(template), add_generation_prompt=True)
-        except TemplateFault as fault:
-            raise TaskError(
-                f"{template.where} refuses new messages: {fault}",
-                f"messages that family {self.family.name} can hold",
-            ) from fault
+        text = self._rendered(template, "new messages", fenced, self._no_tools(template))
         after = text.rpartition(MARK)[2]
         end = self.ends.search(after)
         if MARK not in text or end is None or end[0] not in self._end_ids:
@@ -185,8 +176,10 @@ class TemplateRenderer:
         return None if template is self.template else []
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:
-        """Whether these new messages begin a new segment, since the template would rewrite its past
-        and the run wants it so, or since nothing shows how they could be appended.
+        """Whether these new messages begin a new segment.
+
+        They do where the template would rewrite its past and the run wants it so, or where nothing
+        shows how they could be appended.
         """
         if self.proof is None or all(message.role == "tool" for message in messages):
             return False
@@ -196,9 +189,7 @@ class TemplateRenderer:
         return verdict is not Verdict.EXACT
 
     def facts(self) -> dict[str, Json]:
-        """What a run's manifest says of the renderer: family, hash of the template, what was
-        proved.
-        """
+        """What a run's manifest says of the renderer: family, template's hash, what was proved."""
         proof = self.proof
         found = proof.findings.items() if proof else ()
         stops = {id: text for text, id in self.tokenizer.specials.items()}
@@ -221,18 +212,13 @@ class TemplateRenderer:
         prompt_ids: Int32 | None = None,
         tools: Sequence[ToolSpec] = NO_TOOLS,
     ) -> Message:
-        """The assistant message that was sampled: content, thoughts and calls apart, broken calls
-        with their error.
+        """The assistant message that was sampled: content, thoughts and calls apart.
+
+        Broken calls have their error.
         """
         ids, is_ended = self._up_to_stop(completion_ids)
-        text = self._speech.text(ids)
         is_open = self.opens_thoughts if prompt_ids is None else self._is_open(prompt_ids)
-        reasoning = ""
-        if self.family.thoughts is not None:
-            opener = self.family.markers[0] if is_ended and self.family.markers else ""
-            reasoning, text = split_thoughts(
-                text, self.family.thoughts, is_open=is_open, call_opener=opener
-            )
+        reasoning, text = self._split(self._speech.text(ids), is_open, is_ended)
         said = self.family.grammar(text, {tool.name: tool for tool in tools})
         return Message(
             role="assistant",
@@ -240,6 +226,13 @@ class TemplateRenderer:
             tool_calls=said.calls,
             reasoning=reasoning or said.reasoning,
         )
+
+    def _split(self, text: str, is_open: bool, is_ended: bool) -> tuple[str, str]:
+        """Thoughts, and the rest; `is_open`: the prompt began one, `is_ended`: the model ended."""
+        if self.family.thoughts is None:
+            return "", text
+        opener = self.family.markers[0] if is_ended and self.family.markers else ""
+        return split_thoughts(text, self.family.thoughts, is_open=is_open, call_opener=opener)
 
     def _up_to_stop(self, ids: Int32) -> tuple[Int32, bool]:
         stops = np.flatnonzero(np.isin(ids, self.stop_token_ids))
@@ -263,8 +256,9 @@ class TemplateRenderer:
     # ---- what a model would say
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included: for oracles
-        and warm starts. Raises ConfigError where the template does not write such a message.
+        """What a model would sample to say this assistant message, end marker included.
+
+        For oracles and warm starts. Raises ConfigError where the template writes no such message.
         """
         return self._guard.encode(self.completion_text(message))
 
@@ -293,8 +287,9 @@ class TemplateRenderer:
         return (ends[-1] if self.family.any_end_closes else ends[0]) if ends else 0
 
     def said(self, before: str, after: str) -> str | None:
-        """What the assistant says in `after`, whose prompt was `before`; a thought that the prompt
-        opens and the history lacks is closed first.
+        """What the assistant says in `after`, whose prompt was `before`; None for another prompt.
+
+        A thought that the prompt opens and the history lacks is closed first.
         """
         if after.startswith(before):
             return after[len(before) :]
@@ -314,3 +309,16 @@ class TemplateRenderer:
             "a family whose history shows what was said",
             "scripted policies need another model's directory",
         )
+
+
+def _stop_ids(tokenizer: Tokenizer, family: Family) -> list[int]:
+    """Ids of the family's ends of a turn that the tokenizer has. Raises ConfigError for none."""
+    ids = [tokenizer.specials[text] for text in family.stops if text in tokenizer.specials]
+    if not ids:
+        raise ConfigError(
+            f"the tokenizer has none of {' '.join(family.stops)}, which end a turn of family"
+            f" {family.name}",
+            "the tokenizer of the model whose template this is",
+            "name the directory of one model",
+        )
+    return ids

@@ -63,20 +63,19 @@ def cases(*, thinks: bool, system: bool = True) -> tuple[Case, ...]:
         calls = tuple(ToolCall("look", {"word": f"w{n}"}, id=made_up_id(n)) for n in numbers)
         return Message(role="assistant", content=text, tool_calls=calls, reasoning=thoughts)
 
-    def result(number: int) -> Message:
-        return Message(
-            role="tool", content=f"zresult{number}", name="look", call_id=made_up_id(number)
-        )
-
-    called = (*start, call(0), result(0))
+    called = (*start, call(0), _result(0))
     return (
         Case(TurnKind.USER, (*start, answer), _MORE),
-        Case(TurnKind.RESULT, (*start, call(0)), (result(0),)),
-        Case(TurnKind.RESULTS, (*start, call(0, 2)), (result(0), result(1))),
-        Case(TurnKind.TEXT_AND_CALL, (*start, call(0, text="zsays")), (result(0),)),
-        Case(TurnKind.SECOND_CALL, (*called, call(1)), (result(1),)),
+        Case(TurnKind.RESULT, (*start, call(0)), (_result(0),)),
+        Case(TurnKind.RESULTS, (*start, call(0, 2)), (_result(0), _result(1))),
+        Case(TurnKind.TEXT_AND_CALL, (*start, call(0, text="zsays")), (_result(0),)),
+        Case(TurnKind.SECOND_CALL, (*called, call(1)), (_result(1),)),
         Case(TurnKind.USER_AFTER_CALL, (*called, answer), _MORE),
     )
+
+
+def _result(number: int) -> Message:
+    return Message(role="tool", content=f"zresult{number}", name="look", call_id=made_up_id(number))
 
 
 def prove(renderer: TemplateRenderer) -> Proof:
@@ -97,9 +96,7 @@ def _takes_system(renderer: TemplateRenderer) -> bool:
 
 
 def _thinks(renderer: TemplateRenderer) -> bool:
-    """Whether a turn begins in a thought, or shows one in the last turn without the prompt having
-    closed it.
-    """
+    """Whether a turn begins in a thought, or shows one that the prompt had not closed."""
     if renderer.opens_thoughts:
         return True
     answer = Message(role="assistant", content="zanswer", reasoning=_THOUGHT)
@@ -199,18 +196,15 @@ def check(renderer: TemplateRenderer, where: str) -> Proof:
 
 def check_tokenizer(renderer: TemplateRenderer, where: str) -> None:
     """Raise ConfigError where the tokenizer is not the template's."""
-    text = ""
-    for case in cases(thinks=True):
-        values = renderer.family.dialect.messages((*case.past, *case.new))
-        text += renderer.tool_template.try_render(values, add_generation_prompt=True) or ""
-    foreign = sorted(set(_MARKER.findall(text)) - set(renderer.tokenizer.specials))
+    text = _all_cases(renderer)
+    tokenizer = renderer.tokenizer
+    foreign = sorted(set(_MARKER.findall(text)) - set(tokenizer.specials))
     if foreign:
         raise ConfigError(
             f"{where}: the template writes {foreign[0]}, which the tokenizer does not know",
             "tokenizer and chat template of one model",
             "fetch tokenizer.json and the chat template from the model's repository",
         )
-    tokenizer = renderer.tokenizer
     if isinstance(tokenizer, HFTokenizer) and not np.array_equal(
         renderer.encode(text), tokenizer.encode_whole(text)
     ):
@@ -219,3 +213,13 @@ def check_tokenizer(renderer: TemplateRenderer, where: str) -> None:
             "a tokenizer whose added tokens cut the text",
             "register a renderer of your own (entry point group prorl.renderers)",
         )
+
+
+def _all_cases(renderer: TemplateRenderer) -> str:
+    """What the template writes of every case that it does not refuse."""
+    conversations = [
+        renderer.family.dialect.messages((*case.past, *case.new)) for case in cases(thinks=True)
+    ]
+    template = renderer.tool_template
+    written = (template.try_render(one, add_generation_prompt=True) for one in conversations)
+    return "".join(text or "" for text in written)

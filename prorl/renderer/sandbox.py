@@ -1,5 +1,6 @@
-"""Runs a checkpoint's chat template, which is code of strangers: jinja2's immutable sandbox, with
-bounds.
+"""Runs a checkpoint's chat template, which is code of strangers.
+
+It runs in jinja2's immutable sandbox, with bounds.
 
 Invariants: a template gets plain JSON values and changes none; nothing of Python is reachable
 through attributes; there is no loader, so `include` and `import` raise; a render ends after

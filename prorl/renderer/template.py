@@ -106,8 +106,9 @@ class ChatTemplate:
 
 
 def _read_by(tree: nodes.Template) -> frozenset[str]:
-    """Variables that a template expects; one that it sets itself counts if it asks whether it is
-    defined.
+    """Variables that a template expects.
+
+    One that it sets itself counts if it asks whether it is defined.
     """
     own = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "store"}
     asked = {
@@ -154,8 +155,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 
 def _templates(directory: Path, settings: Mapping[str, Json]) -> dict[str, str]:
-    """chat_template.jinja, else chat_template.json, else tokenizer_config.json, as transformers
-    looks for it.
+    """The checkpoint's templates, from where transformers looks for them.
+
+    chat_template.jinja, else chat_template.json, else tokenizer_config.json.
     """
     more = {
         path.stem: path.read_text("utf-8")

@@ -71,8 +71,9 @@ class Proof(NamedTuple):
         return max((self.findings[kind].verdict for kind in kinds), key=list(Verdict).index)
 
     def summary(self) -> tuple[str, str]:
-        """How such a model is run, and why: `exact`, `append or segment`, `segment` at user
-        messages, `no tools`.
+        """How such a model is run, and why.
+
+        `exact`, `append or segment`, `segment` at user messages, or `no tools`.
         """
         if self.tools:
             return "no tools", self.tools

@@ -150,8 +150,9 @@ def _is(value: Json, name: str) -> bool:
 
 
 def blocks(text: str, opener: str, closer: str) -> tuple[str, list[str]]:
-    """Text outside of the blocks, and what stands in each; a block that nobody closed ends at the
-    next opener or with the text.
+    """The text outside of the blocks, and what stands in each.
+
+    A block that nobody closed ends at the next opener or with the text.
     """
     found = list[str]()
     outside = text.split(opener)

@@ -1,5 +1,7 @@
-"""Gemma 4: `<|tool_call>call:python{code:<|"|>6*7<|"|>}<tool_call|>`, values as JSON with strings
-between `<|"|>` and bare keys, but for an object's inside a value, which are fenced like strings.
+"""Gemma 4: `<|tool_call>call:python{code:<|"|>6*7<|"|>}<tool_call|>`.
+
+Values are JSON with strings between `<|"|>` and bare keys, but for an object's inside a value,
+which are fenced like strings.
 """
 
 from __future__ import annotations

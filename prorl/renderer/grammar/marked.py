@@ -1,5 +1,6 @@
-"""Calls between control tokens of a family's own: DeepSeek, Kimi K2, Mistral, Granite 3.3 and
-Phi-4-mini, Gemma 4; and Llama's, which have none.
+"""Calls between control tokens of a family's own; and Llama's, which have none.
+
+DeepSeek, Kimi K2, Mistral, Granite 3.3 and Phi-4-mini have such tokens.
 
     deepseek   <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>python<｜tool▁sep｜>{"code": "6*7"}<｜tool▁call▁end｜>...
     section    <|tool_call_begin|>functions.python:0<|tool_call_argument_begin|>{"code": "6*7"}<|tool_call_end|>
@@ -88,8 +89,9 @@ def _listed(text: str) -> list[ToolCall]:
 
 
 def bare_json(text: str, tools: Tools) -> Said:
-    """Llama 3: the whole turn is one object, and it is a call only if it names a declared tool or
-    `<|python_tag|>` says so.
+    """Llama 3's calls: the whole turn is one object.
+
+    It is a call only if it names a declared tool or `<|python_tag|>` says so.
     """
     tagged = text.lstrip().startswith(_PYTHON_TAG)
     body = text.replace(_PYTHON_TAG, "", 1).strip() if tagged else text.strip()

@@ -1,5 +1,7 @@
-"""Calls between tags: JSON (Qwen 2.5/3, Granite 4, Hermes), XML (Qwen3-Coder and 3.5+, Nemotron 3,
-MiniMax), key and value tags (GLM).
+"""Calls between tags: JSON, XML, or key and value tags.
+
+JSON is Qwen 2.5/3, Granite 4 and Hermes; XML is Qwen3-Coder and 3.5+, Nemotron 3 and MiniMax; key
+and value tags are GLM.
 
     hermes   <tool_call>\\n{"name": "python", "arguments": {"code": "6*7"}}\\n</tool_call>
     xml      <tool_call>\\n<function=python>\\n<parameter=code>\\n6*7\\n</parameter>\\n</function>\\n</tool_call>
