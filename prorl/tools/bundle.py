@@ -15,8 +15,9 @@ STAMP = (2020, 1, 1, 0, 0, 0)
 
 
 def build() -> bytes:
-    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON` (`prorl/tools/server/main.py` says
-    what CONFIG_JSON holds).
+    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON`.
+
+    `prorl/tools/server/main.py` says what CONFIG_JSON holds.
     """
     members = {"__main__.py": ENTRY, "prorl/__init__.py": b"", "prorl/tools/__init__.py": b""}
     catalogue = resources.files("prorl.tools") / "catalogue.py"
@@ -34,8 +35,9 @@ def build() -> bytes:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """Bytecode for our own Python, which is the one that runs it in most sandboxes; another Python
-    finds the source beside it.
+    """Bytecode for our own Python, which is the one that runs it in most sandboxes.
+
+    Another Python finds the source beside it.
 
     Compiling at each start would cost more than everything else in a start. Format: PEP 552,
     unchecked.

@@ -1,5 +1,6 @@
-"""Packs users' tools into one zip that sandboxes read: each tool's top-level package, and an index
-of where each tool is.
+"""Packs users' tools into one zip that sandboxes read.
+
+It holds each tool's top-level package, and an index of where each tool is.
 
 Reads files and metadata only: no code of a user's runs here, since sandboxd may be root. Equal
 packages give equal bytes. Bounded by `MAX_BYTES`; a tool whose package cannot be packed is left
@@ -76,22 +77,21 @@ def _package(point: EntryPoint) -> dict[str, bytes]:
     if origin.name != "__init__.py":
         paths, root = [origin], origin.parent
     else:
-        root = origin.parent.parent
-        paths = [
-            path
-            for path in sorted(origin.parent.rglob("*"))
-            if path.is_file() and "__pycache__" not in path.parts
-        ]
-    if compiled := [path.name for path in paths if path.suffix in COMPILED]:
-        raise ConfigError(
-            f"{top} holds compiled {compiled[0]}",
-            "Python and data files",
-            "move the tool into a package of its own",
-        )
-    if (total := sum(path.stat().st_size for path in paths)) > MAX_BYTES:
-        raise ConfigError(
-            f"{top} has {total} bytes",
-            f"at most {MAX_BYTES}",
-            "move the tool into a package of its own",
-        )
+        paths, root = _files_below(origin.parent), origin.parent.parent
+    _check(top, paths)
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """A package's own files, in one order everywhere."""
+    found = sorted(folder.rglob("*"))
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+
+
+def _check(top: str, paths: list[Path]) -> None:
+    """Raise ConfigError for a package that sandboxes could not read, or would read for long."""
+    mend = "move the tool into a package of its own"
+    if compiled := [path.name for path in paths if path.suffix in COMPILED]:
+        raise ConfigError(f"{top} holds compiled {compiled[0]}", "Python and data files", mend)
+    if (total := sum(path.stat().st_size for path in paths)) > MAX_BYTES:
+        raise ConfigError(f"{top} has {total} bytes", f"at most {MAX_BYTES}", mend)

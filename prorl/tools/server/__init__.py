@@ -1,5 +1,4 @@
-"""The tool server: one small single-threaded program inside each sandbox, spoken to over a Unix
-socket.
+"""The tool server: one small single-threaded program in each sandbox, spoken to over a Unix socket.
 
 Standard library and ptyprocess only, no asyncio, Python 3.8 or newer, so that it also runs as one
 zipapp inside foreign images (`prorl.tools.bundle`). Read `main.py` first, then `bash.py`.

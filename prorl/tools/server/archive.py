@@ -1,5 +1,6 @@
-"""Snapshots: the workspace as a tar, packed and unpacked inside the sandbox with the agent's own
-rights.
+"""Snapshots: the workspace as a tar.
+
+It is packed and unpacked inside the sandbox with the agent's own rights.
 
 By the image's `tar` where it has one, which takes an eighth of the time, else by Python. The host
 moves the bytes and never looks into them, so a hostile archive meets only the sandbox that it came

@@ -25,7 +25,7 @@ from prorl.tools.server import typed
 from prorl.tools.server.children import EXIT_TIMEOUT, descendants, reachable, session, spawn
 from prorl.tools.server.light import TYPE_CHECKING, signal
 from prorl.tools.server.marker import Marker
-from prorl.tools.server.output import Capped
+from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.terminal import PseudoTerminal
 
 if TYPE_CHECKING:
@@ -122,25 +122,16 @@ class Bash:
         return self._sequence
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
-        """`{command}`, or `{input}` for a program left running; `on_timeout`: `interrupt` (default)
-        or `keep`.
+        """Run `{command}`, or type `{input}` for a program that was left running.
+
+        `on_timeout`: `interrupt` (default) or `keep`.
         """
         command, text = arguments.get("command"), arguments.get("input")
         if isinstance(text, str) and command is None:
             return self._feed_running(text.encode(), until, arguments)
-        if not isinstance(command, str):
-            raise ValueError(
-                "bash needs `command` (a string), or `input` for a program that was left running"
-            )
-        data = command.encode("utf-8", "surrogateescape")
-        if b"\0" in data:
-            raise ValueError("the command holds a NUL byte; bash cannot read it")
+        data = _bytes_of(command)
         output = Capped(self._cap)
-        if self._busy and self._end_command(Capped(0)).died:
-            self._replace(output, b"ended")
-        self._events.reap()
-        if self._pid and self._events.status(self._pid) is not None:
-            self._replace(output, b"ended")  # between two commands, as after `exec </dev/null`
+        self._make_free(output)
         result = self._execute(data, until, arguments, output)
         if self._unread and time.monotonic() < until:
             # It has lost its stdin or our descriptor, or its prompt is read-only: nothing of the
@@ -149,6 +140,14 @@ class Bash:
             self._replace(output, b"could not read the command")
             result = self._execute(data, until, arguments, output)
         return result
+
+    def _make_free(self, output: Capped) -> None:
+        """End what was left running, and give up a shell that has ended since."""
+        if self._busy and self._end_command(Capped(0)).died:
+            self._replace(output, b"ended")
+        self._events.reap()
+        if self._pid and self._events.status(self._pid) is not None:
+            self._replace(output, b"ended")  # between two commands, as after `exec </dev/null`
 
     def _execute(
         self, data: bytes, until: float, arguments: dict[str, Any], output: Capped
@@ -160,8 +159,9 @@ class Bash:
         return self._finish(until, arguments, output)
 
     def _replace(self, output: Capped, why: bytes) -> None:
-        """Give up this shell; the next `start` makes one in the last directory, and the agent is
-        told so.
+        """Give up this shell, and tell the agent so.
+
+        The next `start` makes one in the last directory.
         """
         self._discard()
         self._cwd = reachable(self._cwd, self._home)
@@ -180,26 +180,24 @@ class Bash:
             if timed_out and arguments.get("on_timeout") == "keep":
                 self._busy = True
                 output.feed(self._take_pending())
-                return {"output": output, "exit_code": EXIT_TIMEOUT, "timed_out": True}
+                return result_of(output, EXIT_TIMEOUT, True)
             if timed_out:
                 ended = self._end_command(output)
         except BaseException:
             self._abandon()
             raise
         self._busy = False
-        output.drop(typed.emission(self._marker).encode() + b"\n")
-        # `set -x`, `set -v`, a DEBUG trap and `declare` show what is ours
-        output.drop_block(typed.FUNCTION + b" () \n", b"\n}\n")
-        output.drop_lines(typed.OURS, self._marker.nonce)
-        exit_code = ended.exit_code or 0
+        self._drop_ours(output)
         if ended.died:
             output.feed(b"\n")
             self._replace(output, b"ended")
-        return {
-            "output": output,
-            "exit_code": EXIT_TIMEOUT if timed_out else exit_code,
-            "timed_out": timed_out,
-        }
+        return result_of(output, EXIT_TIMEOUT if timed_out else ended.exit_code or 0, timed_out)
+
+    def _drop_ours(self, output: Capped) -> None:
+        """Take out what is ours: `set -x`, `set -v`, a DEBUG trap and `declare` show it."""
+        output.drop(typed.emission(self._marker).encode() + b"\n")
+        output.drop_block(typed.FUNCTION + b" () \n", b"\n}\n")
+        output.drop_lines(typed.OURS, self._marker.nonce)
 
     def _abandon(self) -> None:
         """The client left in the middle: end its command, keep the shell if that works."""
@@ -290,8 +288,9 @@ class Bash:
     # ---- ending
 
     def _end_command(self, output: Capped) -> Ended:
-        """INT, TERM, KILL for what runs in the shell; if the shell still does not answer, it dies
-        too.
+        """End what runs in the shell by INT, then TERM, then KILL.
+
+        If the shell still does not answer, it dies, too.
         """
         self._busy = False
         if not self._pid:
@@ -311,8 +310,9 @@ class Bash:
         return Ended(self._collect(output, time.monotonic() + KILL_S).exit_code, died=True)
 
     def _foreground(self) -> list[int]:
-        """The tty's foreground group and the descendants in it; background jobs are not part of the
-        command.
+        """The tty's foreground group, and the descendants in it.
+
+        Background jobs are not part of the command.
         """
         group = self._tty.foreground()
         if group == self._pid or group <= 0:
@@ -333,6 +333,18 @@ class Bash:
         self._pid = 0
         self._listens = False
         self._pending = b""
+
+
+def _bytes_of(command: Any) -> bytes:
+    """A command as bash reads it. Raises ValueError for what is none."""
+    if not isinstance(command, str):
+        raise ValueError(
+            "bash needs `command` (a string), or `input` for a program that was left running"
+        )
+    data = command.encode("utf-8", "surrogateescape")
+    if b"\0" in data:
+        raise ValueError("the command holds a NUL byte; bash cannot read it")
+    return data
 
 
 def _kill(pid: int, number: int) -> None:

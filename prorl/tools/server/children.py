@@ -44,8 +44,9 @@ def prepare(make_dumpable: bool = True) -> None:
 
 
 def restrict(limits: dict[str, int], seccomp: bytes) -> None:
-    """rlimits by name and a seccomp filter, on this process and all that it starts, where the
-    launcher could not set them.
+    """Set rlimits by name and a seccomp filter, on this process and all that it starts.
+
+    For where the launcher could not set them. Raises OSError.
     """
     import resource
 
@@ -57,19 +58,20 @@ def restrict(limits: dict[str, int], seccomp: bytes) -> None:
     libc = _libc()
     # an image without libffi has no ctypes: there the namespaces stand alone
     if seccomp and libc is not None:
-        import ctypes
-        import struct
+        _filter(libc, seccomp)
 
-        code = ctypes.create_string_buffer(seccomp, len(seccomp))
-        header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
-        libc.prctl(38, 1, 0, 0, 0)
-        if (
-            libc.prctl(
-                22, ctypes.c_ulong(2), ctypes.create_string_buffer(header, len(header)), 0, 0
-            )
-            != 0
-        ):
-            raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")
+
+def _filter(libc: Any, seccomp: bytes) -> None:
+    """Set a seccomp filter (`struct sock_filter[]`). Raises OSError."""
+    import ctypes
+    import struct
+
+    code = ctypes.create_string_buffer(seccomp, len(seccomp))
+    header = struct.pack("HxxxxxxQ", len(seccomp) // 8, ctypes.addressof(code))
+    pointer = ctypes.create_string_buffer(header, len(header))
+    libc.prctl(38, 1, 0, 0, 0)
+    if libc.prctl(22, ctypes.c_ulong(2), pointer, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl PR_SET_SECCOMP")
 
 
 def _libc() -> Any:
@@ -83,8 +85,9 @@ def _libc() -> Any:
 
 
 def set_dumpable(value: int) -> None:
-    """PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server; children switch
-    it back on.
+    """Set PR_SET_DUMPABLE: 0 keeps processes of the same uid from tracing the server.
+
+    Children switch it back on.
     """
     libc = _libc()
     if libc is not None:
@@ -92,8 +95,9 @@ def set_dumpable(value: int) -> None:
 
 
 class Forked:
-    """Holds the body of a forked child: whatever happens in it, the child ends and never runs the
-    parent's code. Not `prorl.linux.forked`, of which an image has no copy.
+    """Holds the body of a forked child, which ends whatever happens in it.
+
+    It never runs the parent's code. Not `prorl.linux.forked`, of which an image has no copy.
     """
 
     def __init__(self, report_fd: int) -> None:
@@ -113,8 +117,7 @@ class Forked:
 
 
 class MakeRoom:
-    """Runs something that forks; when the sandbox's process limit is reached, everything inside is
-    killed first.
+    """Runs something that forks; at the sandbox's process limit everything inside is killed first.
 
     The agent has broken its own sandbox then, and its next command must not fail for that. Only
     where no process outside can be hit (`alone`): the server is pid 1 of its namespace, or has a
@@ -150,13 +153,11 @@ def kill_everything() -> None:
 def spawn(
     argv: list[str], actions: Sequence[tuple[Any, ...]], env: dict[str, str], cwd: str
 ) -> int:
-    """Start a program in a session of its own; returns its pid.
-
-    Raises OSError when it cannot be run.
+    """Start a program in a session of its own; its pid. Raises OSError when it cannot be run.
 
     `actions` put its descriptors in place (`os.posix_spawn`); others must be close-on-exec. Not
-    fork: copying this process's pages, and then each page that either side touches, costs four
-    times as much as the program's start.
+    fork: copying this process's pages, and then each that either side touches, costs four times
+    as much as the program's start.
     """
     try:
         os.chdir(cwd)

@@ -1,5 +1,6 @@
-"""Waiting: one `poll` over file descriptors, children and the client that asked, with a deadline
-and no polling interval.
+"""Waiting: one `poll` over descriptors, children and the client that asked.
+
+It has a deadline and no polling interval.
 
 The server is often pid 1 of its sandbox, so it reaps every child, its own and orphans alike.
 Statuses of watched children are kept until taken. Nothing else in the server may call `waitpid`.
@@ -27,9 +28,7 @@ def _always() -> bool:
 
 
 class ClientGone(Exception):
-    """The client that asked for the running call has closed its connection: nobody wants the
-    result.
-    """
+    """The client that asked for the running call has hung up: nobody wants the result."""
 
 
 class Events:
@@ -85,8 +84,7 @@ class Events:
                 )
 
     def wait(self, fds: list[int], until: float | None, peers: bool = False) -> list[int]:
-        """Readable descriptors among `fds`; empty at the time `until` (monotonic), or when a child
-        changed.
+        """Readable ones of `fds`; none at the time `until` (monotonic), or when a child changed.
 
         Raises ClientGone when the client of the running call hangs up and wants its end, unless
         `peers` says that `fds` are the clients.

@@ -1,5 +1,6 @@
-"""exec: run one program without a shell, feed its stdin, cap its output, end its whole session at
-the deadline.
+"""exec: run one program without a shell.
+
+Its stdin is fed, its output capped, and its whole session ended at the deadline.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from prorl.tools.server.children import EXIT_TIMEOUT, signal_group, spawn
 from prorl.tools.server.events import Events
 from prorl.tools.server.light import TYPE_CHECKING, signal
-from prorl.tools.server.output import Capped
+from prorl.tools.server.output import Capped, result_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -26,8 +27,9 @@ KILL_S = 1.0
 
 
 def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[str, Any]:
-    """Exit code 124 at the deadline, 126/127 when the program cannot be run, 128 + n when signal n
-    ended it.
+    """Run a program with these bytes as stdin; what came out.
+
+    Exit code 124 at the deadline, 126/127 when it cannot be run, 128 + n when signal n ended it.
     """
     source = _stdin_of(stdin)
     try:
@@ -38,38 +40,33 @@ def execute(place: Place, argv: list[str], stdin: bytes, until: float) -> dict[s
 
 def execute_from(place: Place, argv: list[str], source: int, until: float) -> dict[str, Any]:
     """Run a program as `execute` does, with a descriptor as stdin, which stays the caller's."""
-    events = place.events
     output = Capped(place.output_bytes)
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
-        actions = [
-            (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))
-        ]
-        pid = place.room(lambda: spawn(argv, actions, place.env, place.cwd))
+        pid = _start(place, argv, source, write)
     except OSError as error:
         os.close(read)
         output.feed((f"{argv[0]}: {error.strerror}\n").encode("utf-8", "replace"))
-        return {
-            "output": output,
-            "exit_code": 127 if isinstance(error, FileNotFoundError) else 126,
-            "timed_out": False,
-        }
+        return result_of(output, 127 if isinstance(error, FileNotFoundError) else 126)
     finally:
         os.close(write)
-    events.watch(pid)
+    place.events.watch(pid)
     try:
-        exit_code = _wait(events, pid, read, output, until)
+        exit_code = _wait(place.events, pid, read, output, until)
     finally:
         # Also when all went well: what the program left in its own session goes with it.
         signal_group(pid, signal.SIGKILL)
-        _reap(events, pid)
+        _reap(place.events, pid)
         os.close(read)
-    timed_out = exit_code < 0
-    return {
-        "output": output,
-        "exit_code": EXIT_TIMEOUT if timed_out else exit_code,
-        "timed_out": timed_out,
-    }
+    return result_of(output, exit_code if exit_code >= 0 else EXIT_TIMEOUT, exit_code < 0)
+
+
+def _start(place: Place, argv: list[str], source: int, write: int) -> int:
+    """The pid of a program that reads `source` and writes both its outputs to `write`."""
+    actions = [
+        (os.POSIX_SPAWN_DUP2, old, new) for old, new in ((source, 0), (write, 1), (write, 2))
+    ]
+    return place.room(lambda: spawn(argv, actions, place.env, place.cwd))
 
 
 def _stdin_of(data: bytes) -> int:

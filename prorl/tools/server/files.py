@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prorl.tools.server.output import Capped
+from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.place import Folder
 
 MAX_FILE_BYTES = 8 << 20
@@ -39,42 +39,31 @@ class Files:
 
     def run(self, arguments: dict[str, Any], until: float) -> dict[str, Any]:
         """`{command: view | create | str_replace | insert | undo | search, path, ...}`."""
-        commands: dict[str, Callable[..., str]] = {
-            "view": self._view,
-            "create": self._create,
-            "str_replace": self._replace,
-            "insert": self._insert,
-            "undo": self._undo_edit,
-            "undo_edit": self._undo_edit,
-            "search": self._search,
-        }
-        command = commands.get(str(arguments.get("command")))
         output = Capped(self._cap)
-        exit_code = 0
+        exit_code = 1
         try:
-            if command is None:
-                raise Mistake(
-                    "unknown command {!r}; expected one of {}".format(
-                        arguments.get("command"), ", ".join(commands)
-                    )
-                )
-            path = arguments.get("path", "." if command == self._search else None)
-            if not isinstance(path, str) or "\0" in path:
-                raise Mistake("`path` is missing")
-            output.feed(
-                command(os.path.join(self._cwd, path), arguments, until).encode("utf-8", "replace")
-            )
+            text, exit_code = self._edit(arguments, until), 0
         except Mistake as mistake:
-            exit_code = 1
-            output.feed((f"error: {mistake}\n").encode("utf-8", "replace"))
+            text = f"error: {mistake}\n"
         except OSError as error:
-            exit_code = 1
-            output.feed(
-                ("error: {}: {}\n".format(arguments.get("path"), error.strerror)).encode(
-                    "utf-8", "replace"
+            text = "error: {}: {}\n".format(arguments.get("path"), error.strerror)
+        output.feed(text.encode("utf-8", "replace"))
+        return result_of(output, exit_code)
+
+    def _edit(self, arguments: dict[str, Any], until: float) -> str:
+        """What a command says. Raises Mistake, OSError."""
+        name = str(arguments.get("command"))
+        command = COMMANDS.get(name)
+        if command is None:
+            raise Mistake(
+                "unknown command {!r}; expected one of {}".format(
+                    arguments.get("command"), ", ".join(COMMANDS)
                 )
             )
-        return {"output": output, "exit_code": exit_code, "timed_out": False}
+        path = arguments.get("path", "." if name == "search" else None)
+        if not isinstance(path, str) or "\0" in path:
+            raise Mistake("`path` is missing")
+        return command(self, os.path.join(self._cwd, path), arguments, until)
 
     def _view(self, path: str, arguments: dict[str, Any], until: float) -> str:
         if os.path.isdir(path):
@@ -148,6 +137,17 @@ class Files:
     def _remember(self, path: str, text: str) -> None:
         self._undo.append((path, text))
         del self._undo[:-MAX_UNDO]
+
+
+COMMANDS: dict[str, Callable[..., str]] = {
+    "view": Files._view,
+    "create": Files._create,
+    "str_replace": Files._replace,
+    "insert": Files._insert,
+    "undo": Files._undo_edit,
+    "undo_edit": Files._undo_edit,
+    "search": Files._search,
+}
 
 
 def _text(arguments: dict[str, Any], name: str) -> str:

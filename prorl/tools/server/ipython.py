@@ -1,5 +1,7 @@
-"""IPython cells: `direct` (a shell in a process of its own, driven over a socket, no ZMQ) and
-`jupyter` (any kernel, over ipc).
+"""IPython cells, by `direct` or by `jupyter`.
+
+`direct` is a shell in a process of its own, driven over a socket, without ZMQ; `jupyter` is any
+kernel, over ipc.
 
 Both are the interpreter of `python.py` with another child: the same line protocol, the same
 interrupt and restart. The child is a program started from source text, because inside a foreign

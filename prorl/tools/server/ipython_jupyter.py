@@ -99,35 +99,42 @@ def run_cell(manager: Any, client: Any, code: str) -> int | None:
     import zmq
 
     alive = os.pidfd_open(manager.provisioner.pid)
-    iopub, shell = client.iopub_channel.socket, client.shell_channel.socket
     poller = zmq.Poller()
-    for channel in (iopub, shell, alive):
+    for channel in (client.iopub_channel.socket, client.shell_channel.socket, alive):
         poller.register(channel, zmq.POLLIN)
     request = client.execute(code, allow_stdin=False)
-    exit_code: int | None = None
-    idle = False
     try:
-        while exit_code is None or not idle:
-            ready = dict(poller.poll())
-            if iopub in ready:
-                message = client.session.recv(iopub, 0)[1]
-                is_ours = message["parent_header"].get("msg_id") == request
-                if is_ours:
-                    idle = (
-                        message["msg_type"] == "status"
-                        and message["content"]["execution_state"] == "idle"
-                    )
-                if is_ours or message["msg_type"] == "stream":
-                    show(message)
-            elif shell in ready:
-                message = client.session.recv(shell, 0)[1]
-                if message["parent_header"].get("msg_id") == request:
-                    exit_code = 0 if message["content"]["status"] == "ok" else 1
-            elif alive in ready:
-                return None
+        return follow(client, poller, request)
     finally:
         os.close(alive)
+
+
+def follow(client: Any, poller: Any, request: str) -> int | None:
+    """Print what a request gives until it is answered and the kernel idle, or the kernel dies."""
+    iopub, shell = client.iopub_channel.socket, client.shell_channel.socket
+    exit_code: int | None = None
+    idle = False
+    while exit_code is None or not idle:
+        ready = dict(poller.poll())
+        if iopub in ready:
+            message = client.session.recv(iopub, 0)[1]
+            is_ours = message["parent_header"].get("msg_id") == request
+            idle = is_idle(message) if is_ours else idle
+            if is_ours or message["msg_type"] == "stream":
+                show(message)
+        elif shell in ready:
+            message = client.session.recv(shell, 0)[1]
+            if message["parent_header"].get("msg_id") == request:
+                exit_code = 0 if message["content"]["status"] == "ok" else 1
+        elif ready:  # the kernel's life has ended
+            return None
     return exit_code
+
+
+def is_idle(message: Any) -> bool:
+    """Whether a message on IOPub says that the kernel has nothing more to do."""
+    is_status = message["msg_type"] == "status"
+    return bool(is_status and message["content"]["execution_state"] == "idle")
 
 
 def serve(control: socket.socket) -> None:

@@ -1,5 +1,4 @@
-"""json, signal and socket without their Python halves: the C modules of CPython that those stand
-on.
+"""json, signal and socket without their Python halves: the C modules that those stand on.
 
 The halves left out build enums and compile patterns at import. That costs more than everything else
 in the server's start, and every sandbox that runs the server as a program pays it. What is

@@ -62,15 +62,7 @@ class Server:
         self._events = Events()
         self._clients: dict[int, tuple[socket.socket, FrameBuffer]] = {}
         self._refuse_uid: int = config.get("refuse_uid", -1)
-        self._place = Place(
-            self._events,
-            MakeRoom(self._events, config.get("alone", False)),
-            dict(config["env"]),
-            config["workspace"],
-            config.get("output_bytes", OUTPUT_BYTES),
-            config.get("python", ""),
-            config.get("packages", ()),
-        )
+        self._place = place_of(self._events, config)
         self._archive: Any = None
         self._memory = Memory()
         self._names = sorted(config.get("tools", DEFAULT))
@@ -262,6 +254,19 @@ class Server:
         return reply, output.value()
 
 
+def place_of(events: Events, config: dict[str, Any]) -> Place:
+    """The place that the configuration describes."""
+    return Place(
+        events,
+        MakeRoom(events, config.get("alone", False)),
+        dict(config["env"]),
+        config["workspace"],
+        config.get("output_bytes", OUTPUT_BYTES),
+        config.get("python", ""),
+        config.get("packages", ()),
+    )
+
+
 def _said_more(connection: socket.socket, buffer: FrameBuffer) -> bool:
     """Whether a client that hung up sent something behind its call: that it is to end."""
     try:
@@ -281,15 +286,7 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
     os.chdir(HOME)
     restrict(config.get("limits", {}), bytes.fromhex(config.get("seccomp", "")))
     keep_descriptors()
-    if "user_tools" in config:
-        from prorl.tools.server.user_tool import moved_above_others
-
-        config["user_tools"] = moved_above_others(config["user_tools"])
-    try:
-        server = Server(socket.socket(fileno=listener_fd), config)
-    except BadTool as error:
-        os.write(status_fd, f"bad tool: {error}".encode("utf-8", "replace")[:4000])
-        os._exit(1)
+    server = make_server(listener_fd, status_fd, config)
     server.begin()
     os.write(status_fd, b"ok\n")
     os.close(status_fd)
@@ -298,9 +295,23 @@ def serve(listener_fd: int, status_fd: int, config: dict[str, Any]) -> None:
         server.run()
 
 
+def make_server(listener_fd: int, status_fd: int, config: dict[str, Any]) -> Server:
+    """The server; a tool of a user's that cannot be made is told on `status_fd`, and the end."""
+    if "user_tools" in config:
+        from prorl.tools.server.user_tool import moved_above_others
+
+        config["user_tools"] = moved_above_others(config["user_tools"])
+    try:
+        return Server(socket.socket(fileno=listener_fd), config)
+    except BadTool as error:
+        os.write(status_fd, f"bad tool: {error}".encode("utf-8", "replace")[:4000])
+        os._exit(1)
+
+
 class Crash:
-    """Holds the loop: a bug of ours ends the process with its own exit code, and nothing of it is
-    written where a client reads.
+    """Holds the loop: a bug of ours ends the process with its own exit code.
+
+    Nothing of it is written where a client reads.
     """
 
     def __enter__(self) -> None:
@@ -324,8 +335,9 @@ def keep_descriptors() -> None:
 
 
 def preload() -> None:
-    """Import all that is imported when it is needed: for a process that forks servers, whose roots
-    hold none of our files.
+    """Import all that is otherwise imported when it is needed.
+
+    For a process that forks servers, whose roots hold none of our files.
     """
     from prorl.tools.server import archive, beneath, execute, terminal, user_tool  # noqa: F401
 
@@ -335,8 +347,9 @@ def preload() -> None:
 
 
 def with_image(env: dict[str, str], image: Mapping[str, str]) -> dict[str, str]:
-    """The environment that an image asks for (its %environment), ours over it, its PATH before
-    ours.
+    """The environment that an image asks for (its %environment), with ours over it.
+
+    Its PATH comes before ours.
     """
     runtime = ("APPTAINER", "SINGULARITY", "LD_", "PROMPT_COMMAND", "PS1", "TMOUT", "_")
     asked = {name: value for name, value in image.items() if not name.startswith(runtime)}

@@ -1,5 +1,6 @@
-"""Servers of the Model Context Protocol (stdio): each runs beside the agent, with its rights, and
-is started when one of its tools is first called.
+"""Servers of the Model Context Protocol (stdio).
+
+Each runs beside the agent, with its rights, and is started when one of its tools is first called.
 
     <- [1, {"server": NAME, "command": [...], "env": {...}, "tool": T, "arguments": {...}}]\\n
 
@@ -129,14 +130,7 @@ def _call(servers: dict[str, Server], asked: dict[str, Any]) -> int:
         try:
             if name not in servers:
                 servers[name] = Server(asked["command"], asked.get("env") or {})
-            server = servers[name]
-            if not asked.get("tool"):
-                print(json.dumps(server.tools()))
-            else:
-                given = {"name": asked["tool"], "arguments": asked.get("arguments") or {}}
-                result = server.ask("tools/call", given)
-                sys.stdout.write(_text(result))
-                cell.exit_code = int(bool(result.get("isError")))
+            cell.exit_code = _ask(servers[name], asked)
         except (McpError, OSError) as error:
             if name in servers:
                 servers.pop(name).stop()
@@ -147,6 +141,17 @@ def _call(servers: dict[str, Server], asked: dict[str, Any]) -> int:
                 servers.pop(name).stop()
             raise
     return cell.exit_code
+
+
+def _ask(server: Server, asked: dict[str, Any]) -> int:
+    """Print the server's tools, or what one of them gave; 1 where it says that it failed."""
+    if not asked.get("tool"):
+        print(json.dumps(server.tools()))
+        return 0
+    given = {"name": asked["tool"], "arguments": asked.get("arguments") or {}}
+    result = server.ask("tools/call", given)
+    sys.stdout.write(_text(result))
+    return int(bool(result.get("isError")))
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -5,6 +5,11 @@ Reading never stops.
 
 from __future__ import annotations
 
+from prorl.tools.server.light import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class Capped:
     """Collects output up to a number of bytes, its head and its tail.
@@ -80,3 +85,8 @@ class Capped:
         if left_out == 0:
             return bytes(self._head) + tail
         return bytes(self._head) + (b"\n[... %d bytes left out ...]\n" % left_out) + tail
+
+
+def result_of(output: Capped, exit_code: int | None, timed_out: bool = False) -> dict[str, Any]:
+    """What a tool gives the server's loop (`main.py`)."""
+    return {"output": output, "exit_code": exit_code, "timed_out": timed_out}

@@ -1,5 +1,4 @@
-"""A persistent Python interpreter in a process of its own: a forked child that executes cells one
-after another.
+"""A persistent Python interpreter: a forked child that executes one cell after another.
 
 State lives until the child dies. The last expression's repr is shown, as IPython does. Everything
 written to the child's standard outputs, by Python or by programs that it starts, is the cell's
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prorl.tools.server.children import EXIT_TIMEOUT, Forked, enter, prepare, signal_group
-from prorl.tools.server.output import Capped
+from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.place import Place
 
 INTERRUPT_S, KILL_S = 1.0, 1.0
@@ -91,11 +90,7 @@ class Python:
         except BaseException:
             self._interrupt(Capped(0))
             raise
-        return {
-            "output": output,
-            "exit_code": EXIT_TIMEOUT if timed_out else exit_code,
-            "timed_out": timed_out,
-        }
+        return result_of(output, EXIT_TIMEOUT if timed_out else exit_code, timed_out)
 
     def _wait(self, output: Capped, until: float) -> int | None:
         """Exit code of the cell (0, or 1 for an exception), or None at the deadline."""
@@ -192,8 +187,9 @@ class Python:
 def become_child(
     control: socket.socket, output: int, env: dict[str, str], cwd: str, keep: int = 3
 ) -> socket.socket:
-    """In a forked child: a session of its own, outputs and `control` (descriptor 3) in place, every
-    other descriptor but `keep` closed.
+    """In a forked child: a new session, its outputs, and `control` as descriptor 3.
+
+    Every other descriptor but `keep` is closed.
     """
     os.setsid()
     prepare()
@@ -217,9 +213,7 @@ def become_child(
 
 
 def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
-    """In the child: run each cell (JSON, one a line) and tell its exit code, until the server is
-    gone. A process that a cell forks ends with the cell.
-    """
+    """In the child: run cells (JSON, one a line) and tell their exit codes; end with the server."""
     # at hand before the agent can change it
     lines, pid, loads = control.makefile("rb"), os.getpid(), json.loads
     while True:
@@ -235,7 +229,7 @@ def serve_cells(control: socket.socket, run: Callable[[Any], int]) -> None:
             exit_code = run(payload)
         except KeyboardInterrupt:
             exit_code = 130
-        if os.getpid() != pid:
+        if os.getpid() != pid:  # a process that a cell forks ends with the cell
             flush()
             os._exit(exit_code & 0xFF)
         send_exit_code(control, number, exit_code)

@@ -50,8 +50,9 @@ class PseudoTerminal:
         os.set_blocking(self.fd, False)
 
     def _sane_attributes(self) -> bytes:
-        """The kernel's own form, since termios.tcsetattr takes ten times as long to make it from a
-        list.
+        """A terminal's sane attributes in the kernel's own form.
+
+        termios.tcsetattr takes ten times as long to make it from a list.
         """
         attributes = termios.tcgetattr(self.fd)
         attributes[1] &= ~termios.OPOST

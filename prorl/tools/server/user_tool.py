@@ -1,5 +1,6 @@
-"""A user's tool: an object made in a process of its own, from a zip that the server was given as a
-descriptor.
+"""A user's tool: an object made in a process of its own.
+
+It comes from a zip that the server was given as a descriptor.
 
     <- [1, {"city": "Oslo"}]\\n     -> \\n1 exit code\\n
 
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from prorl.tools.server import BadTool
-from prorl.tools.server.output import Capped
+from prorl.tools.server.output import Capped, result_of
 from prorl.tools.server.place import Place
 from prorl.tools.server.python import Cell, Python, become_child, send_exit_code, serve_cells
 
@@ -35,8 +36,9 @@ MAX_ERROR_BYTES = 3000
 
 
 def moved_above_others(zip_fd: int) -> int:
-    """The zip's descriptor where no child puts its own into place, and closed to the programs that
-    the agent runs.
+    """The zip's descriptor, moved to where no child puts its own into place.
+
+    It is closed to the programs that the agent runs.
     """
     moved = fcntl.fcntl(zip_fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
     os.close(zip_fd)
@@ -78,7 +80,7 @@ class UserTool(Python):
         except BadTool as error:
             output = Capped(self._cap)
             output.feed(str(error).encode("utf-8", "replace"))
-            return {"output": output, "exit_code": 1, "timed_out": False}
+            return result_of(output, 1)
 
     def _become(self, control: socket.socket, output: int) -> None:
         _serve(
@@ -90,8 +92,9 @@ class UserTool(Python):
 
 
 def _serve(control: socket.socket, name: str, zip_fd: int, packages: Sequence[str]) -> NoReturn:
-    """In the child: make the object, tell whether that worked, then answer calls until the server
-    is gone.
+    """In the child: make the object, tell whether that worked, then answer calls.
+
+    It ends when the server is gone.
     """
     path = f"/proc/self/fd/{zip_fd}"
     sys.path[:] = [path, *sys.path, *(folder for folder in packages if folder not in sys.path)]
