@@ -68,8 +68,9 @@ class Recovered(NamedTuple):
 
 
 class _Open:
-    """The journal of an attempt in hand. One that has a row is not begun yet; one without a file
-    was given up, or its attempt has left.
+    """The journal of an attempt in hand.
+
+    One that has a row is not begun yet; one without a file was given up, or its attempt has left.
     """
 
     __slots__ = ("fd", "key", "num_bytes", "num_frames", "path", "row")
@@ -81,8 +82,10 @@ class _Open:
 
 
 class Journals:
-    """The journals of one RUN worker. Belongs to the event loop; writes go to the page cache and do
-    not wait, unless there is `sync`, which waits until what a descriptor names is on the disk.
+    """The journals of one RUN worker; they belong to its event loop.
+
+    Writes go to the page cache and do not wait, unless there is `sync`, which waits until what a
+    descriptor names is on the disk.
     """
 
     def __init__(
@@ -140,9 +143,10 @@ class Journals:
     # ---- an attempt's life
 
     def expect(self, row: Row) -> None:
-        """A row has come: its journal is begun by the first record, or by `settle`. None is begun
-        when its run wants none, or when there is nothing to keep: a policy without tools makes one
-        call, which its death costs in any case.
+        """Note a row that has come: its journal is begun by the first record, or by `settle`.
+
+        None is begun when its run wants none, or when there is nothing to keep: a policy without
+        tools makes one call, which its death costs in any case.
         """
         if self._lock < 0 or not row.value("on_unknown") or row.value("tools") == "[]":
             return
@@ -206,8 +210,9 @@ class Journals:
         path.unlink(missing_ok=True)
 
     def past(self, key: AttemptKey) -> bytes:
-        """A journal as another node can go on with it: without how it ended here; empty when there
-        is none, or nothing has happened yet.
+        """A journal as another node can go on with it: without how it ended here.
+
+        Empty when there is none, or nothing has happened yet.
         """
         journal = self._open.get(key)
         if journal is None or journal.fd < 0:
@@ -361,8 +366,9 @@ def _emptied(fd: int) -> bool:
 
 
 def handed_path(folder: Path, key: AttemptKey) -> Path:
-    """Where INIT leaves what another node has handed over, for whichever RUN worker of this node
-    gets the row; `folder` is that of any of them.
+    """Where INIT leaves what another node has handed over.
+
+    It is for whichever RUN worker of this node gets the row; `folder` is that of any of them.
     """
     return folder.parent / "handed" / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
 

@@ -127,8 +127,9 @@ def drop_capabilities() -> None:
 
 
 def drop_to(uid: int) -> None:
-    """Become an ordinary user for good, whose processes go first when the machine's memory runs
-    out. PermissionError for uid 0.
+    """Become an ordinary user for good. Raises PermissionError for uid 0.
+
+    Its processes go first when the machine's memory runs out.
     """
     with open("/proc/self/oom_score_adj", "w") as file:
         # before: what a privileged process wrote, an ordinary one cannot lower
@@ -152,8 +153,9 @@ def clone_tree(path: str) -> int:
 
 
 def change_tree(fd: int, attributes: int, user_namespace: int = 0) -> None:
-    """mount_setattr(2) on what `clone_tree` made; with MOUNT_ATTR_IDMAP owners are as that
-    namespace maps them (Linux 5.12).
+    """Change what `clone_tree` made, by mount_setattr(2).
+
+    With MOUNT_ATTR_IDMAP owners are as that namespace maps them (Linux 5.12).
     """
     words = struct.pack("QQQQ", attributes, 0, 0, user_namespace)
     result = _libc.syscall(

@@ -27,8 +27,9 @@ def make_folder(path: Path, mode: int = 0o777) -> list[Path]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file with mode 0600, durably and atomically: readers see the old text or the new one,
-    also after a power cut.
+    """Write a file with mode 0600, durably and atomically.
+
+    Readers see the old text or the new one, also after a power cut.
     """
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -16,8 +16,9 @@ EXIT_REPLACED = 4
 
 
 class Forked:
-    """Holds the body of a forked child: whatever happens in it is told on `status_fd`, and the
-    child ends.
+    """Holds the body of a forked child, which ends whatever happens in it.
+
+    What happened is told on `status_fd`.
     """
 
     def __init__(self, status_fd: int) -> None:

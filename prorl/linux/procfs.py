@@ -89,8 +89,9 @@ def cpu_s(pid: int) -> float:
 
 
 def pss_bytes(pid: int) -> int:
-    """Resident bytes, shared pages divided among those who share them, so that a sum over processes
-    is honest; all of its resident bytes where that is not ours to read.
+    """Resident bytes, shared pages divided among those who share them.
+
+    So a sum over processes is honest; all of its resident bytes where that is not ours to read.
     """
     for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
@@ -136,8 +137,9 @@ def is_stopped(pid: int) -> bool:
 
 
 def to_init(pid: int) -> list[int]:
-    """A process, and those below it down to the first process of the innermost pid namespace: what
-    nothing inside that namespace can signal.
+    """A process, and those below it down to the first of the innermost pid namespace.
+
+    Nothing inside that namespace can signal them.
     """
     for child in children(pid):
         found = to_init(child)
