@@ -32,34 +32,42 @@ def collect(
     write: WriteDurably = write_durably,
     step: Step = lambda name: None,
 ) -> list[str]:
-    """Remove what ranges of compacted commits replaced more than `grace_s` ago, and packs of
-    compactions that died. Returns the files, relative to the run.
+    """Remove what was replaced more than `grace_s` ago; gives the files, relative to the run.
 
-    With 0 nobody else may be writing to the run from another host: then age, which the clock of an
-    object store tells, counts for nothing. Idempotent; a killed one is finished by the next.
+    Packs of compactions that died go too. With 0 nobody else may be writing to the run from another
+    host: then age, which the clock of an object store tells, counts for nothing. Idempotent; a
+    killed one is finished by the next.
     """
     before = clock() - grace_s if grace_s else math.inf
     stray = math.inf if run.local or not grace_s else clock() - SPENT_S * 2
     with alone(run):
-        names = run.commit_names()
-        gone = _replaced(run, names, before)
-        kept = run.read_commits([name for name in names if name not in set(gone)])
-        named = {file.path for commit in kept for file in commit.files}
-        removed: list[str] = []
-        for name in gone:
-            for commit in _read(run, name):
-                for file in commit.files:
-                    if file.path not in named and _remove(run, file.path):
-                        removed.append(file.path)
-                        step("file")
-            _remove(run, f"{COMMITS}/{name}")
-            removed.append(f"{COMMITS}/{name}")
-            step("commit")
-        for table in APPENDED:
-            removed += AppendedTable(run, table).merge(write)
-            step("appended")
+        removed = [*_remove_replaced(run, before, step), *_merge_appended(run, write, step)]
         removed += [*clear_scores(run), *clear_replaced(run)]
         return [*removed, *_remove_strays(run, stray)]
+
+
+def _remove_replaced(run: RunDir, before: float, step: Step) -> Iterator[str]:
+    """Remove commits that a range published before `before` stands for, files before names."""
+    names = run.commit_names()
+    gone = _replaced(run, names, before)
+    kept = run.read_commits([name for name in names if name not in set(gone)])
+    named = {file.path for commit in kept for file in commit.files}
+    for name in gone:
+        for commit in _read(run, name):
+            for file in commit.files:
+                if file.path not in named and _remove(run, file.path):
+                    yield file.path
+                    step("file")
+        _remove(run, f"{COMMITS}/{name}")
+        yield f"{COMMITS}/{name}"
+        step("commit")
+
+
+def _merge_appended(run: RunDir, write: WriteDurably, step: Step) -> Iterator[str]:
+    """Merge the tables that grow by appends; the files that went."""
+    for table in APPENDED:
+        yield from AppendedTable(run, table).merge(write)
+        step("appended")
 
 
 def clear_replaced(run: RunDir) -> Iterator[str]:

@@ -9,10 +9,9 @@ at the same time wastes its work and breaks nothing. Before the range is publish
 read back and must hold the same rows, by value, as the parts that it replaces, and every file that
 the range names must be there.
 
-`sequences` are sorted as trainers read them (delivery order, then what was never delivered by
-group); the other tables by their ids, which is by task too, since ids are given in order of
-acceptance. A pack holds up to `PACK_BYTES` of Arrow data. Full packs are never written again, small
-ones are merged while they are no more than twice what is new: each row is written about log2 times.
+`pack_order.py` says how the rows of a pack are sorted. A pack holds up to `PACK_BYTES` of Arrow
+data. Full packs are never written again, small ones are merged while they are no more than twice
+what is new: each row is written about log2 times.
 
 What it replaced stays until `collect.py` removes it.
 """
@@ -21,22 +20,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
 from prorl.storage.durable import WriteDurably, remove, write_durably
 from prorl.storage.layout import COMMITS, Commit, PartFile, RunDir
 from prorl.storage.locks import locked
+from prorl.storage.pack_order import checksum, delivery_ranks, row_order
 from prorl.storage.parts import conform, encode, is_of_today, part_file, raw_bytes, read_part
-from prorl.storage.sql import LockedDuckDB
 
 PACK = "pack-"
 """How the files of a compaction are called."""
@@ -50,25 +47,8 @@ FULL_BYTES = 64 << 20
 SPENT_S = 1800.0
 """A compaction that took longer gives up: `collect` may take its packs for a dead one's."""
 
-ORDER: Mapping[str, tuple[str, ...]] = {
-    "sequences": ("sample_index", "segment"),
-    "rollouts": ("rollout_id",),
-    "turns": ("rollout_id", "turn"),
-    "messages": ("rollout_id", "index"),
-    "groups": ("event_seq",),
-    "tasks": ("group_id",),
-}
-"""What the rows of a pack are sorted by; `sequences` by the rank of their group first."""
-
 Step = Callable[[str], None]
 """Told what was just done: where a test may kill us."""
-
-
-class Checksum(NamedTuple):
-    """A checksum of a table's rows by value, whatever their order."""
-
-    rows: int
-    sum: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,50 +74,37 @@ def compact(
     write: WriteDurably = write_durably,
     step: Step = lambda name: None,
 ) -> Compacted | None:
-    """Merge small parts; None when there is nothing to merge. `everything`: small packs too;
-    `renew`: when a file lacks a column of today, all from that file on, else nothing.
+    """Merge small parts; None when there is nothing to merge.
 
-    Raises StorageError when a pack does not hold what it should, and ConflictError when another
-    compaction of this run is under way on this host.
+    `everything`: small packs too; `renew`: when a file lacks a column of today, all from that file
+    on, else nothing. Raises StorageError when a pack does not hold what it should, and
+    ConflictError when another compaction of this run is under way on this host.
     """
     with alone(run):
-        commits = _dense(run.commits())
-        files = [file for commit in commits for file in commit.files if file.rows]
-        old = {f.path for f in files if renew and not is_of_today(run, f)}
-        single = len(commits) == 1 and not (everything and commits[0].first_seq)
-        if not commits or (not old if renew else single):
+        found = _look(run, renew)
+        if found.is_compact(everything, renew):
             return None
-        started = time.monotonic()
-        work = _Work(run, commits, pack_bytes, write, step, old)
-        try:
-            named = [
-                file
-                for table in TABLES
-                for file in work.table(
-                    table, [file for file in files if file.table == table], everything
-                )
-            ]
-            if not old and len(commits) == 1 and len(named) == len(files):
-                return None
-            if time.monotonic() - started > SPENT_S:
-                raise StorageError(f"compaction of {run.root} took more than {SPENT_S:g} s")
-            _check_there(run, named)
-        except BaseException:
-            work.undo()
-            raise
-        last = commits[-1]
-        commit = Commit(
-            first_seq=1,
-            commit_seq=last.commit_seq,
-            again=last.again + 1 if last.first_seq else 0,
-            part=work.name,
-            files=tuple(named),
-            run_id=last.run_id,
-        )
-        step("packs")
-        write(run.fs, run.commit_path(commit.commit_seq, 1, commit.again), commit.dumps())
-        step("range")
-        return Compacted(commit=commit, num_before=len(files))
+        return _Work(run, found, pack_bytes, write, step).publish(everything)
+
+
+class _Found(NamedTuple):
+    """What a run consists of before a compaction."""
+
+    commits: list[Commit]
+    files: list[PartFile]
+    old: Collection[str]
+    """Paths of files that may not stay as they are."""
+
+    def is_compact(self, everything: bool, renew: bool) -> bool:
+        """Whether there is nothing to do."""
+        single = len(self.commits) == 1 and not (everything and self.commits[0].first_seq)
+        return not self.commits or (not self.old if renew else single)
+
+
+def _look(run: RunDir, renew: bool) -> _Found:
+    commits = _dense(run.commits())
+    files = [file for commit in commits for file in commit.files if file.rows]
+    return _Found(commits, files, {f.path for f in files if renew and not is_of_today(run, f)})
 
 
 def _dense(commits: Sequence[Commit]) -> list[Commit]:
@@ -154,24 +121,51 @@ class _Work:
     """One compaction: which files of each table, in which order, and what was written so far."""
 
     def __init__(
-        self,
-        run: RunDir,
-        commits: Sequence[Commit],
-        pack_bytes: int,
-        write: WriteDurably,
-        step: Step,
-        old: Collection[str],
+        self, run: RunDir, found: _Found, pack_bytes: int, write: WriteDurably, step: Step
     ) -> None:
-        """`old`: paths of files that may not stay as they are."""
-        self._old = old
+        self._started = time.monotonic()
+        self._found = found
         self._run, self._pack_bytes, self._write, self._step = run, pack_bytes, write, step
-        self._run_id = commits[-1].run_id
-        self._ranks = _delivery_ranks(run, commits)
+        self._run_id = found.commits[-1].run_id
+        self._ranks = delivery_ranks(run, found.commits)
         self._written: list[PartFile] = []
-        self.name = f"{PACK}{uuid.uuid4().hex[:16]}"
+        self._name = f"{PACK}{uuid.uuid4().hex[:16]}"
 
-    def table(self, table: str, files: Sequence[PartFile], everything: bool) -> list[PartFile]:
+    def publish(self, everything: bool) -> Compacted | None:
+        """Write the packs and the range that names them; None when every file stays as it is."""
+        before = len(self._found.files)
+        try:
+            named = [file for table in TABLES for file in self._table(table, everything)]
+            if not self._found.old and len(self._found.commits) == 1 and len(named) == before:
+                return None
+            if time.monotonic() - self._started > SPENT_S:
+                raise StorageError(f"compaction of {self._run.root} took more than {SPENT_S:g} s")
+            _check_there(self._run, named)
+        except BaseException:
+            self._undo()
+            raise
+        commit = self._range(named)
+        self._step("packs")
+        path = self._run.commit_path(commit.commit_seq, 1, commit.again)
+        self._write(self._run.fs, path, commit.dumps())
+        self._step("range")
+        return Compacted(commit=commit, num_before=before)
+
+    def _range(self, named: Sequence[PartFile]) -> Commit:
+        """The commit that stands for all up to the last one."""
+        last = self._found.commits[-1]
+        return Commit(
+            first_seq=1,
+            commit_seq=last.commit_seq,
+            again=last.again + 1 if last.first_seq else 0,
+            part=self._name,
+            files=tuple(named),
+            run_id=last.run_id,
+        )
+
+    def _table(self, table: str, everything: bool) -> list[PartFile]:
         """The files of a table afterwards, in the order of their oldest commit."""
+        files = [file for file in self._found.files if file.table == table]
         start = self._first_to_merge(files, everything)
         merged = list(files[:start])
         together: list[tuple[PartFile, pa.Table]] = []
@@ -190,12 +184,12 @@ class _Work:
 
     def _first_to_merge(self, files: Sequence[PartFile], everything: bool) -> int:
         start, new = len(files), 0
-        least = next((at for at, file in enumerate(files) if file.path in self._old), start)
+        least = next((at for at, file in enumerate(files) if file.path in self._found.old), start)
         while start:
             file = files[start - 1]
             if (
                 start <= least
-                and file.path.split("/")[-1].startswith(PACK)
+                and _is_pack(file.path)
                 and (
                     (file.bytes > 2 * new and not everything)
                     or raw_bytes(self._run, file) >= min(FULL_BYTES, self._pack_bytes // 2)
@@ -209,13 +203,13 @@ class _Work:
     def _pack(self, table: str, parts: list[tuple[PartFile, pa.Table]]) -> PartFile:
         """One file with the rows of these; the file itself when it is alone and sorted already."""
         first = parts[0][0].path
-        if len(parts) == 1 and first.split("/")[-1].startswith(PACK) and first not in self._old:
+        if len(parts) == 1 and _is_pack(first) and first not in self._found.old:
             return parts[0][0]
         rows = pa.concat_tables([rows for _, rows in parts]).combine_chunks()
         parts.clear()
         expected = checksum(rows)
-        rows = rows.take(pa.array(self._order(table, rows)))
-        name = f"{self.name}-{len(self._written):04d}"
+        rows = rows.take(pa.array(row_order(table, rows, self._ranks)))
+        name = f"{self._name}-{len(self._written):04d}"
         content = encode(table, rows, self._run_id, name)
         file = part_file(table, name, rows, content)
         del rows
@@ -227,55 +221,15 @@ class _Work:
             raise StorageError(f"{self._run.path(file.path)} does not hold what it replaces")
         return file
 
-    def _order(self, table: str, rows: pa.Table) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        keys = [rows.column(name).to_numpy() for name in reversed(ORDER[table])]
-        if table == "sequences":
-            keys.append(self._ranks.of(rows.column("group_id").to_numpy()))
-        order: np.ndarray[tuple[int], np.dtype[np.int64]] = np.lexsort(keys).astype(np.int64)
-        return order
-
-    def undo(self) -> None:
+    def _undo(self) -> None:
         """Remove packs that nothing will name."""
         for file in self._written:
             remove(self._run.fs, self._run.path(file.path))
 
 
-class _Ranks(NamedTuple):
-    """Delivered groups and their places."""
-
-    group_ids: np.ndarray[tuple[int], np.dtype[np.int64]]
-    seqs: np.ndarray[tuple[int], np.dtype[np.int64]]
-
-    def of(
-        self, group_ids: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Sort keys: delivery_seq, then whatever was not delivered by group."""
-        undelivered = np.int64(1 << 40) + group_ids
-        if not len(self.group_ids):
-            return undelivered
-        at = np.minimum(np.searchsorted(self.group_ids, group_ids), len(self.group_ids) - 1)
-        return np.where(self.group_ids[at] == group_ids, self.seqs[at], undelivered)
-
-
-def _delivery_ranks(run: RunDir, commits: Sequence[Commit]) -> _Ranks:
-    columns = ["group_id", "event", "delivery_seq"]
-    files = [f for commit in commits for f in commit.files if f.table == "groups" and f.rows]
-    if not files:
-        return _Ranks(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    events = pa.concat_tables([read_part(run, file, columns) for file in files])
-    given = events.filter(pc.equal(events.column("event"), "delivered")).sort_by("group_id")
-    return _Ranks(given.column("group_id").to_numpy(), given.column("delivery_seq").to_numpy())
-
-
-def checksum(rows: pa.Table) -> Checksum:
-    """Equal for two tables with the same rows, in whatever order and layout."""
-    database = LockedDuckDB(memory="1GB")
-    try:
-        database.register("given", rows)
-        found = database.query("select sum(hash(given))::varchar as h from given")
-        return Checksum(rows.num_rows, int(found.column("h")[0].as_py() or 0))
-    finally:
-        database.close()
+def _is_pack(path: str) -> bool:
+    """Whether a compaction has written the file."""
+    return path.split("/")[-1].startswith(PACK)
 
 
 def _check_there(run: RunDir, files: Sequence[PartFile]) -> None:

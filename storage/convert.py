@@ -72,14 +72,7 @@ def problems(batch: pa.RecordBatch) -> list[str]:
         if batch.num_rows == 1:
             return [f"null in {nulls}"]
         return [problem for i in range(batch.num_rows) for problem in problems(batch.slice(i, 1))]
-    unscored = np.array(
-        [code is FailureCode.NONE for code in effective_codes(batch)]
-    ) & ~batch.column("scored").to_numpy(False)
-    infinite = ~np.isfinite(batch.column("reward").to_numpy())
-    found = [
-        "neither scored nor failed" if a else "the reward is not finite" if b else ""
-        for a, b in zip(unscored, infinite, strict=True)
-    ]
+    found = _reward_problems(batch)
     sequences, parents = _sequences(batch)
     segments = sequences.column("segment").to_numpy()
     expected = np.arange(len(parents)) - np.searchsorted(parents, parents)
@@ -89,6 +82,18 @@ def problems(batch: pa.RecordBatch) -> list[str]:
         if text or segment != wanted or segment >= MAX_SEGMENTS:
             found[parent] = text or f"segment {segment} where {wanted} was expected"
     return found
+
+
+def _reward_problems(batch: pa.RecordBatch) -> list[str]:
+    """One text per row: what keeps its reward from being one, empty where it is sound."""
+    unscored = np.array(
+        [code is FailureCode.NONE for code in effective_codes(batch)]
+    ) & ~batch.column("scored").to_numpy(False)
+    infinite = ~np.isfinite(batch.column("reward").to_numpy())
+    return [
+        "neither scored nor failed" if a else "the reward is not finite" if b else ""
+        for a, b in zip(unscored, infinite, strict=True)
+    ]
 
 
 def _nulls(batch: pa.RecordBatch) -> str:
@@ -159,13 +164,23 @@ def _rollouts(
 ) -> pa.RecordBatch:
     rows = batch.num_rows
     columns = {name: batch.column(name) for name in ROLLOUTS.names if name in SCORED.names}
-    codes = effective_codes(batch)
-    turns = batch.column("turns")
-    calls = turns.flatten().field("tool_calls").to_numpy()
-    sampled = _lengths(sequences.column("logprobs"))
     low, high = _versions(batch, sequences, parents)
     columns |= {
         "status": pa.array([RolloutState.COMPLETED.value] * rows),
+        **_failure_columns(batch),
+        **_count_columns(batch, sequences, parents),
+        "min_version": pa.array(low),
+        "max_version": pa.array(high),
+        "committed_at": pa.array([datetime.now(UTC)] * rows, ROLLOUTS.field("committed_at").type),
+        "logprob_sum": _logprob_sums(sequences, parents, rows),
+    }
+    return _batch(columns, ROLLOUTS)
+
+
+def _failure_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """How each trajectory failed, if it did; what EVAL says of it stands before what RUN said."""
+    codes = effective_codes(batch)
+    return {
         "failure_class": pa.array([FAILURE_CLASS[code].value for code in codes]),
         "failure_code": pa.array([code.value for code in codes]),
         "failure_message": pc.if_else(
@@ -173,18 +188,24 @@ def _rollouts(
             batch.column("failure_message"),
             batch.column("eval_failure_message"),
         ),
+    }
+
+
+def _count_columns(
+    batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]
+) -> dict[str, pa.Array]:
+    """How much each trajectory holds, and whether any of its tokens can train."""
+    rows, turns = batch.num_rows, batch.column("turns")
+    calls = turns.flatten().field("tool_calls").to_numpy()
+    sampled = _lengths(sequences.column("logprobs"))
+    return {
         "num_sequences": pa.array(np.bincount(parents, minlength=rows).astype(np.int32)),
         "num_turns": pa.array(np.diff(turns.offsets.to_numpy()).astype(np.int32)),
         "num_tokens": _sums(_lengths(sequences.column("token_ids")), parents, rows),
         "num_sampled": _sums(sampled, parents, rows),
         "num_tool_calls": _sums(calls, _parents(turns), rows),
         "valid": pa.array(np.bincount(parents, weights=sampled, minlength=rows) > 0),
-        "min_version": pa.array(low),
-        "max_version": pa.array(high),
-        "committed_at": pa.array([datetime.now(UTC)] * rows, ROLLOUTS.field("committed_at").type),
-        "logprob_sum": _logprob_sums(sequences, parents, rows),
     }
-    return _batch(columns, ROLLOUTS)
 
 
 def _logprob_sums(sequences: pa.RecordBatch, parents: np.ndarray[Any, Any], rows: int) -> pa.Array:
@@ -231,9 +252,7 @@ def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The messages, and after each rollout's last one the grader's log as a message of role
-    `grader`.
-    """
+    """The messages of the rows; a grader's log follows its rollout's, in the role `grader`."""
     said, graded = batch.column("messages").flatten(), _grader_messages(batch)
     owners = np.concatenate(
         [

@@ -230,27 +230,32 @@ def check_conditional(fs: AbstractFileSystem, folder: str) -> None:
     """
     if isinstance(fs, LocalFileSystem):
         return
-    probe = f"{folder}/{TEMP_MARK}probe-{uuid.uuid4().hex}"
     reason = "it let a second writer take a name that was taken"
     try:
-        write_object(fs, probe, b"first")
-        try:
-            write_object(fs, probe, b"second")
-        except NameTakenError:
+        if _gives_a_name_once(fs, f"{folder}/{TEMP_MARK}probe-{uuid.uuid4().hex}"):
             return
-        finally:
-            remove(fs, probe)
     except (NotImplementedError, TypeError, ValueError) as error:
         reason = f"it knows no conditional put ({error})"
     except OSError as error:
-        raise ConfigError(
-            f"{folder}: {error}", "a bucket or folder that can be written to"
-        ) from error
+        expected = "a bucket or folder that can be written to"
+        raise ConfigError(f"{folder}: {error}", expected) from error
     raise ConfigError(
         f"{folder} cannot hold runs: {reason}",
         "a store with conditional puts (If-None-Match), as S3, GCS and MinIO have",
         "run on a local disk, and copy the directory afterwards",
     )
+
+
+def _gives_a_name_once(fs: AbstractFileSystem, probe: str) -> bool:
+    """Whether the second of two puts under one name is refused; nothing is left there."""
+    write_object(fs, probe, b"first")
+    try:
+        write_object(fs, probe, b"second")
+    except NameTakenError:
+        return True
+    finally:
+        remove(fs, probe)
+    return False
 
 
 def _same(found: bytes, ours: memoryview, path: str) -> None:

@@ -120,37 +120,37 @@ class Endpoint:
         self._thread.submit(work).add_done_callback(_report)
 
     async def info(self, command: bytes) -> fl.FlightInfo:
-        """`get_flight_info`: hand out, locate, answer with a plan and the ticket that gives the
-        same groups.
-        """
+        """`get_flight_info`: hands out groups, with their places and a ticket for the same."""
         ticket = Ticket.parse(command)
         schema = _shape(_EMPTY, ticket).schema
         run, seq, given = await self._take(ticket)
         planned = await self.on_thread(lambda: self._locate(run, seq, given))
-        first, after = Cursor(ticket.run, seq), Cursor(ticket.run, seq + len(planned.places))
-        path = planned.places[0].path if planned.places else ""
-        plan = ReadPlan(
-            cursor=str(after),
-            num_groups=len(planned.places),
-            end=planned.end,
-            stuck=given.stuck,
-            boot_id=self._boot_id,
-            path=path,
-            inode=inode(path),
-            batches=tuple((place.offset, place.length) for place in planned.places),
-        )
+        num_groups, first = len(planned.places), Cursor(ticket.run, seq)
         same = replace(
-            ticket, cursor=str(first), max_groups=len(planned.places), max_bytes=2**62, wait_s=0.0
+            ticket, cursor=str(first), max_groups=num_groups, max_bytes=2**62, wait_s=0.0
         )
-        endpoints = [fl.FlightEndpoint(same.dumps(), [])] if planned.places else []
-        size = sum(place.length for place in planned.places)
         return fl.FlightInfo(
             schema,
             fl.FlightDescriptor.for_command(command),
-            endpoints,
+            [fl.FlightEndpoint(same.dumps(), [])] if num_groups else [],
             -1,
-            size,
-            app_metadata=plan.dumps(),
+            sum(place.length for place in planned.places),
+            app_metadata=self._plan(first, planned, given.stuck).dumps(),
+        )
+
+    def _plan(self, first: Cursor, planned: Planned, stuck: str) -> ReadPlan:
+        """What the trainer is told: the cursor behind these groups, and where to map them."""
+        places = planned.places
+        path = places[0].path if places else ""
+        return ReadPlan(
+            cursor=str(Cursor(first.run, first.seq + len(places))),
+            num_groups=len(places),
+            end=planned.end,
+            stuck=stuck,
+            boot_id=self._boot_id,
+            path=path,
+            inode=inode(path),
+            batches=tuple((place.offset, place.length) for place in places),
         )
 
     async def get(self, data: bytes) -> pa.Table:

@@ -140,9 +140,7 @@ def _message(row: Mapping[str, Json]) -> Json:
 
 
 def atif(stored: StoredRun) -> Rows:
-    """Harbor's Agent Trajectory Interchange Format, one trajectory per rollout; ids and logprobs of
-    each model call in its metrics.
-    """
+    """Harbor's Agent Trajectory Interchange Format, a trajectory per rollout, with all its ids."""
     said = _messages(stored)
     by_rollout: dict[int, list[dict[str, Json]]] = {}
     abouts = {row["rollout_id"]: row for row in _rollouts(stored)}

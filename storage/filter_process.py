@@ -24,10 +24,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from prorl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prorl.storage.sql import LockedDuckDB
 
 MEMORY_BYTES = 512 << 20
 """Above what the process has before it runs SQL; DuckDB itself is told half of it."""
@@ -98,15 +102,19 @@ class FilterProcess:
                 raise ConfigError(f"filter gave {length:,} bytes", f"at most {MAX_ANSWER_BYTES:,}")
             said = self._read(length, deadline)
         except (_Late, BrokenPipeError):
-            code = self._child.poll()
-            self.close()
-            if code is None or time.monotonic() >= deadline:
-                raise ConfigError(late, "a query that ends sooner") from None
-            given = f"filter ended its process (it may use {MEMORY_BYTES >> 20} MiB)"
-            raise ConfigError(given, "a query that needs less") from None
+            raise self._ended(self._child, deadline, late) from None
         if said[:1] == b"!":
             raise ConfigError(*json.loads(said[1:]))
         return said[1:]
+
+    def _ended(self, child: subprocess.Popen[bytes], deadline: float, late: str) -> ConfigError:
+        """End a child that does not answer: the error says whether it was late or had died."""
+        code = child.poll()
+        self.close()
+        if code is None or time.monotonic() >= deadline:
+            return ConfigError(late, "a query that ends sooner")
+        given = f"filter ended its process (it may use {MEMORY_BYTES >> 20} MiB)"
+        return ConfigError(given, "a query that needs less")
 
     def _write(self, data: bytes, deadline: float) -> None:
         assert self._child is not None
@@ -185,32 +193,40 @@ def main() -> None:
     from prorl.linux.calls import die_with_parent
     from prorl.storage.sql import LockedDuckDB
 
-    parser = argparse.ArgumentParser(prog="python -m prorl.storage.filter_process")
-    parser.add_argument("--timeout-s", type=float, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    given = parser.parse_args()
+    given = _arguments()
     die_with_parent(signal.SIGKILL, given.parent)
     os.nice(5)
-    sql = _frame().decode()
-    memory = f"{MEMORY_BYTES >> 21}MiB"
-    database = LockedDuckDB(memory=memory, error=ConfigError, what="filter")
+    sql, bound = _frame().decode(), False
+    database = LockedDuckDB(memory=f"{MEMORY_BYTES >> 21}MiB", error=ConfigError, what="filter")
     _bound_memory()
-    bound = False
     while True:
         asked = json.loads(_frame()) if bound else {}
         try:
             database.register("rollouts", _table())
-            if bound:
-                limit, projection = asked["limit"], asked["projection"]
-                found = database.query(sql, given.timeout_s, rows=limit, columns=projection)
-                _say(b"=" + _stream(found))
-            else:
-                _say(b"=" + json.dumps(dict(database.bind(sql))).encode())
-                bound = True
+            _say(b"=" + _answer(database, sql, asked, given.timeout_s))
+            bound = True
         except ConfigError as error:
-            _say(b"!" + json.dumps([error.given, error.expected]).encode())
+            _refuse(error.given, error.expected)
         except MemoryError:
-            _say(b"!" + json.dumps(["filter: out of memory", "a query that needs less"]).encode())
+            _refuse("filter: out of memory", "a query that needs less")
+
+
+def _refuse(given: str, expected: str) -> None:
+    _say(b"!" + json.dumps([given, expected]).encode())
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m prorl.storage.filter_process")
+    parser.add_argument("--timeout-s", type=float, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    return parser.parse_args()
+
+
+def _answer(database: LockedDuckDB, sql: str, asked: dict[str, Any], timeout_s: float) -> bytes:
+    """Rows of a query as Arrow; before anything was asked, the types that the SQL binds to."""
+    if not asked:
+        return json.dumps(dict(database.bind(sql))).encode()
+    return _stream(database.query(sql, timeout_s, rows=asked["limit"], columns=asked["projection"]))
 
 
 if __name__ == "__main__":

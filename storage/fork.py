@@ -41,32 +41,33 @@ def fork_tasks(stored: StoredRun, turn: int, select: str = SELECT) -> Iterator[T
     """
     if turn < 0:
         raise UserError(f"turn {turn}", "0 or more: how many recorded turns a fork begins with")
-    chosen = stored.sql(select)
-    if "rollout_id" not in chosen.column_names:
-        raise UserError(f"a selection of {', '.join(chosen.column_names)}", "a column rollout_id")
-    rollouts = list(dict.fromkeys(chosen.column("rollout_id").to_pylist()))
-    tasks = {row["rollout_id"]: row["task"] for row in stored.sql(_ROLLOUTS).to_pylist()}
+    originals = _selected(stored, select)
     sequences, turns, texts = (
         _by_rollout(stored.sql(query)) for query in (_SEQUENCES, _TURNS, _TEXTS)
     )
-    if strange := [str(rollout_id) for rollout_id in rollouts if rollout_id not in tasks]:
-        raise UserError(
-            f"rollout {', '.join(strange[:5])}", f"rollouts that are stored in {stored.run_id}"
-        )
-    originals = {rollout_id: task_from_json(tasks[rollout_id]) for rollout_id in rollouts}
     has_siblings = len({task.task_id for task in originals.values()}) < len(originals)
     for rollout_id, task in originals.items():
-        said = [
-            one
-            for sequence in sequences.get(rollout_id, ())
-            for one in _said(sequence, turns[rollout_id])
-            if one.turn < turn
-        ]
+        spoken = (_said(each, turns[rollout_id]) for each in sequences.get(rollout_id, ()))
+        said = [one for turns_said in spoken for one in turns_said if one.turn < turn]
         if has_siblings:
             task = replace(task, task_id=f"{task.task_id}~{rollout_id}")
         source = f"{stored.run_id}/{rollout_id}/{len(said)}"
         past = [text for text in _texts(texts.get(rollout_id, ())) if text.turn < len(said)]
         yield forked_task(task, source, said, past)
+
+
+def _selected(stored: StoredRun, select: str) -> dict[int, Task]:
+    """The task of each rollout that SQL names, in its order. Raises UserError."""
+    chosen = stored.sql(select)
+    if "rollout_id" not in chosen.column_names:
+        raise UserError(f"a selection of {', '.join(chosen.column_names)}", "a column rollout_id")
+    rollouts = list(dict.fromkeys(chosen.column("rollout_id").to_pylist()))
+    tasks = {row["rollout_id"]: row["task"] for row in stored.sql(_ROLLOUTS).to_pylist()}
+    if strange := [str(rollout_id) for rollout_id in rollouts if rollout_id not in tasks]:
+        raise UserError(
+            f"rollout {', '.join(strange[:5])}", f"rollouts that are stored in {stored.run_id}"
+        )
+    return {rollout_id: task_from_json(tasks[rollout_id]) for rollout_id in rollouts}
 
 
 Rows = tuple[dict[str, Any], ...]

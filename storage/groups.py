@@ -119,9 +119,7 @@ class GroupIndex:
         return Found(commits, new)
 
     def take_over(self, found: Found) -> None:
-        """Index what was found. A range of compacted commits stands for every file of the commits
-        that it covers; younger files stay.
-        """
+        """Index what was found, a range in place of what it covers; younger files stay."""
         commits, new = found
         upto = max((commit.commit_seq for commit in commits if commit.first_seq), default=0)
         known = {keys.file.path: keys for keys in (*self._files, *new)}
@@ -138,6 +136,10 @@ class GroupIndex:
         self._files, self._where = [], {}
         for keys in (*files, *pending):
             self._add(keys)
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Drop cached rows of files that are not indexed any more."""
         there = {keys.file.path for keys in self._files}
         for group_id, path in [key for key in self._cache if key[1] not in there]:
             self.cached_bytes -= self._cache.pop((group_id, path)).nbytes

@@ -35,20 +35,26 @@ class Helper:
         command = ["-m", __spec__.name, where, "--grace-s", str(self._grace_s)]
         command += ["--everything"] if everything else []
         async with self._one:
-            child = await asyncio.create_subprocess_exec(
-                sys.executable, *command, stdin=asyncio.subprocess.DEVNULL, stderr=-1
-            )
-            try:
-                _, said = await child.communicate()
-            finally:
-                if child.returncode is None:
-                    child.kill()
-                    await child.wait()
-        if child.returncode:
+            status, said = await _run_python(*command)
+        if status:
             last = said.decode(errors="replace").strip().splitlines()[-1:]
-            about = {"run": where, "status": child.returncode, "said": last}
+            about = {"run": where, "status": status, "said": last}
             log.warning("compaction failed", extra=about)
-        return child.returncode == 0
+        return status == 0
+
+
+async def _run_python(*arguments: str) -> tuple[int | None, bytes]:
+    """Exit status of a Python process and what it said on stderr; none outlives the call."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL, stderr=-1
+    )
+    try:
+        _, said = await child.communicate()
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+    return child.returncode, said
 
 
 def main() -> int:
@@ -58,11 +64,7 @@ def main() -> int:
     from prorl.storage.compact import compact
     from prorl.storage.layout import RunDir
 
-    parser = argparse.ArgumentParser(prog="python -m prorl.storage.helper")
-    parser.add_argument("where")
-    parser.add_argument("--grace-s", type=float, required=True)
-    parser.add_argument("--everything", action="store_true")
-    given = parser.parse_args()
+    given = _arguments()
     die_with_parent(signal.SIGKILL)
     os.nice(NICE)
     run = RunDir(given.where)
@@ -75,6 +77,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m prorl.storage.helper")
+    parser.add_argument("where")
+    parser.add_argument("--grace-s", type=float, required=True)
+    parser.add_argument("--everything", action="store_true")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -279,23 +279,19 @@ class RunDir:
         )
 
     def sweep(self, parts: Collection[str], num_commits: int = 0) -> list[str]:
-        """Remove what a dead writer left: temporary files, and parts whose name is neither in
-        `parts` nor in a commit on disk, replaced ones included. No part is removed while one of
-        the first `num_commits` is missing: the parts that it named may be all that is left of it.
+        """Remove what a dead writer left, and nothing else; the files that went.
 
-        Touches nothing else. Raises SchemaError for a commit that it cannot read.
+        That is: temporary files, and parts whose name is neither in `parts` nor in a commit on
+        disk, replaced ones included. No part is removed while one of the first `num_commits` is
+        missing: the parts that it named may be all that is left of it.
+
+        Raises SchemaError for a commit that it cannot read.
         """
         found = [
             (folder, name) for folder in (COMMITS, PARTIAL, *TABLES) for name in self.names(folder)
         ]
         stale = [f"{folder}/{name}" for folder, name in found if name.startswith(TEMP_MARK)]
-        orphans = [
-            f"{folder}/{name}"
-            for folder, name in found
-            if folder in TABLES
-            and name.startswith("part-")
-            and name.removesuffix(".parquet") not in parts
-        ]
+        orphans = [f"{folder}/{name}" for folder, name in found if _is_orphan(folder, name, parts)]
         if orphans and self._whole(num_commits):
             named = self._ever_named()
             stale += [path for path in orphans if path not in named]
@@ -326,3 +322,9 @@ class RunDir:
             yield from (
                 str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False)
             )
+
+
+def _is_orphan(folder: str, name: str, parts: Collection[str]) -> bool:
+    """Whether it is a part that is in none of `parts`."""
+    is_part = folder in TABLES and name.startswith("part-")
+    return is_part and name.removesuffix(".parquet") not in parts

@@ -1,5 +1,4 @@
-"""One run that is going on: its writer, its decisions, its delivery order, tied together over the
-control log.
+"""One run that is going on: its writer, decisions and delivery order, tied over the control log.
 
     SCORED rows, terminals, tasks, events -> RunWriter -> committed parts -> index, facts
     group_complete -> filter -> propose -> what the log says -> order -> trainers
@@ -13,48 +12,36 @@ from __future__ import annotations
 
 import asyncio
 import math
-import statistics
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 
 import pyarrow as pa
 
 from prorl.config import StoreConfig
 from prorl.control import (
     CommitCursor,
-    Decision,
     GroupComplete,
     HandedOut,
     Handout,
     KeptGroup,
-    Propose,
     RunSnapshot,
 )
 from prorl.linux.failpoints import failpoint
-from prorl.members import GroupDecision
 from prorl.storage.catalog import StoredRun
+from prorl.storage.decide import Decider
 from prorl.storage.delivery import LiveOrder
 from prorl.storage.endpoint import Endpoint, on_own_thread
 from prorl.storage.facts import COLUMNS, FactBook
-from prorl.storage.filter import GroupFilter, RefusingFilter, compile_filter, valid_members
 from prorl.storage.groups import CACHE_BYTES, GroupIndex
 from prorl.storage.helper import Helper
 from prorl.storage.layout import PartFile, RunDir
 from prorl.storage.parts import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
 
-DECIDED_AT_ONCE = 500
-"""Groups of one proposal: the log's loop does nothing else meanwhile."""
-
 _LOOK_S = 1.0
 """Between two looks at whether a finished run may be closed."""
 
 
 class LiveRun:
-    """Make it from a snapshot, feed it from the control stream and the inlet, `run` it; `drain`
-    ends `run`.
-    """
+    """Made from a snapshot, fed from the control stream and the inlet; `drain` ends `run`."""
 
     def __init__(
         self,
@@ -75,13 +62,6 @@ class LiveRun:
         self._many_commits = asyncio.Event()
         self._finished = asyncio.Event()
         self.index = GroupIndex(RunDir(where), cache_bytes=CACHE_BYTES if streams else 0)
-        self._filter_name = snapshot.filter
-        self._filter: GroupFilter | RefusingFilter | None = None
-        self._filter_thread = ThreadPoolExecutor(1, thread_name_prefix=f"filter {self.run_id}")
-        """Its own: a user's slow SQL delays its run and no other."""
-        self._complete: dict[int, GroupComplete] = {}
-        self._asked = asyncio.Event()
-        self._draining = False
         self.ready = asyncio.Event()
         """Set once it is recovered and can be served."""
         self.rows_committed = 0
@@ -91,23 +71,44 @@ class LiveRun:
             handout=self._handout,
             save_cursor=self._save_cursor,
         )
-        self.writer = RunWriter(
+        self._decider = Decider(self.run_id, snapshot.filter, self._facts, self.order, control)
+        self.writer = self._make_writer(snapshot)
+
+    def _make_writer(self, snapshot: RunSnapshot) -> RunWriter:
+        """The run's writer, which knows what the log knows."""
+        writer = RunWriter(
             self.index.run,
             self.run_id,
-            control,
-            flush_s=settings.flush_s,
-            flush_bytes=settings.flush_bytes,
+            self._control,
+            flush_s=self._settings.flush_s,
+            flush_bytes=self._settings.flush_bytes,
             group_size=snapshot.group_size,
-            eager=streams,
+            eager=self._streams,
             on_commit=self._committed,
         )
-        self.writer.restore(snapshot)
+        writer.restore(snapshot)
+        return writer
 
     async def run(self) -> None:
         """Live the run's life: recover, then write and decide until drained.
 
         Raises what only a new start of the process can mend.
         """
+        await self._recover()
+        try:
+            async with asyncio.TaskGroup() as group:
+                writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
+                group.create_task(self._decider.run(), name=f"decide {self.run_id}")
+                compacting = group.create_task(self._compact(), name=f"compact {self.run_id}")
+                retiring = group.create_task(self._retire(), name=f"retire {self.run_id}")
+                await writing
+                retiring.cancel()
+                compacting.cancel()
+        finally:
+            self._decider.close()
+
+    async def _recover(self) -> None:
+        """Bring disk and memory up to the snapshots; then it may be asked for groups."""
         await self.writer.open(self._snapshots[0])
         await on_own_thread(
             lambda: read_back(self.index, self._facts, self.order), f"open {self.run_id}"
@@ -116,22 +117,6 @@ class LiveRun:
             await self._take_over(self._snapshots.pop(0))
         self._endpoint.add(self.order, self.index, self.index.run)
         self.ready.set()
-        try:
-            async with asyncio.TaskGroup() as group:
-                writing = group.create_task(self.writer.run(), name=f"write {self.run_id}")
-                group.create_task(self._decide(), name=f"decide {self.run_id}")
-                compacting = group.create_task(self._compact(), name=f"compact {self.run_id}")
-                retiring = group.create_task(self._retire(), name=f"retire {self.run_id}")
-                await writing
-                retiring.cancel()
-                compacting.cancel()
-        finally:
-            self._filter_thread.submit(self._close_filter)
-            self._filter_thread.shutdown(wait=False)
-
-    def _close_filter(self) -> None:
-        if self._filter is not None:
-            self._filter.close()
 
     async def restore(self, snapshot: RunSnapshot) -> None:
         """The gateway was away: take over what it knows and we may not, after `writer.restore`."""
@@ -182,53 +167,7 @@ class LiveRun:
 
     def complete(self, group: GroupComplete) -> None:
         """All members of a group are terminal: decide."""
-        self._complete[group.group_id] = group
-        self._asked.set()
-
-    async def _decide(self) -> None:
-        while True:
-            await self._asked.wait()
-            if not self._complete and self._draining:
-                return
-            if not self._draining:
-                self._asked.clear()
-            groups = list(islice(self._complete.values(), DECIDED_AT_ONCE))
-            for group in groups:
-                del self._complete[group.group_id]
-            if self._complete:
-                self._asked.set()
-            decisions = await asyncio.get_running_loop().run_in_executor(
-                self._filter_thread, self._judge, groups
-            )
-            proposals = tuple(
-                self._proposal(group, found) for group, found in zip(groups, decisions, strict=True)
-            )
-            failpoint("decision.asked")
-            answer = await self._control.request(Propose(decisions=proposals), run_id=self.run_id)
-            failpoint("decision.answered")
-            for stands in answer.decisions:
-                if stands.kept:
-                    self.order.keep(stands.group_id, stands.min_version)
-
-    def _judge(self, groups: Sequence[GroupComplete]) -> list[GroupDecision]:
-        """Decide groups on the filter's thread, which alone owns it: compiling may take a while."""
-        self._filter = self._filter or compile_filter(self._filter_name)
-        return self._filter.decide(groups)
-
-    def _proposal(self, group: GroupComplete, decision: GroupDecision) -> Decision:
-        kept, reason = decision.kept, decision.reason
-        if kept and not self._facts.can_be_served(group.group_id):
-            kept, reason = False, "incomplete"
-        valid = valid_members(group)
-        rewards = [member.reward for member in valid if member.reward is not None]
-        return Decision(
-            group_id=group.group_id,
-            kept=kept,
-            reason=reason,
-            num_valid=len(rewards),
-            mean_reward=statistics.fmean(rewards) if rewards else None,
-            min_version=self._facts.min_version(group.group_id),
-        )
+        self._decider.complete(group)
 
     async def _handout(self, consumer: str, groups: list[KeptGroup]) -> HandedOut:
         asked = Handout(consumer=consumer, groups=tuple(groups))
@@ -248,8 +187,9 @@ class LiveRun:
         self._finished.set()
 
     async def _retire(self) -> None:
-        """Drain once the run is finished, its trainer has read all of it, and nobody has asked for
-        anything for a while; compact it to the end before.
+        """Drain once the run is finished, read to its end, and not asked for anything for a while.
+
+        It is compacted to the end before.
         """
         idle_s, replaced_s = self._settings.idle_s, self._settings.replaced_s
         await self._finished.wait()
@@ -270,8 +210,7 @@ class LiveRun:
 
     def drain(self) -> None:
         """Write and decide what is here, then end."""
-        self._draining = True
-        self._asked.set()
+        self._decider.drain()
         self.writer.drain()
 
 

@@ -160,18 +160,11 @@ def rows_digest(rows: pa.Table) -> str:
 
 
 def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
-    """Where to cut `sequences` rows that are sorted by group: at borders of groups, 8-64 rows each
-    where that is possible.
+    """Where to cut `sequences` rows that are sorted by group: at borders of groups, if possible.
 
-    A group of more rows is cut inside; the last row group may be short. In a large file short rows
-    stand more together, up to `SMALL_ROW_GROUP_BYTES` and 4,096: whoever opens it decodes a footer
-    that grows with its row groups.
+    A row group has 8-64 rows. A group of more rows is cut inside; the last row group may be short.
     """
-    least, most = MIN_GROUP_ROWS, MAX_GROUP_ROWS
-    if rows.num_rows > LARGE_ROWS:
-        width = max(1, rows.nbytes // rows.num_rows)
-        least = min(LARGE_GROUP_ROWS, max(least, SMALL_ROW_GROUP_BYTES // width))
-        most = max(most, least)
+    least, most = _row_group_bounds(rows)
     ids = rows.column("group_id").to_numpy()
     borders = [*(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
     cuts, start = [], 0
@@ -183,6 +176,20 @@ def row_groups(rows: pa.Table) -> list[tuple[int, int]]:
             cuts.append((start, border))
             start = border
     return cuts
+
+
+def _row_group_bounds(rows: pa.Table) -> tuple[int, int]:
+    """Fewest and most rows of a row group.
+
+    In a large file short rows stand more together, up to `SMALL_ROW_GROUP_BYTES` and 4,096: whoever
+    opens it decodes a footer that grows with its row groups.
+    """
+    least, most = MIN_GROUP_ROWS, MAX_GROUP_ROWS
+    if rows.num_rows > LARGE_ROWS:
+        width = max(1, rows.nbytes // rows.num_rows)
+        least = min(LARGE_GROUP_ROWS, max(least, SMALL_ROW_GROUP_BYTES // width))
+        most = max(most, least)
+    return least, most
 
 
 def part_file(table: str, part: str, rows: pa.Table, content: pa.Buffer) -> PartFile:
@@ -224,13 +231,8 @@ class PartReader:
             self._parquet = pq.ParquetFile(
                 self._file, metadata=footer, page_checksum_verification=True, pre_buffer=False
             )
-            check_version(
-                (self._parquet.schema_arrow.metadata or {})
-                .get(b"prorl.schema_version", b"")
-                .decode()
-                or None,
-                self._where,
-            )
+            about = self._parquet.schema_arrow.metadata or {}
+            check_version(about.get(b"prorl.schema_version", b"").decode() or None, self._where)
         except (pa.ArrowException, OSError) as error:
             self._file.close()
             raise StorageError(f"{self._where}: {error}") from None

@@ -104,22 +104,20 @@ def delivery_order(stored: StoredRun, until: datetime | None = None) -> list[int
     ).sort_by("event_seq")
     if until is not None:
         events = events.filter(pc.less_equal(events.column("at"), pa.scalar(until, _AT)))
-    delivered = (
-        events.filter(pc.equal(events.column("event"), "delivered"))
-        .sort_by("delivery_seq")
-        .column("group_id")
-        .to_pylist()
-    )
-    decided = events.filter(
-        pc.and_(pc.equal(events.column("event"), "decided"), events.column("kept"))
-    )
-    gone = set(delivered) | set(
-        events.filter(pc.equal(events.column("event"), "stale")).column("group_id").to_pylist()
-    )
-    return [
-        *delivered,
-        *(group for group in decided.column("group_id").to_pylist() if group not in gone),
-    ]
+    delivered = _ids(_events(events, "delivered").sort_by("delivery_seq"))
+    decided = _events(events, "decided")
+    kept = _ids(decided.filter(decided.column("kept")))
+    gone = {*delivered, *_ids(_events(events, "stale"))}
+    return [*delivered, *(group for group in kept if group not in gone)]
+
+
+def _events(events: pa.Table, kind: str) -> pa.Table:
+    return events.filter(pc.equal(events.column("event"), kind))
+
+
+def _ids(events: pa.Table) -> list[int]:
+    found: list[int] = events.column("group_id").to_pylist()
+    return found
 
 
 def group_bytes(stored: StoredRun) -> dict[int, int]:

@@ -65,7 +65,21 @@ def add_scores(
 ) -> str:
     """Store a scoring; its path. Raises as `check_name`, StorageError."""
     check_name(run, name)
-    rows = rows.cast(SCORE_ROWS)
+    content = _encoded(run, rows.cast(SCORE_ROWS), provenance)
+    run.fs.makedirs(run.path(SCORES), exist_ok=True)
+    path = run.path(SCORES, f"{name}.parquet")
+    with locked(run, SCORES, wait=True):
+        check_name(run, name)  # another may have given it meanwhile
+        try:
+            write(run.fs, path, content)
+        except NameTakenError:
+            check_name(run, name)  # on another host: object stores know no lock
+            raise
+    return path
+
+
+def _encoded(run: RunDir, rows: pa.Table, provenance: Mapping[str, Json]) -> pa.Buffer:
+    """A file of scores, which says where they come from and a digest of its rows."""
     metadata = {
         _PROVENANCE: orjson.dumps(dict(provenance)),
         b"prorl.run_id": run.name.encode(),
@@ -78,16 +92,7 @@ def add_scores(
         compression="zstd",
         write_page_checksum=True,
     )
-    run.fs.makedirs(run.path(SCORES), exist_ok=True)
-    path = run.path(SCORES, f"{name}.parquet")
-    with locked(run, SCORES, wait=True):
-        check_name(run, name)  # another may have given it meanwhile
-        try:
-            write(run.fs, path, sink.getvalue())
-        except NameTakenError:
-            check_name(run, name)  # on another host: object stores know no lock
-            raise
-    return path
+    return sink.getvalue()
 
 
 def clear_scores(run: RunDir) -> Iterator[str]:

@@ -259,9 +259,7 @@ async def serving(
     Leaving the block drains it; the networks stay open.
     """
     endpoint = Endpoint(config.root / HOT, config.store.hot_bytes)
-    location = await trainers.listen(f"grpc://{config.host}:0", {}, endpoint.reads())
-    if config.listener is not None:
-        await trainers.listen(config.listener.bound(2), {}, endpoint.reads())
+    location = await _listen(config, trainers, endpoint)
     store = Store(config, network, endpoint, location)
     endpoint.find = store.find
     work = asyncio.create_task(store.run(), name="store")
@@ -274,3 +272,11 @@ async def serving(
         with suppress(asyncio.CancelledError, ProrlError, ExceptionGroup):
             await work
         endpoint.close()
+
+
+async def _listen(config: ServiceConfig, trainers: FlightNetwork, endpoint: Endpoint) -> str:
+    """Answer trainers of this host, and of others where the service is told to; the location."""
+    location = await trainers.listen(f"grpc://{config.host}:0", {}, endpoint.reads())
+    if config.listener is not None:
+        await trainers.listen(config.listener.bound(2), {}, endpoint.reads())
+    return location

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import duckdb
@@ -84,36 +85,38 @@ class LockedDuckDB:
     def query(
         self, sql: str, timeout_s: float | None = None, *, rows: int = 0, columns: str = "*"
     ) -> pa.Table:
-        """Run one SELECT; its first `rows` if given, projected to `columns`: an answer lies outside
-        DuckDB's own memory limit.
+        """Run one SELECT; its first `rows` if given, projected to `columns`.
 
-        Raises `error` for anything else, for SQL that fails and for SQL that is still running at
-        `timeout_s`; StorageError when what is registered cannot be read.
+        An answer lies outside DuckDB's memory limit. Raises `error` for anything else and for what
+        fails or still runs at `timeout_s`; StorageError when what is registered cannot be read.
         """
         if sql != self._checked:
             self._one_select(sql)
-        timer = (
-            threading.Timer(timeout_s, self._connection.interrupt)
-            if timeout_s is not None
-            else None
-        )
-        if timer:
-            timer.start()
         try:
-            found = self._connection.sql(self._statement)
-            return (found.limit(rows).project(columns) if rows else found).to_arrow_table()
+            with self._stopped_after(timeout_s):
+                found = self._connection.sql(self._statement)
+                return (found.limit(rows).project(columns) if rows else found).to_arrow_table()
         except duckdb.InterruptException:
-            raise self._error(
-                f"{self._what} was stopped after {timeout_s:g} s", "a query that ends sooner"
-            ) from None
+            given = f"{self._what} was stopped after {timeout_s:g} s"
+            raise self._error(given, "a query that ends sooner") from None
         except duckdb.Error as error:
             if _SOURCE in str(error):
                 raise StorageError(_said(error).partition(_SOURCE)[2]) from None
             raise self._refuse(error) from None
+
+    @contextmanager
+    def _stopped_after(self, timeout_s: float | None) -> Iterator[None]:
+        """Interrupt what runs in the block at `timeout_s`, and nothing that runs after it."""
+        if timeout_s is None:
+            yield
+            return
+        timer = threading.Timer(timeout_s, self._connection.interrupt)
+        timer.start()
+        try:
+            yield
         finally:
-            if timer:
-                timer.cancel()
-                timer.join()
+            timer.cancel()
+            timer.join()
 
     def _one_select(self, sql: str) -> str:
         try:

@@ -135,35 +135,53 @@ def open_twisted(
     if not twist:
         return ReplayOrder(stored), index
     rewards = _rewards(stored, twist.score) if twist.score else None
-    then = delivery_order(stored, _moment(twist.until))
-    groups = then
-    if twist.select:
-        known = set(then)
-        found = _selected(stored, twist.select)
-        groups = [group for group in found if group in known] if twist.until else found
+    groups, joined = _groups(stored, twist, index, rewards)
+    order = _order(stored, twist, groups, joined)
+    served = index if rewards is None else RescoredIndex(index, rewards)
+    if not twist.group_size:
+        return order, served
+    return order, PickedIndex(served, twist.group_size, twist.seed or 0, joined)
+
+
+def _groups(
+    stored: StoredRun, twist: Twist, index: GroupIndex, rewards: dict[int, float] | None
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Groups that can be served, not yet shuffled, and what each is made of if it was joined."""
+    groups = _wanted(stored, twist)
     members = _members(stored, rewards)
     valid = set(members.column("group_id").to_pylist())
     groups = [group for group in groups if group in index and group in valid]
     if twist.filter:
         kept = _kept(members, twist.filter)
         groups = [group for group in groups if group in kept]
-    joined: dict[int, list[int]] = {}
-    if twist.group_size:
-        joined = _large_enough(groups, members, twist.group_size)
-        groups = list(joined)
+    if not twist.group_size:
+        return groups, {}
+    joined = _large_enough(groups, members, twist.group_size)
+    return list(joined), joined
+
+
+def _wanted(stored: StoredRun, twist: Twist) -> list[int]:
+    """What was delivered by then, or of that what the twist's own SELECT gives, in its order."""
+    then = delivery_order(stored, _moment(twist.until))
+    if not twist.select:
+        return then
+    found, known = _selected(stored, twist.select), set(then)
+    return [group for group in found if group in known] if twist.until else found
+
+
+def _order(
+    stored: StoredRun, twist: Twist, groups: list[int], joined: dict[int, list[int]]
+) -> ReplayOrder:
+    """These groups, shuffled and paced as the twist says."""
     if twist.seed is not None:
         random.Random(twist.seed).shuffle(groups)
-    order = ReplayOrder(
+    return ReplayOrder(
         stored,
         groups=groups,
         run_id=twisted_name(stored.run_id, twist),
         due_s=_due(stored, groups, twist.pace) if twist.pace else (),
         joined=joined,
     )
-    served = index if rewards is None else RescoredIndex(index, rewards)
-    if not twist.group_size:
-        return order, served
-    return order, PickedIndex(served, twist.group_size, twist.seed or 0, joined)
 
 
 def _moment(text: str) -> datetime | None:

@@ -61,14 +61,13 @@ def upgrade(
     """
     run.manifest()
     done = compact(run, renew=True, write=write, step=step)
-    replaced: list[str] = []
     with alone(run):
         _clear(run)
-        for path, content in (*_empties(run), *_partials(run), *_manifest(run)):
+        old = [*_empties(run), *_partials(run), *_manifest(run)]
+        for path, content in old:
             replace(run.fs, run.path(path), content())
             step(path)
-            replaced.append(path)
-    return Upgraded(parts=done.num_before if done else 0, files=tuple(replaced))
+    return Upgraded(parts=done.num_before if done else 0, files=tuple(path for path, _ in old))
 
 
 def _clear(run: RunDir) -> None:

@@ -15,10 +15,11 @@ from prorl.rows import row_hashes
 from prorl.schema import TABLES
 from prorl.storage.catalog import StoredRun
 from prorl.storage.collect import collect
-from prorl.storage.compact import ORDER as ORDER_OF_ROWS
-from prorl.storage.compact import checksum, compact
+from prorl.storage.compact import compact
 from prorl.storage.durable import write_durably
 from prorl.storage.groups import GroupIndex
+from prorl.storage.pack_order import ORDER as ORDER_OF_ROWS
+from prorl.storage.pack_order import checksum
 from prorl.storage.parts import PartReader
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter

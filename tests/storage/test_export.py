@@ -14,7 +14,8 @@ from prorl.errors import UserError
 from prorl.rows import row_hashes
 from prorl.storage.catalog import StoredRun
 from prorl.storage.export import atif, chat, hf, trl, verl
-from prorl.storage.importing import Line, import_rows, read_lines
+from prorl.storage.foreign import Line, read_lines
+from prorl.storage.importing import import_rows
 from prorl.storage.layout import RunDir
 from prorl.storage.verify import verify
 from tests.storage.compacting import ORDER, replayed, run_of_many_parts

@@ -8,7 +8,8 @@ from prorl.cli.options import JsonObject
 from prorl.cli.output import answer
 from prorl.config import NAME
 from prorl.errors import UserError
-from prorl.storage.importing import import_rows, read_lines
+from prorl.storage.foreign import read_lines
+from prorl.storage.importing import import_rows
 
 
 def import_(
