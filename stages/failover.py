@@ -123,13 +123,7 @@ class Routed:
 
     async def _call(self, request: GenerateRequest) -> Completion:
         """A completion, or the tokens that came before trouble did."""
-        known, weights = self._known()
-        asked = replace(
-            request,
-            known_version=max(known, request.known_version),
-            weights=weights,
-            on_part=lambda part: self._hear(part, request),
-        )
+        known, asked = self._asked(request)
         self._parts, self._heard_at = [], self._clock()
         try:
             completion = await self._attend(asked)
@@ -138,10 +132,7 @@ class Routed:
             self._lost = self._report(error, request)
             if not self._parts or self._lost is None:
                 raise
-            part = replace(join(self._parts), finish_reason=FinishReason.ABORT)
-            completion = check_completion(
-                part, self._renderer.vocab_size, request.sampling.max_tokens
-            )
+            completion = self._cut(request)
         else:
             self._backends.note(self.name, None)
             completion = self._by_word(completion, known)
@@ -150,6 +141,21 @@ class Routed:
         self._note(request, completion)
         self._count(completion)
         return completion
+
+    def _asked(self, request: GenerateRequest) -> tuple[PolicyVersion, GenerateRequest]:
+        """The newest version that is known, and what the server is asked; parts come to `_hear`."""
+        known, weights = self._known()
+        return known, replace(
+            request,
+            known_version=max(known, request.known_version),
+            weights=weights,
+            on_part=lambda part: self._hear(part, request),
+        )
+
+    def _cut(self, request: GenerateRequest) -> Completion:
+        """The parts that came, as a completion that ends where they do. Raises BackendError."""
+        part = replace(join(self._parts), finish_reason=FinishReason.ABORT)
+        return check_completion(part, self._renderer.vocab_size, request.sampling.max_tokens)
 
     def _note(self, request: GenerateRequest, completion: Completion) -> None:
         """What the call was, for those who watch how servers do."""
@@ -179,16 +185,7 @@ class Routed:
         work = asyncio.ensure_future(self._sample(url, request))
         try:
             with self._backends.watch(url, self):
-                while not work.done():
-                    self._news.clear()
-                    timeout_s = self._patience_s(url)
-                    news = asyncio.ensure_future(self._news.wait())
-                    try:
-                        await asyncio.wait(
-                            {work, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-                        )
-                    finally:
-                        news.cancel()
+                await self._until_done(work, url)
             return work.result()
         finally:
             self._stand_still("paused", False)
@@ -196,6 +193,19 @@ class Routed:
             if not work.done():
                 work.cancel()
                 await asyncio.gather(work, return_exceptions=True)
+
+    async def _until_done(self, work: asyncio.Task[Completion], url: str) -> None:
+        """Look again at each news of the server, and whenever its silence means something else."""
+        while not work.done():
+            self._news.clear()
+            timeout_s = self._patience_s(url)
+            news = asyncio.ensure_future(self._news.wait())
+            try:
+                await asyncio.wait(
+                    {work, news}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                news.cancel()
 
     async def _hear_out(self, url: str, request: GenerateRequest) -> Completion:
         """Wait for a backend that is no server; `look` hears of its pauses."""

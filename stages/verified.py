@@ -1,8 +1,8 @@
-"""Tries a task once a node before anything is scored with it, where its env can do that
-(`prorl.protocols.Verifies`).
+"""Tries a task once a node before anything is scored with it.
 
-What is wrong with a task is found once and told to every rollout of it, as `bad_task`; what is
-wrong with the machine is not remembered. Bounded by MAX_TASKS.
+Where its env can do that (`prorl.protocols.Verifies`). What is wrong with a task is found once and
+told to every rollout of it, as `bad_task`; what is wrong with the machine is not remembered.
+Bounded by MAX_TASKS.
 """
 
 from __future__ import annotations
@@ -34,6 +34,16 @@ class _Trial:
         self.is_done = False
         self.problem: RolloutError | None = None
 
+    def tell(self, limit_s: float) -> None:
+        """Raises RolloutError unless the task holds."""
+        if not self.is_done:
+            raise RolloutError(
+                FailureCode.EVAL_FAILED, f"the task could not be tried within {limit_s:g} s"
+            )
+        if self.problem is not None:
+            # a fresh one: an exception that is raised again and again grows its traceback
+            raise RolloutError(self.problem.code, self.problem.message)
+
 
 class Verified:
     """The tasks that this process has tried."""
@@ -49,8 +59,7 @@ class Verified:
 
         The sandbox belongs to `owner`, `stop` ends it; `limit_s` is for one trial.
         """
-        spec = env.sandbox(task, Stage.EVAL)
-        if spec is None or not isinstance(env, Verifies):
+        if env.sandbox(task, Stage.EVAL) is None or not isinstance(env, Verifies):
             return
         trial = self._trial(task)
         async with trial.lock:
@@ -58,21 +67,10 @@ class Verified:
                 if trial.is_done:
                     break
                 try:
-                    async with asyncio.timeout(limit_s + GRACE_S):
-                        await self._try(trial, env, task, owner, limit_s)
-                except (SandboxError, ToolError) as error:
-                    log.info("trying the task of %s again: %s", owner, error)
-                except TimeoutError:
-                    log.info("trying the task of %s took longer than %g s", owner, limit_s)
+                    await self._try_within(limit_s, trial, env, task, owner)
                 finally:
                     await stop()
-        if not trial.is_done:
-            raise RolloutError(
-                FailureCode.EVAL_FAILED, f"the task could not be tried within {limit_s:g} s"
-            )
-        if trial.problem is not None:
-            # a fresh one: an exception that is raised again and again grows its traceback
-            raise RolloutError(trial.problem.code, trial.problem.message)
+        trial.tell(limit_s)
 
     def _trial(self, task: Task) -> _Trial:
         key = blake2b(task_to_json(task).encode(), digest_size=16).digest()
@@ -81,6 +79,18 @@ class Verified:
         while len(self._trials) > MAX_TASKS:
             del self._trials[next(iter(self._trials))]
         return found
+
+    async def _try_within(
+        self, limit_s: float, trial: _Trial, env: Env, task: Task, owner: str
+    ) -> None:
+        """One try; what the machine did to it is logged and no more."""
+        try:
+            async with asyncio.timeout(limit_s + GRACE_S):
+                await self._try(trial, env, task, owner, limit_s)
+        except (SandboxError, ToolError) as error:
+            log.info("trying the task of %s again: %s", owner, error)
+        except TimeoutError:
+            log.info("trying the task of %s took longer than %g s", owner, limit_s)
 
     async def _try(self, trial: _Trial, env: Env, task: Task, owner: str, limit_s: float) -> None:
         spec = env.sandbox(task, Stage.EVAL)

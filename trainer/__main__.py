@@ -28,6 +28,26 @@ from prorl.trainer.loop import train
 
 def main(argv: list[str] | None = None) -> int:
     """Run one training; returns the exit code."""
+    given = _arguments(argv)
+    if given.die_with_parent:
+        die_with_parent(signal.SIGKILL)
+    # stdout is for whoever reads our lines; where structlog is installed, stamina would tell of
+    # retries there.
+    set_on_retry_hooks([LoggingOnRetryHook])
+    asked = _note_signals()
+    try:
+        config = parse(TrainerConfig, load_file(given.config), f"trainer config {given.config}")
+        say("ready", {"run": config.run, "pid": os.getpid()})
+        with connect(config.service) as client:
+            progress = train(config, client, hooks=(say_step,), stopped=lambda: bool(asked))
+    except ProrlError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 3
+    say("done", {"step": progress.step, "version": progress.version, "cursor": progress.cursor})
+    return 0
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     options = argparse.ArgumentParser(
         prog="python -m prorl.trainer", description="Train a policy from a run's stream."
     )
@@ -43,13 +63,11 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="for a supervisor: be killed when the starting process dies",
     )
-    given = options.parse_args(argv)
-    path = given.config
-    if given.die_with_parent:
-        die_with_parent(signal.SIGKILL)
-    # stdout is for whoever reads our lines; where structlog is installed, stamina would tell of
-    # retries there.
-    set_on_retry_hooks([LoggingOnRetryHook])
+    return options.parse_args(argv)
+
+
+def _note_signals() -> list[int]:
+    """The signals that have asked us to end, as they come; a second one ends the process."""
     asked: list[int] = []
 
     def stop(number: int, _: object) -> None:
@@ -59,19 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    try:
-        config = parse(TrainerConfig, load_file(path), f"trainer config {path}")
-        say("ready", {"run": config.run, "pid": os.getpid()})
-        with connect(config.service) as client:
-            progress = train(config, client, hooks=(say_step,), stopped=lambda: bool(asked))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except ProrlError as error:
-        print(error, file=sys.stderr)
-        return 3
-    say("done", {"step": progress.step, "version": progress.version, "cursor": progress.cursor})
-    return 0
+    return asked
 
 
 def say(what: str, values: Mapping[str, object]) -> None:

@@ -26,8 +26,9 @@ from prorl.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What names a rank's stream; see `Client.stream_shares`. The token is not part of it: it comes
-    from the root, the join file, or `PRORL_TOKEN`.
+    """What names a rank's stream; see `Client.stream_shares`.
+
+    The token is not part of it: it comes from the root, the join file, or `PRORL_TOKEN`.
     """
 
     url: str | Path
@@ -52,13 +53,7 @@ class RolloutDataset(IterableDataset[Share]):
 
         Raises UserError in the second of several workers.
         """
-        worker = get_worker_info()
-        if worker is not None and worker.num_workers > 1:
-            raise UserError(
-                f"a stream read by {worker.num_workers} DataLoader workers",
-                "at most one: a stream has one order",
-                "num_workers=0 or 1",
-            )
+        _refuse_siblings()
         source = self.source
         with connect(source.url) as client:
             yield from client.stream_shares(
@@ -70,3 +65,14 @@ class RolloutDataset(IterableDataset[Share]):
                 consumer=source.consumer,
                 cursor=source.cursor,
             )
+
+
+def _refuse_siblings() -> None:
+    """Raises UserError in a DataLoader worker that is not the only one."""
+    worker = get_worker_info()
+    if worker is not None and worker.num_workers > 1:
+        raise UserError(
+            f"a stream read by {worker.num_workers} DataLoader workers",
+            "at most one: a stream has one order",
+            "num_workers=0 or 1",
+        )

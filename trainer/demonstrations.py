@@ -1,5 +1,6 @@
-"""Scripted conversations over the generated task sets, deliberately mediocre: what the toy
-checkpoint learns to imitate.
+"""Scripted conversations over the generated task sets, deliberately mediocre.
+
+The toy checkpoint learns to imitate them.
 
 The script knows the answer and makes mistakes at stated rates: it guesses without tools, writes a
 wrong expression, copies a digit wrongly, makes a syntax error and gives up. So the imitator starts
@@ -95,15 +96,7 @@ class Example(NamedTuple):
 
 def demonstrate(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Message]:
     """What the script says about a task, and what the tools answer."""
-    messages: list[Message] = []
-    prices: dict[str, int] = {}
-    for item in task.data.get("items", ()):
-        if rng.random() < mistakes.invent_price:
-            prices[item] = rng.randint(2, 99)
-            continue
-        prices[item] = task.data["prices"][item]
-        call = ToolCall("price", {"item": item})
-        messages += _exchange(call, SHOP.price(task, item))
+    messages, prices = _ask_prices(task, rng, mistakes)
     expression = _right_expression(task, prices)
     if rng.random() < mistakes.guess:
         return [*messages, _say(_guess(evaluate(expression), rng))]
@@ -119,6 +112,22 @@ def demonstrate(task: Task, rng: random.Random, mistakes: Mistakes) -> list[Mess
         *messages,
         _say(_wrong_digit(result, rng) if rng.random() < mistakes.wrong_result else result),
     ]
+
+
+def _ask_prices(
+    task: Task, rng: random.Random, mistakes: Mistakes
+) -> tuple[list[Message], dict[str, int]]:
+    """The calls for each item's price, and the prices as the script believes them to be."""
+    messages: list[Message] = []
+    prices: dict[str, int] = {}
+    for item in task.data.get("items", ()):
+        if rng.random() < mistakes.invent_price:
+            prices[item] = rng.randint(2, 99)
+            continue
+        prices[item] = task.data["prices"][item]
+        call = ToolCall("price", {"item": item})
+        messages += _exchange(call, SHOP.price(task, item))
+    return messages, prices
 
 
 def encode(renderer: ChatMLRenderer, task: Task, said: list[Message]) -> Example:

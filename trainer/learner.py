@@ -27,6 +27,12 @@ from prorl.trainer.pack import load_model, pack, token_logprobs
 from prorl.types import SpanKind
 
 Sums = defaultdict[str, float]
+
+_OF_LOSS = ("clipped", "ratio", "kl", "correction")
+"""Figures of a `Loss` that are summed over tokens."""
+
+_PER_TOKEN = (*_OF_LOSS, "entropy")
+"""Sums that are reported as means over the trained tokens."""
 """Figures added up over a step."""
 
 
@@ -114,14 +120,18 @@ class Learner:
             )
             if account is not None:
                 account.add(part, here.trained_C, loss.token_loss_C, logprobs_C)
+        sums["minibatches"] += 1
+        sums["grad_norm"] += self._descend(step)
+
+    def _descend(self, step: int) -> float:
+        """Move the weights by the gradients at this step's rate; the norm before clipping."""
         for settings in self.optimizer.param_groups:
             settings["lr"] = self._config.learning_rate * min(
                 1.0, (step + 1) / max(self._config.warmup_steps, 1)
             )
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         self.optimizer.step()
-        sums["minibatches"] += 1
-        sums["grad_norm"] += float(norm)
+        return float(norm)
 
     def _accumulate(
         self, part: PackedBatch, tokens: Tokens, num_trained: int, sums: Sums
@@ -143,7 +153,7 @@ class Learner:
             proximal_C=tokens.proximal_C,
         )
         loss.value.backward()  # type: ignore[no-untyped-call]
-        for name in ("clipped", "ratio", "kl", "correction"):
+        for name in _OF_LOSS:
             sums[name] += getattr(loss, name)
         sums["loss"] += float(loss.value.detach())
         sums["entropy"] += float((entropy_C * tokens.trained_C).sum())
@@ -208,10 +218,7 @@ def _figures(batch: PackedBatch, tokens: Tokens, sums: Sums, version: int) -> di
         "loss": sums["loss"] / minibatches,
         "grad_norm": sums["grad_norm"] / minibatches,
         "logprob_diff_max": sums["logprob_diff_max"],
-        **{
-            name: sums[name] / max(num_trained, 1.0)
-            for name in ("clipped", "ratio", "kl", "correction", "entropy")
-        },
+        **{name: sums[name] / max(num_trained, 1.0) for name in _PER_TOKEN},
         "reward": float(batch.rewards[first].mean()),
         "groups": batch.num_groups,
         "rollouts": len(first),

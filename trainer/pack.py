@@ -14,7 +14,7 @@ the second never applied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,15 @@ class Packed:
     """Positions of the sampled tokens."""
     temperature_C: torch.Tensor
 
+    def to(self, device: str | torch.device) -> Packed:
+        """The same on a device; copies from pinned memory are not waited for."""
+        moved = {
+            field.name: getattr(self, field.name).to(device, non_blocking=True)
+            for field in fields(self)
+            if field.name != "max_seqlen"
+        }
+        return replace(self, **moved)
+
 
 class TokenLogprobs(NamedTuple):
     """Logprobs and entropies of the sampled tokens, under the policy at the recorded temperature.
@@ -54,46 +63,36 @@ class TokenLogprobs(NamedTuple):
 
 
 def pack(batch: PackedBatch, device: str | torch.device = "cpu") -> Packed:
-    """Tensors of a batch; token ids stay int32 over Arrow's memory on a CPU.
-
-    Raises UserError for what cannot be trained on.
-    """
+    """Tensors of a batch; ids stay int32 over Arrow's memory on a CPU. Raises UserError."""
     tensors = batch.torch()
     starts = tensors.cu_seqlens[:-1].long()
     lengths = tensors.cu_seqlens.diff().long()
     position_ids_T = torch.arange(batch.num_tokens) - starts.repeat_interleave(lengths)
     rows = torch.arange(batch.num_sequences).repeat_interleave(lengths)
-    sampled_C = torch.from_numpy(batch.sampled_index())
-    temperature_C = torch.from_numpy(batch.per_sampled(batch.span_temperature))
-    if bool((position_ids_T[sampled_C] == 0).any()):
+    packed = Packed(
+        token_ids_T=tensors.token_ids,
+        position_ids_T=position_ids_T,
+        cu_seqlens=tensors.cu_seqlens,
+        max_seqlen=batch.max_seqlen,
+        pad_index_T=rows * batch.max_seqlen + position_ids_T,
+        sampled_C=torch.from_numpy(batch.sampled_index()),
+        temperature_C=torch.from_numpy(batch.per_sampled(batch.span_temperature)),
+    )
+    _refuse_untrainable(packed)
+    return packed.to(device)
+
+
+def _refuse_untrainable(packed: Packed) -> None:
+    """Raises UserError for sampled tokens that have no probability, or no policy ratio."""
+    if bool((packed.position_ids_T[packed.sampled_C] == 0).any()):
         raise UserError(
             "a sequence begins with a sampled token", "at least one token of context before it"
         )
-    if bool((temperature_C <= 0).any()):
+    if bool((packed.temperature_C <= 0).any()):
         raise UserError(
             "tokens sampled at temperature 0",
             "a temperature above 0: greedy tokens have no policy ratio",
         )
-    columns = (
-        tensors.token_ids,
-        position_ids_T,
-        tensors.cu_seqlens,
-        rows * batch.max_seqlen + position_ids_T,
-        sampled_C,
-        temperature_C,
-    )
-    token_ids_T, position_ids_T, cu_seqlens, pad_index_T, sampled_C, temperature_C = (
-        c.to(device, non_blocking=True) for c in columns
-    )
-    return Packed(
-        token_ids_T=token_ids_T,
-        position_ids_T=position_ids_T,
-        cu_seqlens=cu_seqlens,
-        max_seqlen=batch.max_seqlen,
-        pad_index_T=pad_index_T,
-        sampled_C=sampled_C,
-        temperature_C=temperature_C,
-    )
 
 
 def load_model(path: str | Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
@@ -117,12 +116,21 @@ def load_model(path: str | Path, *, device: str = "cpu", dtype: torch.dtype = to
 
 
 def token_logprobs(model: Any, packed: Packed) -> TokenLogprobs:
-    """log pi(token | what came before it) of every sampled token: log_softmax(logits / T) at the
-    recorded temperature T.
+    """log pi(token | what came before it) of every sampled token, at its recorded temperature.
 
-    Logits are computed only where a sampled token is predicted, one position before it: [C, V],
-    never [T, V].
+    Logits are computed only where a sampled token is predicted: [C, V], never [T, V].
     """
+    logits_CV = _sampled_logits(model, packed).float() / packed.temperature_C[:, None]
+    all_CV = functional.log_softmax(logits_CV, dim=-1)
+    targets_C = packed.token_ids_T[packed.sampled_C].long()
+    logprobs_C = all_CV.gather(1, targets_C[:, None])[:, 0]
+    with torch.no_grad():
+        entropy_C = -(all_CV.exp() * all_CV).nan_to_num().sum(-1)
+    return TokenLogprobs(logprobs_C, entropy_C)
+
+
+def _sampled_logits(model: Any, packed: Packed) -> torch.Tensor:
+    """Logits [C, V], each one position before the token that it predicts."""
     output = model(
         input_ids=packed.token_ids_T[None],
         position_ids=packed.position_ids_T[None],
@@ -134,13 +142,8 @@ def token_logprobs(model: Any, packed: Packed) -> TokenLogprobs:
         max_length_k=packed.max_seqlen,
         pad_index=packed.pad_index_T,
     )
-    logits_CV = output.logits[0].float() / packed.temperature_C[:, None]
-    all_CV = functional.log_softmax(logits_CV, dim=-1)
-    targets_C = packed.token_ids_T[packed.sampled_C].long()
-    logprobs_C = all_CV.gather(1, targets_C[:, None])[:, 0]
-    with torch.no_grad():
-        entropy_C = -(all_CV.exp() * all_CV).nan_to_num().sum(-1)
-    return TokenLogprobs(logprobs_C, entropy_C)
+    logits_CV: torch.Tensor = output.logits[0]
+    return logits_CV
 
 
 def packed_attention(

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,22 +76,10 @@ def build_tokenizer(seed: int, directory: Path, num_tasks: int) -> ChatMLRendere
 
 
 def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
-    """An untrained Qwen3 of 0.4 million parameters.
-
-    Embeddings are not tied: vLLM reloads tied ones wrongly on CPU.
-    """
+    """An untrained Qwen3 of 0.4 million parameters."""
     config = Qwen3Config(
+        **_ARCHITECTURE,
         vocab_size=vocab_size,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=False,
-        initializer_range=0.05,
         eos_token_id=end_id,
         pad_token_id=pad_id,
         bos_token_id=None,
@@ -103,12 +91,25 @@ def build_model(vocab_size: int, end_id: int, pad_id: int) -> Qwen3ForCausalLM:
     return model
 
 
+_ARCHITECTURE: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+    "initializer_range": 0.05,
+}
+"""Embeddings are not tied: vLLM reloads tied ones wrongly on CPU."""
+
+
 def train(
     model: Qwen3ForCausalLM, renderer: ChatMLRenderer, seed: int, recipe: SftRecipe, number: int
 ) -> Iterator[float]:
-    """A cycle: one AdamW step per demonstration batch; yields each step's loss (nats per token that
-    the script said).
-    """
+    """A cycle, one AdamW step per demonstration batch; yields each step's loss (nats a token)."""
     cycle = recipe.cycles[number]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=cycle.learning_rate, betas=recipe.betas, weight_decay=0.01
@@ -119,18 +120,23 @@ def train(
         for name, count in recipe.batch
     ]
     for _ in range(cycle.steps):
-        batches = [list(itertools.islice(examples, count)) for examples, count in sources]
-        num_trained = sum(int(example.trained_L.sum()) for batch in batches for example in batch)
-        losses = []
-        for batch in batches:
-            loss = _loss_sum(model, batch) / num_trained
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.item())
+        loss = _backward(model, [list(itertools.islice(*source)) for source in sources])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-        yield sum(losses)
+        yield loss
+
+
+def _backward(model: Qwen3ForCausalLM, batches: list[list[Example]]) -> float:
+    """Gradients of the mean loss over the tokens that the script said; that loss, in nats."""
+    num_trained = sum(int(example.trained_L.sum()) for batch in batches for example in batch)
+    losses = []
+    for batch in batches:
+        loss = _loss_sum(model, batch) / num_trained
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.item())
+    return sum(losses)
 
 
 def _examples(
@@ -184,6 +190,14 @@ def make_checkpoint(
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(seed)
     renderer = build_tokenizer(seed, directory, recipe.tokenizer_tasks)
+    model = _first_weights(renderer, after_first)
+    for number in range(0 if after_first is None else 1, len(recipe.cycles)):
+        _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
+    model.save_pretrained(directory)
+
+
+def _first_weights(renderer: ChatMLRenderer, after_first: Path | None) -> Qwen3ForCausalLM:
+    """An untrained model for the renderer's vocabulary, or what a checkpoint holds."""
     specials = renderer.tokenizer.specials
     model = build_model(
         renderer.vocab_size, specials[toy_tokenizer.END], specials[toy_tokenizer.PAD]
@@ -192,9 +206,7 @@ def make_checkpoint(
         model.load_state_dict(
             Qwen3ForCausalLM.from_pretrained(after_first, dtype=torch.float32).state_dict()
         )
-    for number in range(0 if after_first is None else 1, len(recipe.cycles)):
-        _report(train(model, renderer, seed, recipe, number), number, recipe.cycles[number].steps)
-    model.save_pretrained(directory)
+    return model
 
 
 def _report(losses: Iterator[float], cycle: int, steps: int) -> None:
