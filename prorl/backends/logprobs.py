@@ -34,17 +34,8 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
     where it is sure. Raises ConfigError, or BackendError when the server cannot be asked.
     """
     cold = await _first_tokens(backend, vocab_size, _COLD, seed=0)
-    hot = [
-        pair
-        for seed in range(_ROUNDS)
-        for pair in zip(cold, await _first_tokens(backend, vocab_size, _HOT, seed), strict=True)
-    ]
+    moved = await _less_likely(backend, vocab_size, cold)
     certain = statistics.median(logprob for _, logprob in cold)
-    moved = [
-        cold_logprob - hot_logprob
-        for (one, cold_logprob), (other, hot_logprob) in hot
-        if one == other
-    ]
     if certain < _CERTAIN or (moved and statistics.median(moved) < _MOVED):
         raise ConfigError(
             f"{backend.name}: logprobs do not follow the temperature (at {_COLD:g}:"
@@ -53,6 +44,19 @@ async def check_logprobs(backend: Backend, vocab_size: int) -> None:
             f"about 0 at {_COLD:g}, and less at {_HOT:g}",
             "start vLLM with --logprobs-mode processed_logprobs",
         )
+
+
+async def _less_likely(
+    backend: Backend, vocab_size: int, cold: list[tuple[int, float]]
+) -> list[float]:
+    """How much lower the logprobs of the same tokens are when they are sampled at `_HOT`."""
+    moved: list[float] = []
+    for seed in range(_ROUNDS):
+        hot = await _first_tokens(backend, vocab_size, _HOT, seed)
+        for (one, cold_logprob), (other, hot_logprob) in zip(cold, hot, strict=True):
+            if one == other:
+                moved.append(cold_logprob - hot_logprob)
+    return moved
 
 
 async def first_token(

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -27,6 +27,7 @@ from prorl.types import (
     Json,
     Message,
     PolicyVersion,
+    Task,
 )
 
 if TYPE_CHECKING:
@@ -84,14 +85,8 @@ class Spoken(NamedTuple):
 
 def open_scripted(url: str, context: BackendContext) -> Backend:
     """A scripted backend from its URL. Raises ConfigError."""
-    renderer, env = context.renderer, context.env
     name, script = _parse(url)
-    speakers: dict[str, Callable[[], Speaker]] = {
-        "oracle": lambda: Oracle(renderer, env, lambda request: True),
-        "flaky": lambda: Oracle(renderer, env, lambda request: is_right(request, script.p)),
-        "noop": lambda: Useless(renderer),
-        "random": lambda: Dice(renderer, raw=script.raw >= 1.0),
-    }
+    speakers = _speakers(script, context)
     if name == "faulty":
         if script.base not in speakers:
             raise ConfigError(f"{url}: base={script.base}", f"one of {', '.join(speakers)}")
@@ -107,6 +102,17 @@ def open_scripted(url: str, context: BackendContext) -> Backend:
             f"{url} asks for faults", "scripted:faulty", f"write scripted:faulty?base={name}&..."
         )
     return ScriptedBackend(url, speakers[name](), script)
+
+
+def _speakers(script: Script, context: BackendContext) -> dict[str, Callable[[], Speaker]]:
+    """What can speak, by the name in a URL."""
+    renderer, env = context.renderer, context.env
+    return {
+        "oracle": lambda: Oracle(renderer, env, lambda request: True),
+        "flaky": lambda: Oracle(renderer, env, lambda request: is_right(request, script.p)),
+        "noop": lambda: Useless(renderer),
+        "random": lambda: Dice(renderer, raw=script.raw >= 1.0),
+    }
 
 
 def _parse(url: str) -> tuple[str, Script]:
@@ -138,15 +144,16 @@ class ScriptedBackend:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """What the speaker says, cut at the requested length, late or spoilt as the script asks."""
-        script = self._script
-        if script.delay_s:
-            await asyncio.sleep(script.delay_s)
+        if self._script.delay_s:
+            await asyncio.sleep(self._script.delay_s)
         fault = self._fault(request)
         if fault == "error":
             raise BackendError(FailureCode.BACKEND_UNAVAILABLE, f"{self.name}: a scripted error")
         if fault == "hang":
             await asyncio.Event().wait()
-        spoken = self._speaker(request)
+        return _spoil(self._completion(request, self._speaker(request)), fault)
+
+    def _completion(self, request: GenerateRequest, spoken: Spoken) -> Completion:
         cut = spoken.ids_C[: request.sampling.max_tokens]
         logprobs = (
             _made_up(request, len(cut))
@@ -154,16 +161,15 @@ class ScriptedBackend:
             else spoken.logprobs_C[: len(cut)]
         )
         stopped = len(cut) > 0 and int(cut[-1]) in request.stop_token_ids
-        completion = Completion(
+        return Completion(
             token_ids_C=cut,
             logprobs_C=logprobs,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             version_ends=(len(cut),),
             versions=(max(self.policy_version, request.min_version, request.known_version),),
-            llm_s=script.delay_s,
+            llm_s=self._script.delay_s,
             backend=self.name,
         )
-        return _spoil(completion, fault)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -217,18 +223,22 @@ class Oracle:
             )
         if not self._is_right(request):
             return self._useless(request)
-        env = self._env(task.env)
-        reference = env.reference(task)
-        if not hasattr(reference, "calls"):
-            raise TaskError(
-                f"the reference of env {task.env!r} is a {type(reference).__name__}",
-                "Solution(calls, answer)",
-            )
+        reference = self._reference(task)
         if request.turn < len(reference.calls):
             return self._say(
                 Message(role="assistant", content="", tool_calls=(reference.calls[request.turn],))
             )
         return self._say(Message(role="assistant", content=reference.answer))
+
+    def _reference(self, task: Task) -> Any:
+        """How calls solve the task. Raises TaskError where its env knows no such solution."""
+        reference = self._env(task.env).reference(task)
+        if not hasattr(reference, "calls"):
+            raise TaskError(
+                f"the reference of env {task.env!r} is a {type(reference).__name__}",
+                "Solution(calls, answer)",
+            )
+        return reference
 
     def _say(self, message: Message) -> Spoken:
         return Spoken(self._renderer.completion(message))

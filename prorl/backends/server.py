@@ -125,20 +125,9 @@ class TokenServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
         try:
-            wanted = _request(
-                body,
-                self._model,
-                self._tokenizer.vocab_size,
-                request.headers.get("x-session-id", ""),
-            )
+            wanted = self._wanted(body, request.headers.get("x-session-id", ""))
         except ValueError as cause:
             return _error(400, str(cause))
-        if len(wanted.prompt_ids_L) >= self._max_model_len:
-            return _error(
-                400,
-                f"the prompt has {len(wanted.prompt_ids_L)} tokens; the context is"
-                f" {self._max_model_len}",
-            )
         self._running += 1
         try:
             if body.get("stream"):
@@ -154,6 +143,16 @@ class TokenServer:
         self._generated_tokens += len(completion.token_ids_C)
         self._cached_tokens += completion.cached_tokens
         return response
+
+    def _wanted(self, body: Mapping[str, Json], session: str) -> GenerateRequest:
+        """As `_request`; raises ValueError also for a prompt that fills the context."""
+        wanted = _request(body, self._model, self._tokenizer.vocab_size, session)
+        length = len(wanted.prompt_ids_L)
+        if length >= self._max_model_len:
+            raise ValueError(
+                f"the prompt has {length} tokens; the context is {self._max_model_len}"
+            )
+        return wanted
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -226,12 +225,7 @@ def _request(
         raise ValueError(f"the model {body['model']!r} is not served; {model!r} is")
     if body.get("n", 1) != 1 or body.get("echo"):
         raise ValueError("echo and n > 1 are not served")
-    sampling = SamplingParams(
-        temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
-        top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
-        max_tokens=int(_number(body, "max_tokens", 16, 1, 1 << 24)),
-    )
+    sampling = _sampling(body)
     stops = body.get("stop_token_ids") or []
     return GenerateRequest(
         prompt_ids_L=_ids(body.get("prompt"), "prompt", vocab_size),
@@ -241,6 +235,15 @@ def _request(
         request_id=str(body.get("request_id") or time.monotonic_ns()),
         session=session,
         part_tokens=int(_number(body, "stream_interval", 1, 1, 1 << 16)),
+    )
+
+
+def _sampling(body: Mapping[str, Json]) -> SamplingParams:
+    return SamplingParams(
+        temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
+        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
+        top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
+        max_tokens=int(_number(body, "max_tokens", 16, 1, 1 << 24)),
     )
 
 

@@ -8,8 +8,8 @@ request closes its connection. Bounded: requests in flight, bytes of a reply, ti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -68,25 +68,17 @@ class Connections:
         headers: Mapping[str, str],
         limit_s: float = 0.0,
     ) -> AsyncGenerator[tuple[str, AsyncIterator[bytes]]]:
-        """One request; the reply's content type, and its bytes as they come. Raises BackendError,
-        also while they are read.
+        """One request; the reply's content type, and its bytes as they come.
+
+        Raises BackendError, also while they are read.
         """
         where = self.url + path
         async with self._slots:
-            try:
+            with _as_backend_error(where):
                 async with asyncio.timeout(limit_s or self._limits.request_s):
                     async with await self._send(method, where, body, headers) as response:
                         await _check_status(response, where)
                         yield response.content_type, _bounded(response, where)
-            except (TimeoutError, aiohttp.ServerTimeoutError) as cause:
-                raise _unavailable(where, cause, Trouble.SILENT) from cause
-            except aiohttp.ClientResponseError as cause:
-                raise BackendError(
-                    FailureCode.BACKEND_PROTOCOL, f"{where}: {cause}", Trouble.MALFORMED
-                ) from cause
-            # A name that no resolver takes, such as a label of 64 letters, is a UnicodeError.
-            except (aiohttp.ClientError, OSError, UnicodeError) as cause:
-                raise _unavailable(where, cause, Trouble.REFUSED) from cause
 
     async def close(self) -> None:
         """Close every connection; idempotent.
@@ -169,3 +161,19 @@ def _unavailable(where: str, cause: BaseException, trouble: Trouble) -> BackendE
     return BackendError(
         FailureCode.BACKEND_UNAVAILABLE, f"{where}: {type(cause).__name__}: {cause}", trouble
     )
+
+
+@contextmanager
+def _as_backend_error(where: str) -> Iterator[None]:
+    """What a connection raises, told as the trouble that it is."""
+    try:
+        yield
+    except (TimeoutError, aiohttp.ServerTimeoutError) as cause:
+        raise _unavailable(where, cause, Trouble.SILENT) from cause
+    except aiohttp.ClientResponseError as cause:
+        raise BackendError(
+            FailureCode.BACKEND_PROTOCOL, f"{where}: {cause}", Trouble.MALFORMED
+        ) from cause
+    # A name that no resolver takes, such as a label of 64 letters, is a UnicodeError.
+    except (aiohttp.ClientError, OSError, UnicodeError) as cause:
+        raise _unavailable(where, cause, Trouble.REFUSED) from cause

@@ -53,23 +53,12 @@ class Vocabulary(NamedTuple):
 
 
 async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> None:
-    """The last id is taken, the context is long enough, and text gets the run's ids where the
-    server says which it gets.
+    """Refuse a server of another model: by its last id, its context, and the ids of a text.
 
-    Raises ConfigError; BackendError when the server cannot be asked.
+    Text is compared where the server says which ids it gets. Raises ConfigError; BackendError when
+    the server cannot be asked.
     """
-    last = np.array([wanted.size - 1], dtype=np.int32)
-    hint = "set `run.renderer.model` to the directory of the model that it serves"
-    try:
-        await first_token(backend, last)
-    except BackendError as error:
-        if error.trouble is not Trouble.DECLINED:
-            raise
-        raise ConfigError(
-            f"{backend.name} does not take id {last[0]}: {error.message}",
-            f"the run's vocabulary of {wanted.size}",
-            hint,
-        ) from error
+    await _check_last_id(backend, wanted.size)
     await backend.discover()
     if wanted.max_tokens > backend.max_model_len > 0:
         raise ConfigError(
@@ -79,8 +68,23 @@ async def check_vocabulary(backend: VllmBackend, wanted: Vocabulary) -> None:
         )
     theirs = await backend.tokenize(wanted.text)
     if theirs is not None and wanted.ids and theirs != list(wanted.ids):
+        given = f"{backend.name} encodes {wanted.text!r} as {theirs}"
+        raise ConfigError(given, f"the run's {list(wanted.ids)}", _HINT)
+
+
+_HINT = "set `run.renderer.model` to the directory of the model that it serves"
+
+
+async def _check_last_id(backend: VllmBackend, size: int) -> None:
+    """Raises ConfigError where a vocabulary of that size is larger than the server's."""
+    last = np.array([size - 1], dtype=np.int32)
+    try:
+        await first_token(backend, last)
+    except BackendError as error:
+        if error.trouble is not Trouble.DECLINED:
+            raise
         raise ConfigError(
-            f"{backend.name} encodes {wanted.text!r} as {theirs}",
-            f"the run's {list(wanted.ids)}",
-            hint,
-        )
+            f"{backend.name} does not take id {last[0]}: {error.message}",
+            f"the run's vocabulary of {size}",
+            _HINT,
+        ) from error

@@ -177,29 +177,31 @@ class WeightTarget:
     async def _call(
         self, method: str, path: str, body: Json = None, limit_s: float = CALL_S
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
         data = None if body is None else orjson.dumps(body)
-        headers = self._headers | ({"Content-Type": "application/json"} if data else {})
+        where = self.url + path
         try:
             async with self._session.request(
                 method,
-                self.url + path,
+                where,
                 data=data,
-                headers=headers,
-                timeout=timeout,
+                headers=self._headers | ({"Content-Type": "application/json"} if data else {}),
+                timeout=aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S),
                 allow_redirects=False,  # the key is for this address
             ) as response:
                 reply = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError, UnicodeError) as cause:
             self._dialect = None  # it may come back as another server
-            raise BackendError(
-                FailureCode.BACKEND_UNAVAILABLE,
-                f"{self.url}{path}: {type(cause).__name__}: {cause}",
-                Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
-            ) from cause
+            raise _unreachable(where, cause) from cause
         if response.status != 200:
             text = reply[:300].decode("utf-8", "replace")
-            raise BackendError(
-                FailureCode.BACKEND_PROTOCOL, f"{self.url}{path}: HTTP {response.status}: {text}"
-            )
+            said = f"{where}: HTTP {response.status}: {text}"
+            raise BackendError(FailureCode.BACKEND_PROTOCOL, said)
         return reply
+
+
+def _unreachable(where: str, cause: Exception) -> BackendError:
+    return BackendError(
+        FailureCode.BACKEND_UNAVAILABLE,
+        f"{where}: {type(cause).__name__}: {cause}",
+        Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
+    )

@@ -15,15 +15,33 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
 from prorl.errors import ProrlError
 from prorl.linux.calls import die_with_parent
 
+if TYPE_CHECKING:
+    from prorl.backends.embedded.backend import EmbeddedBackend
+    from prorl.backends.server import TokenServer
+
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until SIGTERM; 0, or 2 with one line on stderr for a mistake of the caller."""
+    options = _options(argv)
+    if options.parent:
+        die_with_parent(signal.SIGKILL, options.parent)
+    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    try:
+        asyncio.run(_serve(options))
+    except ProrlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m prorl.backends.embedded", description="Serve a Qwen3 checkpoint in numpy."
     )
@@ -38,24 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=1, help="BLAS threads")
     parser.add_argument("--parent", type=int, default=0, help="pid to die with")
-    options = parser.parse_args(argv)
-    if options.parent:
-        die_with_parent(signal.SIGKILL, options.parent)
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    try:
-        asyncio.run(_serve(options))
-    except ProrlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return parser.parse_args(argv)
 
 
 async def _serve(options: argparse.Namespace) -> None:
     # numpy is first loaded here, after the number of threads is settled.
     from prorl.backends.embedded.backend import EmbeddedBackend, Settings
-    from prorl.backends.embedded.routes import control_routes
-    from prorl.backends.server import TokenServer
-    from prorl.tokenizer import HFTokenizer
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,7 +72,20 @@ async def _serve(options: argparse.Namespace) -> None:
         settings=Settings(rows=options.max_num_seqs, length=options.max_model_len),
     )
     name = options.served_model_name or options.model.resolve().name
-    server = TokenServer(
+    async with _server(options, backend, name) as server:
+        ready = {"url": server.url, "model": name, "version": options.version, "pid": os.getpid()}
+        print(f"ready {orjson.dumps(ready).decode()}", flush=True)
+        await stop.wait()
+        await backend.close()
+
+
+def _server(options: argparse.Namespace, backend: EmbeddedBackend, name: str) -> TokenServer:
+    """The HTTP face of a backend, with the routes that change its weights."""
+    from prorl.backends.embedded.routes import control_routes
+    from prorl.backends.server import TokenServer
+    from prorl.tokenizer import HFTokenizer
+
+    return TokenServer(
         backend,
         HFTokenizer(options.model),
         model=name,
@@ -77,11 +96,6 @@ async def _serve(options: argparse.Namespace) -> None:
         label=backend.label,
         api_key=os.environ.get("VLLM_API_KEY", ""),
     )
-    async with server:
-        ready = {"url": server.url, "model": name, "version": options.version, "pid": os.getpid()}
-        print(f"ready {orjson.dumps(ready).decode()}", flush=True)
-        await stop.wait()
-        await backend.close()
 
 
 if __name__ == "__main__":

@@ -115,32 +115,33 @@ class Engine:
 
     def add(self, request: GenerateRequest) -> ActiveRequest:
         """Queue a request. Raises BackendError for one that cannot be served."""
-        prompt, limit = request.prompt_ids_L, self.length - len(request.prompt_ids_L)
-        if len(self._waiting) >= self._max_waiting:
-            raise BackendError(
-                FailureCode.BACKEND_UNAVAILABLE, f"{self._max_waiting} requests are waiting"
-            )
-        if limit < 1:
-            raise BackendError(
-                FailureCode.MAX_TOKENS, f"{len(prompt)} tokens fill a context of {self.length}"
-            )
-        if not len(prompt) or request.sampling.max_tokens < 1:
-            raise BackendError(
-                FailureCode.BACKEND_PROTOCOL,
-                f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample",
-            )
-        if int(prompt.min()) < 0 or int(prompt.max()) >= self.shape.vocab_size:
-            raise BackendError(
-                FailureCode.BACKEND_PROTOCOL,
-                f"a prompt id outside a vocabulary of {self.shape.vocab_size}",
-            )
-        count = min(limit, request.sampling.max_tokens)
+        self._check(request)
+        prompt = request.prompt_ids_L
+        count = min(self.length - len(prompt), request.sampling.max_tokens)
         ids = np.concatenate([prompt, np.full(count, -1, dtype=np.int32)])
         row = ActiveRequest(
             request, ids, len(prompt), uniforms(request.seed, len(prompt), count), len(prompt)
         )
         self._waiting.append(row)
         return row
+
+    def _check(self, request: GenerateRequest) -> None:
+        """Raises BackendError for a request that finds no room or makes no sense."""
+        prompt, code = request.prompt_ids_L, FailureCode.BACKEND_PROTOCOL
+        if len(self._waiting) >= self._max_waiting:
+            raise BackendError(
+                FailureCode.BACKEND_UNAVAILABLE, f"{self._max_waiting} requests are waiting"
+            )
+        if len(prompt) >= self.length:
+            raise BackendError(
+                FailureCode.MAX_TOKENS, f"{len(prompt)} tokens fill a context of {self.length}"
+            )
+        if not len(prompt) or request.sampling.max_tokens < 1:
+            raise BackendError(
+                code, f"{len(prompt)} prompt tokens, {request.sampling.max_tokens} to sample"
+            )
+        if int(prompt.min()) < 0 or int(prompt.max()) >= self.shape.vocab_size:
+            raise BackendError(code, f"a prompt id outside a vocabulary of {self.shape.vocab_size}")
 
     def step(self) -> list[ActiveRequest]:
         """Advance every request by one chunk or one token; returns those that finished."""
@@ -222,9 +223,7 @@ class Engine:
             pending.append(prompt)
 
     def _reuse(self, row: ActiveRequest) -> int:
-        """Fill the next free row of the cache from a running row or from the store; at least one
-        token is left to compute.
-        """
+        """Fill the next free row from a running row or the store; leave one token to compute."""
         target = len(self._running)
         prompt = row.ids[: row.length]
         limit = row.length - 1

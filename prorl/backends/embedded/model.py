@@ -153,9 +153,7 @@ class Model:
     def _attend_chunks(
         self, query: Float32, keys: Float32, values: Float32, plan: _Plan, out: Float32
     ) -> None:
-        """Rows whose chunks have more than one token: queries of a row are laid out [K, C*G, E] so
-        that one product serves the row.
-        """
+        """Rows whose chunks are longer: one product serves all queries of a row, [K, C*G, E]."""
         rows, length = plan.multi_place_RC.shape
         _, kv_heads, group, head_dim = query.shape
         padded = (

@@ -25,29 +25,50 @@ if TYPE_CHECKING:
 
 def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
     """The routes by which weights are changed, for `TokenServer`."""
+    routes = _Routes(backend)
+    return [
+        web.post("/pause", routes.pause),
+        web.post("/resume", routes.resume),
+        web.get("/is_paused", routes.is_paused),
+        web.get("/weight_info", routes.weight_info),
+        web.post("/update_weights", routes.update_weights),
+    ]
 
-    async def pause(request: web.Request) -> web.Response:
+
+class _Routes:
+    """What each route does; a mistake of the caller is answered with 400."""
+
+    def __init__(self, backend: EmbeddedBackend) -> None:
+        self._backend = backend
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Stop sampling in one of the modes; `wait`: when what runs has ended."""
         asked = request.query.get("mode", "abort")
         if asked == "wait":
-            await backend.drain()
+            await self._backend.drain()
             return web.json_response({"status": "paused"})
         for mode in get_args(PauseMode):
             if mode == asked:
-                backend.pause(mode)
+                self._backend.pause(mode)
                 return web.json_response({"status": "paused"})
         return _refuse(f"mode {asked!r}; {', '.join(get_args(PauseMode))} or wait is expected")
 
-    async def resume(request: web.Request) -> web.Response:
-        backend.resume()
+    async def resume(self, request: web.Request) -> web.Response:
+        """Sample again."""
+        self._backend.resume()
         return web.json_response({"status": "resumed"})
 
-    async def is_paused(request: web.Request) -> web.Response:
-        return web.json_response({"is_paused": backend.paused})
+    async def is_paused(self, request: web.Request) -> web.Response:
+        """Whether it samples nothing."""
+        return web.json_response({"is_paused": self._backend.paused})
 
-    async def weight_info(request: web.Request) -> web.Response:
+    async def weight_info(self, request: web.Request) -> web.Response:
+        """How the weights in use are called."""
+        backend = self._backend
         return web.json_response({"weight_version": backend.label(backend.version)})
 
-    async def update_weights(request: web.Request) -> web.Response:
+    async def update_weights(self, request: web.Request) -> web.Response:
+        """Load the weights of a directory and sample with them from the next token on."""
         try:
             body: Json = orjson.loads(await request.read())
             path, version, label = body["path"], body["version"], body.get("label", "")
@@ -58,18 +79,10 @@ def control_routes(backend: EmbeddedBackend) -> list[web.RouteDef]:
                 f"path {path!r}, version {version!r}; a directory and an integer >= 0 are expected"
             )
         try:
-            backend.update_weights(path, version, label)
+            self._backend.update_weights(path, version, label)
         except ConfigError as error:
             return _refuse(str(error))
-        return web.json_response({"weight_version": backend.label(version)})
-
-    return [
-        web.post("/pause", pause),
-        web.post("/resume", resume),
-        web.get("/is_paused", is_paused),
-        web.get("/weight_info", weight_info),
-        web.post("/update_weights", update_weights),
-    ]
+        return web.json_response({"weight_version": self._backend.label(version)})
 
 
 def _is_version(version: Json) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from prorl.errors import ConfigError
+from prorl.types import Json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,30 +75,8 @@ class Weights:
 
 def read_shape(directory: Path) -> Shape:
     """Raises ConfigError for anything but a plain Qwen3 decoder."""
-    path = directory / "config.json"
-    try:
-        config = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as cause:
-        raise ConfigError(
-            f"cannot read {path}: {cause}", "a Hugging Face checkpoint directory"
-        ) from cause
-    if config.get("model_type") != "qwen3":
-        raise ConfigError(
-            f"{path}: model_type {config.get('model_type')!r}",
-            "`qwen3`",
-            "serve other models with vLLM and name its URL as backend",
-        )
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if (
-        rope.get("rope_type", "default") != "default"
-        or config.get("use_sliding_window")
-        or config.get("attention_bias")
-    ):
-        raise ConfigError(
-            f"{path}: scaled rotary embedding, sliding window or attention bias",
-            "a plain Qwen3",
-            "serve it with vLLM",
-        )
+    config = _read_config(directory / "config.json")
+    rope = _rope(config)
     return Shape(
         vocab_size=config["vocab_size"],
         hidden=config["hidden_size"],
@@ -111,6 +90,32 @@ def read_shape(directory: Path) -> Shape:
         norm_epsilon=float(config["rms_norm_eps"]),
         tied=bool(config.get("tie_word_embeddings", False)),
     )
+
+
+def _rope(config: Json) -> Json:
+    """The settings of the rotary embedding, whichever key holds them."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _read_config(path: Path) -> Json:
+    """The settings of a plain Qwen3. Raises ConfigError for anything else."""
+    try:
+        config = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as cause:
+        raise ConfigError(
+            f"cannot read {path}: {cause}", "a Hugging Face checkpoint directory"
+        ) from cause
+    if config.get("model_type") != "qwen3":
+        raise ConfigError(
+            f"{path}: model_type {config.get('model_type')!r}",
+            "`qwen3`",
+            "serve other models with vLLM and name its URL as backend",
+        )
+    is_scaled = _rope(config).get("rope_type", "default") != "default"
+    if is_scaled or config.get("use_sliding_window") or config.get("attention_bias"):
+        given = f"{path}: scaled rotary embedding, sliding window or attention bias"
+        raise ConfigError(given, "a plain Qwen3", "serve it with vLLM")
+    return config
 
 
 def load(directory: Path) -> Weights:
@@ -128,12 +133,8 @@ def load(directory: Path) -> Weights:
 
 
 def _layer(tensors: _Tensors, shape: Shape, prefix: str) -> Layer:
-    d, f, q, k = (
-        shape.hidden,
-        shape.inner,
-        shape.heads * shape.head_dim,
-        shape.kv_heads * shape.head_dim,
-    )
+    d, f = shape.hidden, shape.inner
+    q, k = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
 
     def take(name: str, *size: int) -> Float32:
         return tensors.take(f"{prefix}{name}.weight", size)
@@ -159,18 +160,24 @@ def _input_major(matrix: Float32) -> Float32:
     return np.ascontiguousarray(matrix.T, dtype=np.float32)
 
 
+def _library() -> Any:
+    """The package safetensors. Raises ConfigError where it is not installed."""
+    try:
+        import safetensors
+    except ImportError as cause:
+        raise ConfigError(
+            "the embedded backend reads safetensors files",
+            "safetensors",
+            "pip install 'prorl[torch]'",
+        ) from cause
+    return safetensors
+
+
 class _Tensors:
     """Every tensor of a directory's `*.safetensors`."""
 
     def __init__(self, directory: Path) -> None:
-        try:
-            import safetensors
-        except ImportError as cause:
-            raise ConfigError(
-                "the embedded backend reads safetensors files",
-                "safetensors",
-                "pip install 'prorl[torch]'",
-            ) from cause
+        safetensors = _library()
         files = sorted(directory.glob("*.safetensors"))
         if not files:
             raise ConfigError(
@@ -180,7 +187,7 @@ class _Tensors:
         self._raw: dict[str, Mapping[str, Any]] = {}
         for file in files:
             try:
-                self._raw.update(safetensors.deserialize(file.read_bytes()))  # type: ignore[no-untyped-call]
+                self._raw.update(safetensors.deserialize(file.read_bytes()))
             except (OSError, safetensors.SafetensorError) as cause:
                 raise ConfigError(
                     f"cannot read {file}: {cause}", "a whole safetensors file"
