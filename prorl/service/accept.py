@@ -90,13 +90,8 @@ class Acceptance:
         Raises ConflictError when it is there with another config.
         """
         name = run_digest(config)
-        known = self._state.runs.get(config.run_id)
-        if known is not None:
-            if known.digest != name:
-                hint = "choose another run_id, or send the config that it has"
-                raise ConflictError(
-                    f"run {config.run_id!r} exists with another config", "the same config", hint
-                )
+        if (known := self._state.runs.get(config.run_id)) is not None:
+            _check_same(known, name)
             self._journal.urgent = True
             return False
         now = self._wall()
@@ -117,35 +112,19 @@ class Acceptance:
         seen: dict[str, str],
         first: int = 0,
     ) -> list[Candidate]:
-        """Check groups before one is accepted.
+        """Check groups before one is accepted. Raises TaskError that names the row, ConflictError.
 
-        Raises TaskError that names the row, ConflictError for a key.
-
-        `seen` carries the keys of earlier parts of the same batch, `first` is the place of
-        `bodies[0]` in it.
+        `seen` has the keys of earlier parts of the same batch, `first` is the place of `bodies[0]`
+        in it.
         """
         candidates: list[Candidate] = []
         there = self._there(run, [body.key for body in bodies])
         default = orjson.dumps(asdict(run.config.sampling.params())).decode()
         for index, body in enumerate(bodies, first):
             where = f"groups[{index}] (task {body.task.task_id!r})"
-            task = Task(**dict(body.task))
-            try:
-                check(task)
-                candidate = _candidate(body, task, default)
-            except TaskError as error:
-                raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
+            candidate = _checked(body, check, default, where)
             if candidate.key:
-                known = there.get(candidate.key)
-                if (
-                    known.digest if known else seen.setdefault(candidate.key, candidate.digest)
-                ) != candidate.digest:
-                    given = (
-                        f"{where}: key {candidate.key!r} was used for another task, n or sampling"
-                    )
-                    raise ConflictError(
-                        given, "the same content for the same key", "use another key"
-                    )
+                _check_key(candidate, there.get(candidate.key), seen, where)
             candidates.append(candidate)
         return candidates
 
@@ -172,21 +151,11 @@ class Acceptance:
         there = self._there(run, [candidate.key for candidate in candidates])
         for candidate in candidates:
             known = there.get(candidate.key) or run.keys.get(candidate.key)
-            if known is not None and known.digest != candidate.digest:
-                raise ConflictError(
-                    f"key {candidate.key!r} was used for another task, n or sampling",
-                    hint="use another key",
-                )
-            if known is None and (run.last or run.state != "open"):
-                why = (
-                    f"is {run.state}"
-                    if run.state != "open"
-                    else "was told that no more groups will come"
-                )
-                raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
-            accepted.append(
-                (known, False) if known is not None else (self._add(run, candidate), True)
-            )
+            if known is not None:
+                _check_content(known, candidate)
+            else:
+                _check_open(run)
+            accepted.append((known or self._add(run, candidate), known is None))
         self._journal.urgent = True
         for row in messages.task_rows(run, (group for group, new in accepted if new)):
             self._journal.send_store(row)
@@ -212,39 +181,9 @@ class Acceptance:
             )
 
     def _add(self, run: RunRecord, candidate: Candidate) -> GroupRecord:
-        task, limits = candidate.task, run.config.limits
-        group_id = run.next_group
-        key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
-        group = GroupRecord(
-            run=run,
-            group_id=group_id,
-            key=key,
-            digest=candidate.digest,
-            n=candidate.n,
-            first_rollout=run.next_rollout,
-            task_id=task.task_id,
-            data_source=task.data_source,
-            env=task.env,
-            task=candidate.text,
-            sampling=candidate.sampling,
-            extra=candidate.extra,
-            accepted_at=self._wall(),
-            pending=candidate.n,
-        )
-        life = RolloutLife(
-            max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses
-        )
         now = self._clock()
-        group.rollouts = [
-            RolloutRecord(
-                group=group,
-                rollout_id=group.first_rollout + index,
-                sample_index=index,
-                life=life,
-                since=now,
-            )
-            for index in range(group.n)
-        ]
+        group = _group(run, candidate, self._wall())
+        group.rollouts = _rollouts(group, now)
         self._insert(group)
         run.add(group)
         run.pool.append(group.group_id, now)
@@ -280,6 +219,90 @@ class Acceptance:
         for rollout in group.rollouts:
             identity = (run_id, rollout.rollout_id, group.group_id, rollout.sample_index)
             self._journal.insert(sql.INSERT_ROLLOUT, identity + rollout_row(rollout))
+
+
+def _check_same(known: RunRecord, name: str) -> None:
+    """Raises ConflictError for a run of this name whose config has another digest."""
+    if known.digest != name:
+        hint = "choose another run_id, or send the config that it has"
+        raise ConflictError(
+            f"run {known.run_id!r} exists with another config", "the same config", hint
+        )
+
+
+def _check_content(known: GroupRecord, candidate: Candidate) -> None:
+    """Raises ConflictError where a key stands for another group."""
+    if known.digest != candidate.digest:
+        raise ConflictError(
+            f"key {candidate.key!r} was used for another task, n or sampling",
+            hint="use another key",
+        )
+
+
+def _check_open(run: RunRecord) -> None:
+    """Raises ConflictError where no more groups come: the run has ended, or was told so."""
+    if run.last or run.state != "open":
+        told = "was told that no more groups will come"
+        why = told if run.state == "open" else f"is {run.state}"
+        raise ConflictError(f"run {run.run_id!r} {why}", "an open run", "make another run")
+
+
+def _check_key(
+    candidate: Candidate, known: GroupRecord | None, seen: dict[str, str], where: str
+) -> None:
+    """Raises ConflictError for a key that stands for something else, here or in the same batch."""
+    before = known.digest if known else seen.setdefault(candidate.key, candidate.digest)
+    if before != candidate.digest:
+        given = f"{where}: key {candidate.key!r} was used for another task, n or sampling"
+        raise ConflictError(given, "the same content for the same key", "use another key")
+
+
+def _group(run: RunRecord, candidate: Candidate, wall: float) -> GroupRecord:
+    """The run's next group, without its rollouts."""
+    task, group_id = candidate.task, run.next_group
+    key = candidate.key or digest(b"group", run.run_id.encode(), str(group_id).encode())
+    return GroupRecord(
+        run=run,
+        group_id=group_id,
+        key=key,
+        digest=candidate.digest,
+        n=candidate.n,
+        first_rollout=run.next_rollout,
+        task_id=task.task_id,
+        data_source=task.data_source,
+        env=task.env,
+        task=candidate.text,
+        sampling=candidate.sampling,
+        extra=candidate.extra,
+        accepted_at=wall,
+        pending=candidate.n,
+    )
+
+
+def _rollouts(group: GroupRecord, now: float) -> list[RolloutRecord]:
+    """The members of a group, queued."""
+    limits = group.run.config.limits
+    life = RolloutLife(max_attempts=limits.max_attempts, max_worker_losses=limits.max_worker_losses)
+    return [
+        RolloutRecord(
+            group=group,
+            rollout_id=group.first_rollout + index,
+            sample_index=index,
+            life=life,
+            since=now,
+        )
+        for index in range(group.n)
+    ]
+
+
+def _checked(body: GroupBody, check: CheckTask, default: str, where: str) -> Candidate:
+    """A group whose task its env can read. Raises TaskError that names the row."""
+    task = Task(**dict(body.task))
+    try:
+        check(task)
+        return _candidate(body, task, default)
+    except TaskError as error:
+        raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
 
 
 def _candidate(body: GroupBody, task: Task, default: str) -> Candidate:

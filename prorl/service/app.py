@@ -114,15 +114,7 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
     if config.filter not in FILTERS:
         await asyncio.to_thread(lambda: storage.check_filter(config.filter))
     if config.run_id not in gateway.core.state.runs:
-        if not gateway.config.load_code:
-            plugins.refuse_places(config.agent, ConfigError, "agent")
-            plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
-        get_agent(config.agent)
-        created_at = gateway.wall()
-        renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
-        await _check_backends(gateway, config, renderer)
-        # A put to an object store may take seconds; everybody would wait.
-        await asyncio.to_thread(write_manifest, gateway.config, config, created_at, renderer)
+        await _prepare(gateway, config)
     else:
         await asyncio.to_thread(check_there, gateway.config, config.run_id)
     created = gateway.core.create_run(config)
@@ -133,6 +125,22 @@ async def _create(gateway: Gateway, config: RunConfig) -> Response:
     return reply(
         views.run_view(gateway.core, gateway.core.run(config.run_id)), 201 if created else 200
     )
+
+
+async def _prepare(gateway: Gateway, config: RunConfig) -> None:
+    """Check what a run that is not there yet names, then give it a directory and a manifest.
+
+    Raises ConfigError, ConflictError.
+    """
+    if not gateway.config.load_code:
+        plugins.refuse_places(config.agent, ConfigError, "agent")
+        plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
+    get_agent(config.agent)
+    created_at = gateway.wall()
+    renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
+    await _check_backends(gateway, config, renderer)
+    # A put to an object store may take seconds; everybody would wait.
+    await asyncio.to_thread(write_manifest, gateway.config, config, created_at, renderer)
 
 
 async def _check_backends(

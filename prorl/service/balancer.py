@@ -147,10 +147,10 @@ class Balancer:
         avoid: Collection[str] = (),
         suits: Suits | None = None,
     ) -> str | None:
-        """The rollout's backend: the one it has, else the least loaded of the pool (or of `among`,
-        which need not be in the pool), one of `avoid` only when there is no other.
+        """The rollout's backend: what it has, else the least loaded of the pool or of `among`.
 
-        None when no backend may be given anything.
+        Names of `among` need not be in the pool; one of `avoid` is the last resort. None: nothing
+        is able.
         """
         if rollout in self._owner:
             return self._owner[rollout]

@@ -102,16 +102,18 @@ class Commits:
             self._stored(record, part)
         run.events_stored = max(run.events_stored, asked.group_events_upto)
         self._tasks_stored(run, asked.tasks_upto)
+        return Committed(commit_seq=self._insert(run, asked))
+
+    def _insert(self, run: RunRecord, asked: CommitPart) -> int:
+        """Give a part the run's next number."""
         run.stored_bytes += sum(file.bytes for file in asked.files)
-        commit_seq = run.parts[part] = run.next_commit
+        commit_seq = run.parts[asked.part] = run.next_commit
         run.next_commit += 1
-        self._journal.insert(
-            sql.INSERT_PART,
-            (run.run_id, commit_seq, part, msgspec.json.encode(asked.files).decode(), 0),
-        )
+        files = msgspec.json.encode(asked.files).decode()
+        self._journal.insert(sql.INSERT_PART, (run.run_id, commit_seq, asked.part, files, 0))
         self._journal.mark_run(run)
         self._journal.urgent = True
-        return Committed(commit_seq=commit_seq)
+        return commit_seq
 
     def _commit_seq(self, run: RunRecord, part: str) -> int | None:
         if part in run.parts:

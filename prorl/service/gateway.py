@@ -71,6 +71,9 @@ _REQUESTS = frozenset(
         Kind.FAILOVER,
     }
 )
+_SUPERSEDED = Welcome(worker="", endpoints={}, superseded=True)
+"""What an earlier life of a worker hears."""
+
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -291,8 +294,7 @@ class Gateway:
             worker = self.core.workers.hello(self._sessions, row)
         except FencedError as error:
             log.warning("%s", error)
-            refusal = Welcome(worker="", endpoints={}, superseded=True)
-            channel.send(to_batch([ControlRow.of(refusal, re=row.seq)]))
+            channel.send(to_batch([ControlRow.of(_SUPERSEDED, re=row.seq)]))
             return None
         for earlier in [w for w in self._channels if w.name == worker.name]:
             self._cut(earlier)

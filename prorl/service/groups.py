@@ -146,23 +146,14 @@ class Groups:
     def give_version(self, run: RunRecord, version: int, path: str) -> int:
         """An id for the weights in `path`: `version`, or the next one for 0.
 
-        The same id and path again change nothing.
-
-        Raises ConflictError for an id that was used for something else, or that is not the next.
+        The same id and path again change nothing. Raises ConflictError for an id that was used for
+        something else, or that is not the next.
         """
         self._journal.urgent = True
         version = version or run.given_version + 1
         if version <= run.given_version:
-            found = self._log.read(
-                "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
-            )
-            if found and found[0][0] == path:
-                return version
-            raise ConflictError(
-                f"version {version} of run {run.run_id!r} is used",
-                f"{run.given_version + 1}",
-                "an id is never used again",
-            )
+            self._check_given(run, version, path)
+            return version
         if version != run.given_version + 1:
             raise ConflictError(
                 f"version {version} of run {run.run_id!r}",
@@ -172,6 +163,18 @@ class Groups:
         self._journal.mark_run(run)
         self._journal.insert(sql.INSERT_VERSION, (run.run_id, version, path, self._wall()))
         return version
+
+    def _check_given(self, run: RunRecord, version: int, path: str) -> None:
+        """Raises ConflictError unless the id was given to the weights in `path`."""
+        found = self._log.read(
+            "SELECT note FROM versions WHERE run_id = ? AND version = ?", (run.run_id, version)
+        )
+        if not found or found[0][0] != path:
+            raise ConflictError(
+                f"version {version} of run {run.run_id!r} is used",
+                f"{run.given_version + 1}",
+                "an id is never used again",
+            )
 
     def publish(self, run: RunRecord, version: int) -> bool:
         """The weights of a given version serve; False when this or a newer one did before."""

@@ -84,26 +84,23 @@ class GuardMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex[:12]
-        scope["prorl.request_id"] = request_id
+        scope["prorl.request_id"] = request_id = uuid.uuid4().hex[:12]
         headers = dict(scope["headers"])
         try:
             self._check(scope, headers.get(b"authorization", b""))
-        except (UnauthorizedError, ForbiddenError) as error:
-            status, code = status_of(error)
-            await _answer(send, status, code, str(error), request_id)
-            return
-        limit = MAX_GROUPS_BYTES if scope["path"].endswith("/groups") else MAX_BODY_BYTES
-        body = _Body(receive, send, limit)
-        try:
+            limit = MAX_GROUPS_BYTES if scope["path"].endswith("/groups") else MAX_BODY_BYTES
             _check_length(headers.get(b"content-length", b"0"), limit)
-            with suppress(ClientDisconnect):
-                await self._app(scope, body.receive, body.send)
-            if body.over:
-                raise _too_large("a body without end", limit)
+            await self._pass_on(scope, _Body(receive, send, limit), limit)
         except ProrlError as error:
             status, code = status_of(error)
             await _answer(send, status, code, str(error), request_id)
+
+    async def _pass_on(self, scope: Scope, body: _Body, limit: int) -> None:
+        """Let the app answer. Raises ProrlError for a body that went on past `limit` bytes."""
+        with suppress(ClientDisconnect):
+            await self._app(scope, body.receive, body.send)
+        if body.over:
+            raise _too_large("a body without end", limit)
 
     def _check(self, scope: Scope, header: bytes) -> None:
         """Both the certificate, where there is one, and the token must allow it."""

@@ -7,7 +7,7 @@ and the effects that wait for it. A rollout that changed five times costs one UP
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,27 +122,22 @@ class Journal:
         batch.writes.extend(
             sorted(self._inserts.items(), key=lambda item: not item[0].startswith("INSERT INTO"))
         )
-        if self._rollouts:
-            batch.writes.append(
-                (
-                    sql.UPDATE_ROLLOUT,
-                    [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in self._rollouts],
-                )
-            )
-        if self._groups:
-            batch.writes.append(
-                (
-                    sql.UPDATE_GROUP,
-                    [(*group_row(g), g.run.run_id, g.group_id) for g in self._groups],
-                )
-            )
         self._runs |= dict.fromkeys(rollout.run for rollout in self._rollouts)
         self._runs |= dict.fromkeys(group.run for group in self._groups)
-        if self._runs:
-            batch.writes.append((sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in self._runs]))
+        batch.writes.extend((statement, rows) for statement, rows in self._updates() if rows)
         self._inserts, self._rollouts, self._groups, self._runs = defaultdict(list), {}, {}, {}
         self.urgent = False
         return batch
+
+    def _updates(self) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+        """The present columns of every row that has changed."""
+        rollouts, groups, runs = self._rollouts, self._groups, self._runs
+        yield (
+            sql.UPDATE_ROLLOUT,
+            [(*rollout_row(r), r.group.run.run_id, r.rollout_id) for r in rollouts],
+        )
+        yield sql.UPDATE_GROUP, [(*group_row(g), g.run.run_id, g.group_id) for g in groups]
+        yield sql.UPDATE_RUN, [(*run_row(r), r.run_id) for r in runs]
 
 
 def rollout_row(record: RolloutRecord) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,24 +50,25 @@ def upgrade_log(path: Path, step: Callable[[str], None] = lambda name: None) -> 
     """
     lock = lock_log(path.with_suffix(".lock"))
     try:
-        connection = connect(path)
-        try:
+        with closing(connect(path)) as connection:
             found = log_version(connection, path)
-            if found > LOG_VERSION:
-                raise SchemaError(
-                    f"control log {path} has version {found}",
-                    f"version {LOG_VERSION}",
-                    "upgrade prorl to read it",
-                )
+            _check_not_newer(path, found)
             if found < LOG_VERSION:
                 _migrate(connection, found, step)
             return found
-        finally:
-            connection.close()
     except sqlite3.Error as error:
         raise StorageError(f"control log {path}: {error}") from error
     finally:
         os.close(lock)
+
+
+def _check_not_newer(path: Path, found: int) -> None:
+    if found > LOG_VERSION:
+        raise SchemaError(
+            f"control log {path} has version {found}",
+            f"version {LOG_VERSION}",
+            "upgrade prorl to read it",
+        )
 
 
 def _migrate(connection: sqlite3.Connection, found: int, step: Callable[[str], None]) -> None:

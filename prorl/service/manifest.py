@@ -36,42 +36,53 @@ def code_version() -> str:
 def write_manifest(
     service: ServiceConfig, run: RunConfig, created_at: float, renderer: Json = None
 ) -> RunDir:
-    """Make the directory and the manifest of a run that the log does not know; one that is there
-    with the same config and nothing stored (we died before the log had the run) stays.
+    """Make the directory and the manifest of a run that the log does not know.
 
-    Raises ConflictError when the directory belongs to another run or holds trajectories,
+    One that is there with the same config and nothing stored (we died before the log had the run)
+    stays. Raises ConflictError when the directory belongs to another run or holds trajectories,
     SchemaError when it is of another version, StorageError.
     """
     directory = RunDir(service.run_directory(run.run_id))
     config = run.model_dump(mode="json")
+    try:
+        if not _is_there(directory, config):
+            _make(directory, _content(service, run, config, created_at, renderer))
+            failpoint("manifest.written")
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"{directory.where}: {error.strerror or error}") from error
+    return directory
+
+
+def _is_there(directory: RunDir, config: Json) -> bool:
+    """Whether the manifest of this config stands there already.
+
+    Raises ConflictError for a file, for another run, and where trajectories are stored.
+    """
+    _refuse_file(directory)
+    found = _read(directory)
+    if found is None:
+        return False
+    wanted, hint = "a directory that does not exist", "choose another run_id"
+    if found.get("config") != config:
+        raise ConflictError(f"{directory.where} holds another run", wanted, hint)
+    if directory.written():
+        raise ConflictError(
+            f"{directory.where} holds trajectories of a run that this root's log does not know",
+            wanted,
+            f"`prorl adopt {directory.where}` makes it known, or {hint}",
+        )
+    return True
+
+
+def _refuse_file(directory: RunDir) -> None:
     if directory.local and Path(directory.root).is_file():
         raise ConflictError(
             f"{directory.where} is a file of the service",
             "a name that is free",
             "choose another run_id",
         )
-    try:
-        found = _read(directory)
-        if found is None:
-            _make(directory, _content(service, run, config, created_at, renderer))
-            failpoint("manifest.written")
-        elif found.get("config") != config:
-            raise ConflictError(
-                f"{directory.where} holds another run",
-                "a directory that does not exist",
-                "choose another run_id",
-            )
-        elif directory.written():
-            raise ConflictError(
-                f"{directory.where} holds trajectories of a run that this root's log does not know",
-                "a directory that does not exist",
-                f"`prorl adopt {directory.where}` makes it known, or choose another run_id",
-            )
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(f"{directory.where}: {error.strerror or error}") from error
-    return directory
 
 
 def check_there(service: ServiceConfig, run_id: str) -> None:

@@ -151,9 +151,9 @@ class Publisher:
     async def _turn_with_servers(
         self, run: RunRecord, weights: ServedWeights
     ) -> AsyncIterator[list[str]]:
-        """The turn to publish, once one of the servers that should take the weights is not out, or
-        none should. Whoever waits for its servers, as its rollouts do, keeps no turn from others.
+        """The turn to publish, once one of the servers that should take the weights is not out.
 
+        Or none should. Who waits for its servers, as its rollouts do, keeps no turn from others.
         Raises ConflictError when the run ends while its servers are out.
         """
         while True:
@@ -218,7 +218,6 @@ class Publisher:
 
     async def _give(self, name: str) -> str:
         """Have one backend serve what it should; empty, or why it does not. It is fenced then."""
-        balancer, watched = self._core.state.balancer, self._core.watched
         async with self._locks.setdefault(name, asyncio.Lock()):
             weights = self._wanted.get(name)
             if weights is None:
@@ -228,20 +227,22 @@ class Publisher:
                 with boundary(BackendError, FailureCode.BACKEND_UNAVAILABLE, name):
                     await self._unless_out(name, self._load(name, weights))
             except RolloutError as error:
-                log.warning(
-                    "backend %s has not version %d and is fenced: %s", name, weights.version, error
-                )
-                if name in self._wanted:
-                    balancer.fence(name)
-                trouble = error.trouble if isinstance(error, BackendError) else None
-                if trouble in (Trouble.REFUSED, Trouble.SILENT):
-                    watched.reported(name, trouble, 1, 1, str(error))
+                self._fence(name, weights, error)
                 return str(error)
             self._core.state.serves[name] = (weights.run_id, weights.version)
             if self._wanted.get(name) == weights:
-                balancer.unfence(name)
-                watched.on_change()
+                self._core.state.balancer.unfence(name)
+                self._core.watched.on_change()
             return ""
+
+    def _fence(self, name: str, weights: ServedWeights, error: RolloutError) -> None:
+        """Give a server without its weights nothing more; tell of one that cannot be reached."""
+        log.warning("backend %s has not version %d and is fenced: %s", name, weights.version, error)
+        if name in self._wanted:
+            self._core.state.balancer.fence(name)
+        trouble = error.trouble if isinstance(error, BackendError) else None
+        if trouble in (Trouble.REFUSED, Trouble.SILENT):
+            self._core.watched.reported(name, trouble, 1, 1, str(error))
 
     async def _unless_out(self, name: str, load: Awaitable[None]) -> None:
         """Wait for a load, as long as its server is not known to be dead."""
@@ -270,11 +271,7 @@ class Publisher:
         try:
             self._maybe_paused.add(name)
             try:
-                await target.pause(weights.pause)
-                if not dialect.states_labels:
-                    await asyncio.sleep(SETTLE_S)
-                label = label_of(weights.tag, weights.version, secrets.token_hex(4))
-                await target.update(weights.path, weights.version, label)
+                await _exchange(target, weights, settles=not dialect.states_labels)
             finally:
                 # Also after a failure: requests that wait end sooner than by their time-out, and
                 # say which weights they had. A pause without an answer may have come too.
@@ -374,3 +371,12 @@ class Publisher:
         for name in self._wanted:
             self._maybe_paused.add(name)
             self._core.state.balancer.fence(name)
+
+
+async def _exchange(target: WeightTarget, weights: ServedWeights, *, settles: bool) -> None:
+    """Pause a server and load the weights; `settles`: it needs a while between the two."""
+    await target.pause(weights.pause)
+    if settles:
+        await asyncio.sleep(SETTLE_S)
+    label = label_of(weights.tag, weights.version, secrets.token_hex(4))
+    await target.update(weights.path, weights.version, label)

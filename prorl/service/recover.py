@@ -7,7 +7,7 @@ know (who holds an attempt) comes from the workers' `hello` within `RECOVERY_GRA
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -60,14 +60,7 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
         fields = dict(zip(sql.RUN_COLUMNS, values, strict=True))
         run = _run(fields)
         state.add(run)
-        if fields["counters"]:
-            counters.restore(run, fields["counters"])
-        else:
-            count(log, run)
-        _lists(log, run)
-        _weights(log, run)
-        if run.state == "open":
-            _live(log, run, now)
+        _fill(log, run, fields["counters"], now)
     in_hand = [
         r for run in state.open.values() for r in run.rollouts.values() if r.life.state in IN_HAND
     ]
@@ -75,6 +68,18 @@ def load(log: ControlLog, state: State, now: float) -> list[RolloutRecord]:
         if record.backend:
             state.balancer.assign((record.run.run_id, record.rollout_id), record.backend)
     return in_hand
+
+
+def _fill(log: ControlLog, run: RunRecord, saved: str, now: float) -> None:
+    """Everything of a run beside its row; `saved`: its counters, which an adopted one lacks."""
+    if saved:
+        counters.restore(run, saved)
+    else:
+        count(log, run)
+    _lists(log, run)
+    _weights(log, run)
+    if run.state == "open":
+        _live(log, run, now)
 
 
 def load_group(
@@ -150,50 +155,37 @@ def _run(values: dict[str, Any]) -> RunRecord:
 
 def count(log: ControlLog, run: RunRecord) -> None:
     """Set a run's counts from its rows, all of them: for a log that was made by `adopt`."""
-
-    def one(statement: str) -> Any:
-        return log.read(statement, (run.run_id,))[0][0]
-
-    run.next_group = one("SELECT coalesce(max(group_id) + 1, 0) FROM groups WHERE run_id = ?")
-    run.next_rollout = one("SELECT coalesce(max(rollout_id) + 1, 0) FROM rollouts WHERE run_id = ?")
-    run.next_commit = one("SELECT coalesce(max(commit_seq) + 1, 1) FROM parts WHERE run_id = ?")
-    run.next_event = one(
-        "SELECT coalesce(max(event_seq) + 1, 0) FROM group_events WHERE run_id = ?"
-    )
-    run.next_delivery = one(
-        "SELECT coalesce(max(delivery_seq) + 1, 0) FROM groups WHERE run_id = ?"
-    )
-    run.acked = one(
-        "SELECT coalesce(max(delivery_seq) + 1, 0) FROM groups WHERE run_id = ? AND state = 'acked'"
-    )
-    run.version = one(
-        "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ? AND published"
-    )
-    run.given_version = one("SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?")
-    run.unstored = one("SELECT count(*) FROM rollouts WHERE run_id = ? AND part = ''")
-    run.group_size = one("SELECT coalesce(max(n), 1) FROM groups WHERE run_id = ?")
-    states = dict(
-        log.read(
-            "SELECT state, count(*) FROM groups WHERE run_id = ? GROUP BY state", (run.run_id,)
-        )
-    )
+    asked = (run.run_id,)
+    for name, statement in _COUNTS.items():
+        setattr(run, name, log.read(statement, asked)[0][0])
+    states = dict(log.read(f"SELECT state, count(*) {_GROUPS} GROUP BY state", asked))
     run.group_states = Counter(states)
     run.undecided, run.waiting = states.get("open", 0), states.get("kept", 0)
     run.kept = run.waiting + states.get("delivered", 0) + states.get("acked", 0)
-    run.open_groups = one(
-        "SELECT count(*) FROM groups WHERE run_id = ? AND state = 'open' AND opened"
-    )
-    run.rollout_states = Counter(
-        dict(
-            log.read(
-                "SELECT state, count(*) FROM rollouts WHERE run_id = ? GROUP BY state",
-                (run.run_id,),
-            )
-        )
-    )
+    rollouts = log.read(f"SELECT state, count(*) {_ROLLOUTS} GROUP BY state", asked)
+    run.rollout_states = Counter(dict(rollouts))
     run.num_rewards, run.reward_sum = log.read(
-        "SELECT count(reward), total(reward) FROM rollouts WHERE run_id = ?", (run.run_id,)
+        f"SELECT count(reward), total(reward) {_ROLLOUTS}", asked
     )[0]
+
+
+_GROUPS = "FROM groups WHERE run_id = ?"
+_ROLLOUTS = "FROM rollouts WHERE run_id = ?"
+
+_COUNTS: Mapping[str, str] = {
+    "next_group": f"SELECT coalesce(max(group_id) + 1, 0) {_GROUPS}",
+    "next_rollout": f"SELECT coalesce(max(rollout_id) + 1, 0) {_ROLLOUTS}",
+    "next_commit": "SELECT coalesce(max(commit_seq) + 1, 1) FROM parts WHERE run_id = ?",
+    "next_event": "SELECT coalesce(max(event_seq) + 1, 0) FROM group_events WHERE run_id = ?",
+    "next_delivery": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_GROUPS}",
+    "acked": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_GROUPS} AND state = 'acked'",
+    "version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ? AND published",
+    "given_version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?",
+    "unstored": f"SELECT count(*) {_ROLLOUTS} AND part = ''",
+    "group_size": f"SELECT coalesce(max(n), 1) {_GROUPS}",
+    "open_groups": f"SELECT count(*) {_GROUPS} AND state = 'open' AND opened",
+}
+"""Fields of a RunRecord by the one number that a statement gives."""
 
 
 def _lists(log: ControlLog, run: RunRecord) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -97,10 +97,10 @@ async def serving(
     log: ControlLog | None = None,
     credentials: Credentials | None = None,
 ) -> AsyncIterator[Served]:
-    """Serve a root over HTTP and over `network` (not closed here); with `credentials` over HTTPS at
-    `config.listen` as well.
+    """Serve a root over HTTP and over `network`, which is not closed here.
 
-    Raises ConfigError, UnavailableError, ConflictError, SchemaError.
+    With `credentials` over HTTPS at `config.listen` as well. Raises ConfigError, UnavailableError,
+    ConflictError, SchemaError.
     """
     if not config.token:
         raise ConfigError(
@@ -123,23 +123,38 @@ async def serving(
                 if outer is not None and credentials is not None:
                     context = credentials.server_context()
                     web.append(await stack.enter_async_context(_web(app, outer, context)))
-                flight = await gateway.listen()
-                port = listener.getsockname()[1]
-                host = f"[{config.host}]" if ":" in config.host else config.host
-                yield Served(
-                    gateway=gateway,
-                    http=f"http://{host}:{port}",
-                    http_port=port,
-                    flight=flight,
-                    work=work,
-                    web=tuple(web),
-                )
+                yield await _served(gateway, listener, work, web)
         finally:
-            if not work.done():
-                with suppress(ProrlError, TimeoutError):
-                    await asyncio.wait_for(gateway.durable(), STOP_S)
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await _end(gateway, work)
+
+
+async def _served(
+    gateway: Gateway,
+    listener: socket.socket,
+    work: asyncio.Future[None],
+    web: Sequence[asyncio.Future[None]],
+) -> Served:
+    """Listen to workers as well, and say where everything is."""
+    flight = await gateway.listen()
+    given, port = gateway.config.host, listener.getsockname()[1]
+    host = f"[{given}]" if ":" in given else given
+    return Served(
+        gateway=gateway,
+        http=f"http://{host}:{port}",
+        http_port=port,
+        flight=flight,
+        work=work,
+        web=tuple(web),
+    )
+
+
+async def _end(gateway: Gateway, work: asyncio.Future[None]) -> None:
+    """End a gateway's work, when what it has said is durable or `STOP_S` are over."""
+    if not work.done():
+        with suppress(ProrlError, TimeoutError):
+            await asyncio.wait_for(gateway.durable(), STOP_S)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
 
 
 def _outer(config: ServiceConfig, sockets: ExitStack) -> socket.socket:
@@ -152,6 +167,18 @@ async def _web(
     app: ASGIApp, listener: socket.socket, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[asyncio.Future[None]]:
     """uvicorn around the app on one listener, in this loop; open requests end within `STOP_S`."""
+    server = _server(app, context)
+    task = asyncio.ensure_future(server._serve(sockets=[listener]))
+    try:
+        yield task
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task}, timeout=STOP_S)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _server(app: ASGIApp, context: ssl.SSLContext | None) -> _Server:
     config = uvicorn.Config(
         app,
         http=WithRole if context is not None else "auto",
@@ -162,12 +189,4 @@ async def _web(
     )
     config.load()
     config.ssl = context
-    server = _Server(config)
-    task = asyncio.ensure_future(server._serve(sockets=[listener]))
-    try:
-        yield task
-    finally:
-        server.should_exit = True
-        await asyncio.wait({task}, timeout=STOP_S)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    return _Server(config)

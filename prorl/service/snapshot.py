@@ -1,8 +1,8 @@
-"""What a store that has just come must know of a run, read from the log: exactly what is durable,
-nothing that is still in the journal.
+"""What a store that has just come must know of a run, read from the log.
 
-It says what is alive, however long the run: what was handed out lies in the store's own files, but
-for the group events that are not stored yet.
+Exactly what is durable, nothing that is still in the journal. It says what is alive, however long
+the run: what was handed out lies in the store's own files, but for the group events that are not
+stored yet.
 
 Everything that happens after the snapshot's transaction reaches that store as messages, so nothing
 is said twice and nothing is missed.
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from prorl.control import ControlRow, PartFile, Rows, RunSnapshot, Unpublished
+from prorl.control import ControlRow, PartFile, Rows, RunSnapshot, Terminal, Unpublished
 from prorl.service import log_schema as sql
 from prorl.service import messages
 from prorl.service.log import ControlLog
@@ -57,8 +57,9 @@ _NUM_COMMITS = "SELECT coalesce(max(commit_seq), 0) FROM parts WHERE run_id = ?"
 
 
 def wanted(run: RunRecord) -> bool:
-    """Whether a store has anything to do for the run: it is open, or its trainer has not read all
-    of it. Never for an adopted one: it is served from its directory.
+    """Whether a store has anything to do for the run: it is open, or its trainer is behind.
+
+    Never for an adopted one: it is served from its directory.
     """
     if run.state == ADOPTED:
         return False
@@ -70,23 +71,8 @@ def wanted(run: RunRecord) -> bool:
 
 def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRow]:
     """The `run` row, followed by `rows` when the tasks that are not stored are many."""
-    run_id = run.run_id
-
-    def column(statement: str) -> list[Any]:
-        return [row[0] for row in log.read(statement, (run_id,))]
-
-    def groups(statement: str) -> list[GroupRecord]:
-        return [
-            group
-            for group_id in column(statement)
-            if (group := load_group(log, run, group_id)) is not None
-        ]
-
-    unstored = (
-        f"SELECT group_id FROM groups WHERE run_id = ? AND group_id >= {int(run.tasks_stored)}"
-        " ORDER BY group_id"
-    )
-    tasks = list(messages.task_chunks(groups(unstored)))
+    run_id, events = run.run_id, (run.run_id, run.events_stored)
+    tasks = list(messages.task_chunks(_groups(log, run, _unstored(run))))
     snapshot = RunSnapshot(
         run_id=run_id,
         filter=run.config.filter,
@@ -95,21 +81,42 @@ def run_snapshot(log: ControlLog, run: RunRecord, wall: float) -> list[ControlRo
         state=run.state,
         tasks=tasks[0] if tasks else (),
         unpublished=tuple(_unpublished(*row) for row in log.read(_UNPUBLISHED, (run_id,))),
-        terminals=tuple(
-            messages.terminal(record, wall)
-            for group in groups(_TERMINALS)
-            for record in _ended(group)
-        ),
-        complete=tuple(messages.group_complete(group) for group in groups(_COMPLETE)),
-        kept=tuple(_as_decided(log, run, column(_KEPT))),
-        group_events=tuple(
-            messages.event_row(values) for values in log.read(_EVENTS, (run_id, run.events_stored))
-        ),
+        terminals=_terminals(log, run, wall),
+        complete=tuple(messages.group_complete(group) for group in _groups(log, run, _COMPLETE)),
+        kept=tuple(_as_decided(log, run, _column(log, run, _KEPT))),
+        group_events=tuple(messages.event_row(values) for values in log.read(_EVENTS, events)),
         cursors=dict(log.read("SELECT consumer, seq FROM cursors WHERE run_id = ?", (run_id,))),
-        num_commits=column(_NUM_COMMITS)[0],
+        num_commits=_column(log, run, _NUM_COMMITS)[0],
     )
     rest = [ControlRow.of(Rows(tasks=chunk), run_id=run_id) for chunk in tasks[1:]]
     return [ControlRow.of(snapshot, run_id=run_id), *rest]
+
+
+def _column(log: ControlLog, run: RunRecord, statement: str) -> list[Any]:
+    return [row[0] for row in log.read(statement, (run.run_id,))]
+
+
+def _groups(log: ControlLog, run: RunRecord, statement: str) -> list[GroupRecord]:
+    """The groups whose ids a statement gives."""
+    found = (load_group(log, run, group_id) for group_id in _column(log, run, statement))
+    return [group for group in found if group is not None]
+
+
+def _terminals(log: ControlLog, run: RunRecord, wall: float) -> tuple[Terminal, ...]:
+    """Rollouts that have ended without a trajectory, and are not stored yet."""
+    return tuple(
+        messages.terminal(record, wall)
+        for group in _groups(log, run, _TERMINALS)
+        for record in _ended(group)
+    )
+
+
+def _unstored(run: RunRecord) -> str:
+    """Groups whose tasks the store has not said to be stored."""
+    return (
+        f"SELECT group_id FROM groups WHERE run_id = ? AND group_id >= {int(run.tasks_stored)}"
+        " ORDER BY group_id"
+    )
 
 
 def _as_decided(log: ControlLog, run: RunRecord, kept: Collection[int]) -> list[int]:

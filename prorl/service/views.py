@@ -11,7 +11,7 @@ from prorl.config import Listener, ServiceConfig
 from prorl.control import Stats
 from prorl.service.core import Core
 from prorl.service.snapshot import wanted
-from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
+from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.types import GroupState, Json, RolloutState, Stage
 
 _GAUGES = tuple(name for name in Stats.__struct_fields__ if name not in ("backends", "runs"))
@@ -128,20 +128,7 @@ def status(core: Core, leases_waiting: int, listener: Listener | None = None) ->
     """`GET /v1/status`. `listener`: what the service shows to other hosts."""
     state = core.state
     return {
-        "workers": [
-            {
-                "worker": w.name,
-                "role": w.role,
-                "node": w.node,
-                "pid": w.pid,
-                "location": w.location,
-                "slots": w.slots,
-                "held": len(w.held),
-                "leaving": w.leaving,
-                "stats": {name: getattr(w.stats, name) for name in _GAUGES} if w.stats else {},
-            }
-            for w in state.workers.values()
-        ],
+        "workers": [_worker(worker) for worker in state.workers.values()],
         "endpoints": state.endpoints(),
         "outside": {"store": listener.store, "gateway": listener.gateway} if listener else {},
         "stages": stages(state),
@@ -163,3 +150,17 @@ def node_settings(config: ServiceConfig) -> dict[str, Json]:
     """`GET /v1/node`: JSON values of `ServiceConfig`; the model servers' key goes to nodes only."""
     values = config.model_dump(mode="json", include=set(NODE_SETTINGS))
     return {**values, "gateway": config.listener.gateway if config.listener else ""}
+
+
+def _worker(w: WorkerRecord) -> dict[str, Json]:
+    return {
+        "worker": w.name,
+        "role": w.role,
+        "node": w.node,
+        "pid": w.pid,
+        "location": w.location,
+        "slots": w.slots,
+        "held": len(w.held),
+        "leaving": w.leaving,
+        "stats": {name: getattr(w.stats, name) for name in _GAUGES} if w.stats else {},
+    }

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from prorl.control import Claim, ControlRow, Drain, Endpoints, Welcome
+from prorl.control import Claim, ControlRow, Drain, Endpoints, Hello, Welcome
 from prorl.errors import FencedError, NotFoundError, UserError
 from prorl.limits import Clock
 from prorl.service import messages
@@ -110,16 +110,40 @@ class Workers:
         name that has a later one.
         """
         said = row.read_hello("a worker's hello")
-        name, role = said.worker, said.role
-        if role not in ROLES or not name:
-            raise UserError(
-                f"hello of {name!r} with role {role!r}", f"a name and one of {', '.join(ROLES)}"
-            )
-        worker = WorkerRecord(
-            name=name,
+        _check_role(said)
+        worker = self._record(session, said)
+        self._check_life(worker)
+        self._came_at = self._clock()
+        earlier = self._state.workers.get(worker.name)
+        self._state.workers[worker.name] = worker
+        welcome = self._take_over(worker, earlier, said)
+        self._welcome(worker, ControlRow.of(welcome, re=row.seq))
+        return worker
+
+    def _take_over(
+        self, worker: WorkerRecord, earlier: WorkerRecord | None, said: Hello
+    ) -> Welcome:
+        """Settle what a worker holds and claims, and what its earlier life held."""
+        refused = self._claim(worker, said.held)
+        adopted, elsewhere = self._adopt(worker, said.claims)
+        if earlier is not None:
+            self._replace(earlier, worker)
+        self._not_claimed(worker)
+        worker.endpoints = self._state.endpoints_of(worker)
+        return Welcome(
+            worker=worker.name,
+            endpoints=worker.endpoints,
+            refused=tuple(refused),
+            adopted=tuple(adopted),
+            elsewhere=tuple(elsewhere),
+        )
+
+    def _record(self, session: int, said: Hello) -> WorkerRecord:
+        return WorkerRecord(
+            name=said.worker,
             session=session,
             incarnation=said.incarnation,
-            role=role,
+            role=said.role,
             node=said.node,
             pid=said.pid,
             location=said.location,
@@ -131,30 +155,15 @@ class Workers:
             images=told(said.images),
             home=said.home,
         )
-        self._check_life(worker)
-        self._came_at = self._clock()
-        earlier = self._state.workers.get(name)
-        self._state.workers[name] = worker
-        refused = self._claim(worker, said.held)
-        adopted, elsewhere = self._adopt(worker, said.claims)
-        if earlier is not None:
-            self._replace(earlier, worker)
-        self._not_claimed(worker)
-        worker.endpoints = self._state.endpoints_of(worker)
-        welcome = Welcome(
-            worker=name,
-            endpoints=worker.endpoints,
-            refused=tuple(refused),
-            adopted=tuple(adopted),
-            elsewhere=tuple(elsewhere),
-        )
-        self._journal.send(worker, ControlRow.of(welcome, re=row.seq))
+
+    def _welcome(self, worker: WorkerRecord, welcome: ControlRow) -> None:
+        """Tell a worker that it is known, and the versions; the store gets a snapshot as well."""
+        self._journal.send(worker, welcome)
         for run in self._state.open.values():
             self._journal.send(worker, messages.version_row(run))
-        if role == "store":
+        if worker.role == "store":
             self._journal.snapshot(worker)
         self._tell_endpoints()
-        return worker
 
     def _not_claimed(self, worker: WorkerRecord) -> None:
         """It has come back without these: nobody needs to wait for them much longer.
@@ -312,3 +321,12 @@ class Workers:
                 worker.endpoints = endpoints
                 self._journal.send(worker, ControlRow.of(Endpoints(locations=endpoints)))
         self._journal.urgent = True
+
+
+def _check_role(said: Hello) -> None:
+    """Raises UserError for a worker without a name, or with a role that is none."""
+    if said.role not in ROLES or not said.worker:
+        raise UserError(
+            f"hello of {said.worker!r} with role {said.role!r}",
+            f"a name and one of {', '.join(ROLES)}",
+        )

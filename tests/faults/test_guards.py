@@ -133,8 +133,8 @@ GUARDS = {
     ),
     "a directory that the log does not know": Guard(
         "prorl/service/manifest.py",
-        "elif directory.written():",
-        "elif False:",
+        "if directory.written():",
+        "if False:",
         "tests/service/test_adopt.py"
         "::test_a_directory_that_the_log_does_not_know_is_refused_and_untouched",
     ),
