@@ -89,16 +89,7 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
 
     `streams`: this process moves trajectories, not only control rows; its threads hand over sooner.
     """
-    die_with_parent(signal.SIGKILL)
-    gc.freeze()  # what was imported stays: no collection looks through it
-    gc.enable()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    sys.excepthook = _crash
-    if streams:
-        sys.setswitchinterval(SWITCH_S)
-        tune()
+    _set_up(streams)
     status = 0
     try:
         check_failpoints()
@@ -110,6 +101,20 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
             logging.error("%s", error)
             status = EXIT_REPLACED if isinstance(error, FencedError) else status
     _leave(status)
+
+
+def _set_up(streams: bool) -> None:
+    """How every process of ours is: it dies with its parent and tells by lines of JSON."""
+    die_with_parent(signal.SIGKILL)
+    gc.freeze()  # what was imported stays: no collection looks through it
+    gc.enable()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    sys.excepthook = _crash
+    if streams:
+        sys.setswitchinterval(SWITCH_S)
+        tune()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import cast
 
 from prorl import plugins
 from prorl.errors import TaskError
@@ -59,14 +60,7 @@ def rubric_of(task: Task, own: Rubric) -> Rubric:
     names = {function.name for function, _ in own.rewards}
     more: list[tuple[RewardFn, float]] = []
     for name, weight in asked.items():
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not is_number or not math.isfinite(weight):
-            raise TaskError(
-                f"task {task.task_id!r}: the weight of {name!r} is {weight!r}", "a finite number"
-            )
-        function = plugins.load(GROUP, name, TaskError, BUILT_IN)
-        if not callable(function) or not isinstance(getattr(function, "name", None), str):
-            raise TaskError(f"reward {name!r} is {function!r}"[:300], "made by prorl.rubric.reward")
+        function = _part(task, name, weight)
         if function.name in names:
             raise TaskError(
                 f"task {task.task_id!r}: two rewards are named {function.name!r}", "different names"
@@ -74,3 +68,16 @@ def rubric_of(task: Task, own: Rubric) -> Rubric:
         names.add(function.name)
         more.append((function, float(weight)))
     return Rubric(*own.rewards, *more)
+
+
+def _part(task: Task, name: str, weight: Json) -> RewardFn:
+    """The function of a name that a task gives a weight. Raises TaskError for either."""
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not math.isfinite(weight):
+        raise TaskError(
+            f"task {task.task_id!r}: the weight of {name!r} is {weight!r}", "a finite number"
+        )
+    function = plugins.load(GROUP, name, TaskError, BUILT_IN)
+    if not callable(function) or not isinstance(getattr(function, "name", None), str):
+        raise TaskError(f"reward {name!r} is {function!r}"[:300], "made by prorl.rubric.reward")
+    return cast("RewardFn", function)

@@ -154,55 +154,52 @@ def _problem(batch: pa.RecordBatch, i: int) -> str:
 
 
 def dense(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Add per-token columns of full length to a `sequences` or `stream` batch, for clients without
-    our code.
+    """Add per-token columns of full length to a `sequences` or `stream` batch.
 
-    Replaces `logprobs` and the spans by lists as long as `token_ids`, sharing its offsets:
-    `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0 where nothing was
-    sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures` float32. One
-    vectorised pass; nothing but `token_ids` is shared with the input.
+    For clients without our code. Replaces `logprobs` and the spans by lists as long as `token_ids`,
+    sharing its offsets: `loss_mask` uint8 (1 = trains), `sampled_mask` uint8, `logprobs` float32 (0
+    where nothing was sampled), `versions` int32 (-1 for context), `turns` int32 and `temperatures`
+    float32. One vectorised pass; nothing but `token_ids` is shared with the input.
     """
     tokens = batch.column("token_ids")
-    length = len(tokens.flatten())
     offsets = pa.array(tokens.offsets.to_numpy() - tokens.offsets[0].as_py(), pa.int32())
-    spans = {name: batch.column(name) for name in SPANS}
-    ends = spans["span_end"].flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    borders = spans["span_end"].offsets.to_numpy() - spans["span_end"].offsets[0].as_py()
-    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
-    starts[borders[:-1][np.diff(borders) > 0]] = 0
-    widths = ends - starts
+    dropped = {*SPANS, "logprobs", "token_ids"}
+    columns = {name: batch.column(name) for name in batch.schema.names if name not in dropped}
+    fields = [batch.schema.field(name) for name in columns]
+    per_token = {"token_ids": tokens.flatten(), **_per_token(batch, len(tokens.flatten()))}
+    for name, values in per_token.items():
+        columns[name] = pa.ListArray.from_arrays(offsets, values, type=list_of(values.type))
+        fields.append(required(name, columns[name].type))
+    return pa.RecordBatch.from_arrays([*columns.values()], schema=versioned(fields, "dense"))
 
-    def per_token(name: str) -> np.ndarray[Any, Any]:
-        return np.repeat(spans[name].flatten().to_numpy(zero_copy_only=False), widths)
 
-    sampled = per_token("span_kind") >= 1
+def _per_token(batch: pa.RecordBatch, length: int) -> dict[str, pa.Array]:
+    """What the spans and logprobs of a batch say of each of its `length` tokens."""
+    widths = _span_widths(batch.column("span_end"))
+
+    def spread(name: str) -> np.ndarray[Any, Any]:
+        return np.repeat(batch.column(name).flatten().to_numpy(zero_copy_only=False), widths)
+
+    kinds = spread("span_kind")
+    sampled = kinds >= 1
     logprobs = np.zeros(length, np.float32)
     logprobs[sampled] = batch.column("logprobs").flatten().to_numpy(zero_copy_only=False)
-    lists = {
-        "loss_mask": (per_token("span_kind") == 1).astype(np.uint8),
+    values = {
+        "loss_mask": (kinds == 1).astype(np.uint8),
         "sampled_mask": sampled.astype(np.uint8),
         "logprobs": logprobs,
-        "versions": per_token("span_version"),
-        "turns": per_token("span_turn"),
-        "temperatures": per_token("span_temperature"),
+        "versions": spread("span_version"),
+        "turns": spread("span_turn"),
+        "temperatures": spread("span_temperature"),
     }
-    keep = [
-        name
-        for name in batch.schema.names
-        if name not in SPANS and name != "logprobs" and name != "token_ids"
-    ]
-    arrays = [batch.column(name) for name in keep]
-    arrays += [
-        pa.ListArray.from_arrays(offsets, values, type=list_of(values.type))
-        for values in [tokens.flatten()]
-    ]
-    arrays += [
-        pa.ListArray.from_arrays(offsets, pa.array(v), type=list_of(pa.array(v[:0]).type))
-        for v in lists.values()
-    ]
-    fields = [batch.schema.field(name) for name in keep]
-    fields += [
-        required(name, array.type)
-        for name, array in zip(["token_ids", *lists], arrays[len(keep) :], strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=versioned(fields, "dense"))
+    return {name: pa.array(array) for name, array in values.items()}
+
+
+def _span_widths(span_end: pa.ListArray) -> np.ndarray[Any, Any]:
+    """Tokens of each span; the ends begin anew with each sequence."""
+    ends = span_end.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+    borders = span_end.offsets.to_numpy() - span_end.offsets[0].as_py()
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
+    starts[borders[:-1][np.diff(borders) > 0]] = 0
+    widths: np.ndarray[Any, Any] = ends - starts
+    return widths

@@ -111,33 +111,38 @@ async def play(
 ) -> Played:
     """Check, prepare, act and score as the service does, each side in a fresh sandbox of `boxes`.
 
-    Raises TaskError; RolloutError when the attempt fails for a cause that the policy is not blamed
-    for.
+    Raises TaskError; RolloutError for a cause that is not the policy's.
     """
     env.check(task)
     boxes, limits = boxes or _local, limits or RolloutLimits()
     async with _box(env, task, Stage.RUN, boxes) as sandbox:
-        trajectory = await NativeAgent().run(
-            AttemptContext(
-                task=task,
-                env=env,
-                messages=env.messages(task),
-                tools=env.tools(task),
-                renderer=RENDERER,
-                backend=backend,
-                sandbox=sandbox,
-                deadline=Deadline(limits.run_s),
-                key=AttemptKey("test", 1, 1),
-                session="test",
-                limits=limits,
-                sampling=SamplingParams(max_tokens=limits.max_tokens),
-            )
-        )
+        context = _context(env, task, backend, sandbox, limits)
+        trajectory = await NativeAgent().run(context)
     if not trajectory.failure.failure_class.trains:
         raise RolloutError(trajectory.failure.code, trajectory.failure.message)
     async with _box(env, task, Stage.EVAL, boxes) as sandbox:
         score = await env.score(task, trajectory.artefact, sandbox, Deadline(limits.eval_s))
     return Played(trajectory, score)
+
+
+def _context(
+    env: Env, task: Task, backend: Backend, sandbox: Sandbox | None, limits: RolloutLimits
+) -> AttemptContext:
+    """What RUN would tell the agent of a first attempt."""
+    return AttemptContext(
+        task=task,
+        env=env,
+        messages=env.messages(task),
+        tools=env.tools(task),
+        renderer=RENDERER,
+        backend=backend,
+        sandbox=sandbox,
+        deadline=Deadline(limits.run_s),
+        key=AttemptKey("test", 1, 1),
+        session="test",
+        limits=limits,
+        sampling=SamplingParams(max_tokens=limits.max_tokens),
+    )
 
 
 async def verify(env: Env, task: Task, *, boxes: Boxes | None = None, limit_s: float = 600) -> None:
@@ -275,14 +280,7 @@ class LocalSandbox:
     async def exec(self, argv: Sequence[str], timeout_s: float, stdin: bytes = b"") -> ToolResult:
         """Run a program; its whole process group ends with it."""
         began = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=self.folder,
-            start_new_session=True,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
+        process = await self._start(argv)
         timed_out, output = False, b""
         try:
             async with asyncio.timeout(timeout_s):
@@ -299,6 +297,17 @@ class LocalSandbox:
             exit_code=exit_code,
             duration_s=time.monotonic() - began,
             timed_out=timed_out,
+        )
+
+    async def _start(self, argv: Sequence[str]) -> asyncio.subprocess.Process:
+        """A program in a process group of its own; stderr joins stdout."""
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            cwd=self.folder,
+            start_new_session=True,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
 
     async def put(self, path: str, content: bytes, mode: int = 0o644) -> None:

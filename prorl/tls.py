@@ -289,7 +289,7 @@ def _sign(
 ) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    from cryptography.x509.oid import NameOID
 
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -305,13 +305,21 @@ def _sign(
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
     )
     if issuer is not None:
-        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if name in ("service", "node"):
-            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-            names = x509.SubjectAlternativeName([x509.DNSName(server_name(name))])
-            builder = builder.add_extension(names, critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        builder = _with_usages(builder, name)
     return builder.sign(key, hashes.SHA256())
+
+
+def _with_usages(builder: x509.CertificateBuilder, name: str) -> x509.CertificateBuilder:
+    """Everybody may show it as a client; the service and nodes as a server of their name, too."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if name in ("service", "node"):
+        usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+        names = x509.SubjectAlternativeName([x509.DNSName(server_name(name))])
+        builder = builder.add_extension(names, critical=False)
+    return builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
 
 
 def _pem(thing: x509.Certificate | ec.EllipticCurvePrivateKey) -> str:

@@ -79,6 +79,28 @@ def _decode_bytes(ids: Int32) -> str:
     return ids.astype(np.uint8).tobytes().decode("utf-8", "replace")
 
 
+_PLAIN: dict[str, Json] = {
+    "added_tokens": [],
+    "post_processor": None,
+    "truncation": None,
+    "padding": None,
+}
+"""Settings of a tokenizer that encodes text and nothing else: no special token is found in it."""
+
+
+def _library(path: str | Path) -> Any:
+    """The package tokenizers. Raises ConfigError where it is not installed."""
+    try:
+        import tokenizers
+    except ImportError as cause:
+        raise ConfigError(
+            f"tokenizer {str(path)!r} is a Hugging Face directory",
+            "the package tokenizers",
+            "pip install 'prorl[render]'",
+        ) from cause
+    return tokenizers
+
+
 class HFTokenizer:
     """A Hugging Face `tokenizer.json`, read with the `tokenizers` package (extra `render`).
 
@@ -89,21 +111,13 @@ class HFTokenizer:
     """
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            import tokenizers
-        except ImportError as cause:
-            raise ConfigError(
-                f"tokenizer {str(path)!r} is a Hugging Face directory",
-                "the package tokenizers",
-                "pip install 'prorl[render]'",
-            ) from cause
-        data = _read_tokenizer_json(Path(path))
-        self.specials: Mapping[str, int] = {
-            token["content"]: token["id"] for token in data.get("added_tokens", ())
-        }
+        tokenizers, where = _library(path), Path(path)
+        data = _read_tokenizer_json(where)
+        added = data.get("added_tokens", ())
+        self.specials: Mapping[str, int] = {token["content"]: token["id"] for token in added}
         self.wide_specials: Mapping[str, tuple[bool, bool]] = {
             token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip")))
-            for token in data.get("added_tokens", ())
+            for token in added
             if token.get("lstrip") or token.get("rstrip")
         }
         self._special_ids = np.array(sorted(self.specials.values()), dtype=np.int32)
@@ -111,19 +125,12 @@ class HFTokenizer:
             "|".join(re.escape(text) for text in self.specials) or r"(?!)"
         )
         self._decoder = tokenizers.Tokenizer.from_str(orjson.dumps(data).decode())
-        self._check_ids(Path(path))
-        plain = data | {
-            "added_tokens": [],
-            "post_processor": None,
-            "truncation": None,
-            "padding": None,
-        }
-        self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(plain).decode())
+        self._check_ids(where)
+        self._encoder = tokenizers.Tokenizer.from_str(orjson.dumps(data | _PLAIN).decode())
         self.num_ids = 1 + max(self._decoder.get_vocab(with_added_tokens=True).values())
-        self.vocab_size = max(_model_size(Path(path)), self.num_ids)
-        self.compact_tools = (
-            _setting(Path(path) / "tokenizer_config.json", "prorl_compact_tools") is True
-        )
+        self.vocab_size = max(_model_size(where), self.num_ids)
+        settings = where / "tokenizer_config.json"
+        self.compact_tools = _setting(settings, "prorl_compact_tools") is True
 
     def _check_ids(self, path: Path) -> None:
         for text, stated in self.specials.items():

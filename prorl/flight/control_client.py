@@ -199,12 +199,7 @@ class ControlClient:
                 waiting.set_exception(UnavailableError("the control stream is closed"))
 
     def emit(
-        self,
-        payload: Payload,
-        key: AttemptKey = NO_KEY,
-        *,
-        stage: str = "",
-        code: str = "",
+        self, payload: Payload, key: AttemptKey = NO_KEY, *, stage: str = "", code: str = ""
     ) -> None:
         """Tell the gateway; dropped while there is no session."""
         if self._channel is not None:

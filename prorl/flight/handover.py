@@ -167,9 +167,7 @@ class Handovers:
     async def _take_in(self, heard: _Heard, writing: dict[str, _Written]) -> None:
         """A piece; the journal is the last part, and makes it count. Raises SchemaError."""
         if heard.part == "anew":
-            self._forget(heard.key)
-            name = heard.key.run_id, heard.key.rollout_id
-            self._anew[name] = heard.data.decode("utf-8", "replace")[:ANEW]
+            self._begins_anew(heard)
             return
         if heard.part not in _PARTS or "/" in heard.key.run_id:
             raise SchemaError(f"part {heard.part!r} of {heard.key}", "journal, workspace or anew")
@@ -186,6 +184,12 @@ class Handovers:
         self._num_bytes += written.num_bytes
         if heard.part == JOURNAL:
             self._kept[heard.key.run_id, heard.key.rollout_id] = heard.key.attempt
+
+    def _begins_anew(self, heard: _Heard) -> None:
+        """Nothing can be kept of the attempt; what was said of why goes with its lease."""
+        self._forget(heard.key)
+        name = heard.key.run_id, heard.key.rollout_id
+        self._anew[name] = heard.data.decode("utf-8", "replace")[:ANEW]
 
     async def _send(self, channel: Channel, key: AttemptKey) -> None:
         if self._kept.get((key.run_id, key.rollout_id)) == key.attempt:

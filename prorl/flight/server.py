@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -330,20 +331,23 @@ class FlightNetwork:
         if self._loop is None or self._closed:
             raise to_flight(UnavailableError("shutting down"))
         future = asyncio.run_coroutine_threadsafe(_call(handler, argument), self._loop)
+        refusal = _presentable(self._outcome(context, future))
+        if refusal is not None:
+            raise to_flight(refusal) from None
+        return future.result()
+
+    def _outcome(
+        self, context: fl.ServerCallContext, future: Future[AnswerT]
+    ) -> BaseException | None:
+        """What a read raised, if anything; it is cancelled when its client goes, or we do."""
         while True:
             try:
-                error = future.exception(POLL_S)
+                return future.exception(POLL_S)
             except FutureTimeout:
                 if context.is_cancelled() or self._closed:
                     future.cancel()
             except FutureCancelled:
                 raise fl.FlightCancelledError("cancelled") from None
-            else:
-                break
-        refusal = _presentable(error)
-        if refusal is not None:
-            raise to_flight(refusal) from None
-        return future.result()
 
 
 def _tls(location: str, credentials: Credentials | None) -> dict[str, Any]:

@@ -33,9 +33,10 @@ behaviour: the endpoint's promises stand in `storage/endpoint.py`.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -106,21 +107,7 @@ class Ticket:
     def parse(cls, data: bytes) -> Ticket:
         """Read a ticket or command. Raises UserError that says what is wrong with it."""
         values = _object(data, "ticket")
-        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
-        if unknown:
-            raise UserError(
-                f"ticket has unknown keys {', '.join(unknown)}",
-                f"keys among {', '.join(cls.__dataclass_fields__)}",
-            )
-        for name, kinds in _TICKET_TYPES.items():
-            if name in values and (
-                not isinstance(values[name], kinds) or isinstance(values[name], bool)
-            ):
-                raise UserError(f"ticket key {name} = {values[name]!r}", kinds[0].__name__)
-        if not all(isinstance(name, str) for name in values.get("columns", ())):
-            raise UserError(f"ticket key columns = {values['columns']!r}", "names of columns")
-        if not values.get("run"):
-            raise UserError("ticket names no run", 'at least {"run": NAME}')
+        _check_values(values, cls.__dataclass_fields__)
         ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})
         if (
             ticket.max_bytes < 1
@@ -213,6 +200,23 @@ _TICKET_TYPES: dict[str, tuple[type, ...]] = {
     "columns": (list,),
     "layout": (str,),
 }
+
+
+def _check_values(values: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises UserError for an unknown key, a value of another type, or a ticket without a run."""
+    if unknown := sorted(set(values) - set(known)):
+        raise UserError(
+            f"ticket has unknown keys {', '.join(unknown)}", f"keys among {', '.join(known)}"
+        )
+    for name, kinds in _TICKET_TYPES.items():
+        if name in values and (
+            not isinstance(values[name], kinds) or isinstance(values[name], bool)
+        ):
+            raise UserError(f"ticket key {name} = {values[name]!r}", kinds[0].__name__)
+    if not all(isinstance(name, str) for name in values.get("columns", ())):
+        raise UserError(f"ticket key columns = {values['columns']!r}", "names of columns")
+    if not values.get("run"):
+        raise UserError("ticket names no run", 'at least {"run": NAME}')
 
 
 def _object(data: bytes, what: str) -> dict[str, Json]:
