@@ -8,7 +8,7 @@ import pytest
 
 from prorl.envs import get_env
 from prorl.errors import TaskError
-from prorl.service.app import known_env
+from prorl.service.submissions import known_env
 from prorl.testing import make_task, run
 from prorl.types import Json, Task
 

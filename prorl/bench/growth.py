@@ -36,12 +36,12 @@ from prorl.control import (
 )
 from prorl.process import settle_heap
 from prorl.schema_fields import SCHEMA_VERSION
-from prorl.service.app import PIECE
 from prorl.service.bodies import GroupBody, TaskBody
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.snapshot import run_snapshot
 from prorl.service.state import RunRecord
+from prorl.service.submissions import PIECE
 from prorl.types import AttemptKey, Task
 
 SIZES = (1_000, 10_000, 100_000)

@@ -5,8 +5,7 @@ Every answer that promises something is sent after the log has it on disk.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import orjson
@@ -16,33 +15,21 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.exceptions import HTTPException
 
-from prorl import plugins, storage
-from prorl.agents import get_agent
-from prorl.backends.catalogue import is_server
 from prorl.config import NAME, RunConfig
-from prorl.envs import get_env
-from prorl.errors import ConfigError, ProrlError, TaskError, UserError
-from prorl.filters import FILTERS
-from prorl.protocols import Env
-from prorl.renderer.check import check as check_renderer
+from prorl.errors import ProrlError, UserError
 from prorl.service import metrics, views
-from prorl.service.accept import Candidate, CheckTask
-from prorl.service.backend_routes import backend_routes, vocabulary_of
+from prorl.service.accept import CheckTask
+from prorl.service.backend_routes import backend_routes
 from prorl.service.bodies import GroupsBody
 from prorl.service.gateway import Gateway
 from prorl.service.http import GuardMiddleware, error_body, status_of
-from prorl.service.manifest import check_there, code_version, write_manifest
+from prorl.service.manifest import code_version
 from prorl.service.node_routes import node_routes
-from prorl.service.servers import valid_url
 from prorl.service.state import GroupRecord, RunRecord
+from prorl.service.submissions import accept, create, known_env
 from prorl.tokens import TokenGrant, keys_of
-from prorl.types import Json, Task
+from prorl.types import Json
 from prorl.validation import expected, explain, given
-
-PIECE = 1000
-"""Rollouts whose groups are checked or accepted before the loop serves others; one group may have
-more.
-"""
 
 
 class VersionBody(BaseModel):
@@ -58,25 +45,6 @@ class VersionBody(BaseModel):
     pause: Literal["abort", "wait", "keep"] = Field(
         default="abort", description="what becomes of calls that run: cut, ended first, or frozen"
     )
-
-
-def known_env(load_code: bool) -> CheckTask:
-    """A check that a task's env exists and can read the task; envs are made once."""
-    envs: dict[str, Env] = {}
-
-    def check(task: Task) -> None:
-        rewards = task.data.get("rewards")
-        if not load_code and isinstance(rewards, dict):
-            for name in rewards:
-                plugins.refuse_places(name, TaskError, "reward")
-        env = envs.get(task.env)
-        if env is None:
-            if not load_code:
-                plugins.refuse_places(task.env, TaskError, "env")
-            env = envs[task.env] = get_env(task.env)
-        env.check(task)
-
-    return check
 
 
 def reply(content: Json, status: int = 200) -> Response:
@@ -110,57 +78,6 @@ def _run(gateway: Gateway, run_id: str) -> RunRecord:
     return gateway.core.run(run_id)
 
 
-async def _create(gateway: Gateway, config: RunConfig) -> Response:
-    if config.filter not in FILTERS:
-        await asyncio.to_thread(lambda: storage.check_filter(config.filter))
-    if config.run_id not in gateway.core.state.runs:
-        await _prepare(gateway, config)
-    else:
-        await asyncio.to_thread(check_there, gateway.config, config.run_id)
-    created = gateway.core.create_run(config)
-    if created:
-        run = gateway.core.run(config.run_id)
-        gateway.core.start_with(run, await gateway.publisher.labels(run))
-    await gateway.durable()
-    return reply(
-        views.run_view(gateway.core, gateway.core.run(config.run_id)), 201 if created else 200
-    )
-
-
-async def _prepare(gateway: Gateway, config: RunConfig) -> None:
-    """Check what a run that is not there yet names, then give it a directory and a manifest.
-
-    Raises ConfigError, ConflictError.
-    """
-    if not gateway.config.load_code:
-        plugins.refuse_places(config.agent, ConfigError, "agent")
-        plugins.refuse_places(config.renderer.name, ConfigError, "renderer")
-    get_agent(config.agent)
-    created_at = gateway.wall()
-    renderer = await check_renderer(config.renderer.spec(gateway.config.tokenizer, created_at))
-    await _check_backends(gateway, config, renderer)
-    # A put to an object store may take seconds; everybody would wait.
-    await asyncio.to_thread(write_manifest, gateway.config, config, created_at, renderer)
-
-
-async def _check_backends(
-    gateway: Gateway, config: RunConfig, renderer: Mapping[str, Json]
-) -> None:
-    """A backend that only this run names, and whether servers have the run's vocabulary, is asked
-    once, here, and not by failing rollouts.
-    """
-    for name in config.backends:
-        if name != valid_url(name):
-            raise UserError(f"backend {name!r}", f"{valid_url(name)!r}")
-    known = gateway.core.watched.names()
-    fresh = [name for name in config.backends if name not in known]
-    await asyncio.gather(*(gateway.servers.check(name, ours=False) for name in fresh))
-    names = config.backends or tuple(gateway.core.state.balancer.states)
-    servers = [name for name in names if is_server(name)]
-    wanted = vocabulary_of(config, renderer)
-    await asyncio.gather(*(gateway.servers.check_vocabulary(name, wanted) for name in servers))
-
-
 def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
     core = gateway.core
 
@@ -172,14 +89,15 @@ def _runs(app: FastAPI, gateway: Gateway, check: CheckTask) -> None:
         """
         grant: TokenGrant = request.scope["state"]["grant"]
         grant.check_run(config.run_id)
-        return await _create(gateway, config)
+        created = await create(gateway, config)
+        return reply(views.run_view(core, core.run(config.run_id)), 201 if created else 200)
 
     @app.post("/v1/runs/{run_id}/groups", status_code=202, openapi_extra=_body(GroupsBody))
     async def submit(run_id: str, request: Request) -> Response:
         """Submit groups. 202 when something new was accepted, 200 when all of it was there."""
         run = _run(gateway, run_id)
         body = _parse(GroupsBody, await request.body())
-        accepted = await _accept(gateway, run, body, check)
+        accepted = await accept(gateway, run, body, check)
         if body.last:
             core.end_of_groups(run)
         await gateway.durable()
@@ -230,40 +148,6 @@ def _weights(app: FastAPI, gateway: Gateway) -> None:
             },
             status,
         )
-
-
-def pieces(sizes: Sequence[int]) -> Iterator[slice]:
-    """Neighbours of at most `PIECE` together, at least one each.
-
-    >>> list(pieces([600, 400, 1, 5000, 3]))
-    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None), slice(4, 5, None)]
-    """
-    first = total = 0
-    for place, size in enumerate(sizes):
-        if place > first and total + size > PIECE:
-            yield slice(first, place)
-            first, total = place, 0
-        total += size
-    if sizes:
-        yield slice(first, len(sizes))
-
-
-async def _accept(
-    gateway: Gateway, run: RunRecord, body: GroupsBody, check: CheckTask
-) -> list[tuple[GroupRecord, bool]]:
-    """Check all, then accept all; long batches let others in between."""
-    acceptance = gateway.core.acceptance
-    candidates: list[Candidate] = []
-    seen: dict[str, str] = {}
-    for part in pieces([group.n for group in body.groups]):
-        candidates += acceptance.check(run, body.groups[part], check, seen, part.start)
-        await asyncio.sleep(0)
-    acceptance.check_room(run, candidates)
-    accepted: list[tuple[GroupRecord, bool]] = []
-    for part in pieces([candidate.n for candidate in candidates]):
-        accepted += acceptance.groups(run, candidates[part])
-        await asyncio.sleep(0)
-    return accepted
 
 
 def _accepted(group: GroupRecord, created: bool) -> dict[str, Json]:

@@ -6,8 +6,7 @@ know (who holds an attempt) comes from the workers' `hello` within `RECOVERY_GRA
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -19,6 +18,7 @@ from prorl.service import counters
 from prorl.service import log_schema as sql
 from prorl.service.lifecycle import EventKind, RolloutLife
 from prorl.service.log import ControlLog
+from prorl.service.recount import recount
 from prorl.service.state import IN_HAND, NO_TRAJECTORY, GroupRecord, RolloutRecord, RunRecord, State
 from prorl.types import FailureCode, GroupState, RolloutState
 
@@ -75,7 +75,7 @@ def _fill(log: ControlLog, run: RunRecord, saved: str, now: float) -> None:
     if saved:
         counters.restore(run, saved)
     else:
-        count(log, run)
+        recount(log, run)
     _lists(log, run)
     _weights(log, run)
     if run.state == "open":
@@ -151,41 +151,6 @@ def _run(values: dict[str, Any]) -> RunRecord:
         tasks_stored=values["tasks_stored"],
         events_stored=values["events_stored"],
     )
-
-
-def count(log: ControlLog, run: RunRecord) -> None:
-    """Set a run's counts from its rows, all of them: for a log that was made by `adopt`."""
-    asked = (run.run_id,)
-    for name, statement in _COUNTS.items():
-        setattr(run, name, log.read(statement, asked)[0][0])
-    states = dict(log.read(f"SELECT state, count(*) {_GROUPS} GROUP BY state", asked))
-    run.group_states = Counter(states)
-    run.undecided, run.waiting = states.get("open", 0), states.get("kept", 0)
-    run.kept = run.waiting + states.get("delivered", 0) + states.get("acked", 0)
-    rollouts = log.read(f"SELECT state, count(*) {_ROLLOUTS} GROUP BY state", asked)
-    run.rollout_states = Counter(dict(rollouts))
-    run.num_rewards, run.reward_sum = log.read(
-        f"SELECT count(reward), total(reward) {_ROLLOUTS}", asked
-    )[0]
-
-
-_GROUPS = "FROM groups WHERE run_id = ?"
-_ROLLOUTS = "FROM rollouts WHERE run_id = ?"
-
-_COUNTS: Mapping[str, str] = {
-    "next_group": f"SELECT coalesce(max(group_id) + 1, 0) {_GROUPS}",
-    "next_rollout": f"SELECT coalesce(max(rollout_id) + 1, 0) {_ROLLOUTS}",
-    "next_commit": "SELECT coalesce(max(commit_seq) + 1, 1) FROM parts WHERE run_id = ?",
-    "next_event": "SELECT coalesce(max(event_seq) + 1, 0) FROM group_events WHERE run_id = ?",
-    "next_delivery": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_GROUPS}",
-    "acked": f"SELECT coalesce(max(delivery_seq) + 1, 0) {_GROUPS} AND state = 'acked'",
-    "version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ? AND published",
-    "given_version": "SELECT coalesce(max(version), 0) FROM versions WHERE run_id = ?",
-    "unstored": f"SELECT count(*) {_ROLLOUTS} AND part = ''",
-    "group_size": f"SELECT coalesce(max(n), 1) {_GROUPS}",
-    "open_groups": f"SELECT count(*) {_GROUPS} AND state = 'open' AND opened",
-}
-"""Fields of a RunRecord by the one number that a statement gives."""
 
 
 def _lists(log: ControlLog, run: RunRecord) -> None:

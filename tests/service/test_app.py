@@ -12,9 +12,9 @@ import aiohttp
 import orjson
 import pytest
 
-from prorl.service.app import known_env
 from prorl.service.http import MAX_BODY_BYTES
 from prorl.service.serve import bind
+from prorl.service.submissions import known_env
 from prorl.types import Json, Task
 from tests.service.world import TOKEN, group, world
 

@@ -34,7 +34,8 @@ from prorl.schema_fields import SCHEMA_VERSION
 from prorl.service.bodies import GroupBody
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
-from prorl.service.recover import count, load
+from prorl.service.recount import recount
+from prorl.service.recover import load
 from prorl.service.rollouts import LAST_REST_S
 from prorl.service.snapshot import run_snapshot
 from prorl.service.state import IN_HAND, RolloutRecord, RunRecord, State, WorkerRecord
@@ -378,7 +379,7 @@ class Machine(RuleBasedStateMachine):
         state = State()
         load(self.log, state, self.now)
         assert facts(state.runs["r"]) == facts(self.run)
-        count(self.log, state.runs["r"])
+        recount(self.log, state.runs["r"])
         assert facts(state.runs["r"]) == facts(self.run), "counters are what rows say"
         pool = list(state.runs["r"].pool)  # ours may name groups that were cancelled in it
         assert [group_id for group_id in self.run.pool if group_id in pool] == pool

@@ -15,7 +15,8 @@ import torch
 from prorl.bench.synthetic import Shape
 from prorl.client import PackedBatch
 from prorl.errors import ConfigError, UserError
-from prorl.trainer.pack import load_model, pack, packed_attention, token_logprobs
+from prorl.trainer.attention import packed_attention
+from prorl.trainer.pack import load_model, pack, token_logprobs
 from tests.trainer.tiny import SHAPE, batch_of, save_model
 
 
