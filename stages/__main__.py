@@ -1,5 +1,6 @@
-"""`python -m prorl.stages --config ROOT/service.json --stage run --worker run-0`: the process of
-one stage worker.
+"""The process of one stage worker.
+
+`python -m prorl.stages --config ROOT/service.json --stage run --worker run-0`
 
 Prints `ready {"worker": ..., "location": ...}` when it listens. SIGTERM and SIGINT: stop what is in
 hand, report it, exit within 5 s. SIGUSR1: take nothing new, finish what is in hand, exit with

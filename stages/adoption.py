@@ -62,8 +62,9 @@ class Adoption:
         return [Claim(*recovered.key, recovered.epoch) for recovered in self._found.values()]
 
     def decided(self, adopted: Iterable[Claim], elsewhere: Iterable[AttemptKey]) -> list[Taken]:
-        """Rows that are in hand again; the rest is forgotten, and its sandboxes are stopped unless
-        the attempt is in another worker's hands.
+        """Rows that are in hand again; the rest is forgotten.
+
+        Its sandboxes are stopped unless the attempt is in another worker's hands.
         """
         epochs: Mapping[AttemptKey, int] = {claim.key: claim.epoch for claim in adopted}
         others = set(elsewhere)

@@ -1,5 +1,6 @@
-"""Model servers as a RUN worker knows them: opened once, paused or gone as the gateway says, and
-how the last calls to each went.
+"""Model servers as a RUN worker knows them.
+
+Opened once, paused or gone as the gateway says, and how the last calls to each went.
 
 Invariants: opening one delays nobody who wants another; whoever waits for a server hears at once
 when something changes about it; the key is sent to those that the operator named and to no other.

@@ -1,5 +1,6 @@
-"""An attempt's policy, whichever servers it takes: a server that dies, freezes, lies or falls
-behind costs the attempt nothing that it has.
+"""An attempt's policy, whichever servers it takes.
+
+A server that dies, freezes, lies or falls behind costs the attempt nothing that it has.
 
     call -> trouble -> the tokens that came are a piece of the turn -> ask the gateway -> go on
 

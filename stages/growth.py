@@ -1,5 +1,6 @@
-"""`Growth`: rows that end in the same turn of the loop get their stage's columns in one call into
-Arrow.
+"""`Growth`: rows that end in the same turn of the loop get their columns in one call.
+
+The columns are those that their stage adds; the call is into Arrow.
 
 When a stage gets a hundred rows in one message, most of them end together; converting them one by
 one would cost more than the work of a quick stage. A row whose values cannot be converted fails

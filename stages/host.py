@@ -102,8 +102,9 @@ class StageHost:
     # ---- life
 
     async def run(self) -> None:
-        """Work until the inlet is closed; rows in hand then are cancelled without a word (the
-        process is leaving).
+        """Work until the inlet is closed; rows in hand then are cancelled without a word.
+
+        The process is leaving.
         """
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -142,9 +143,10 @@ class StageHost:
             self.cancel(key)
 
     def give_back(self) -> None:
-        """Stop what is not in other hands yet: every row that is worked on, and at INIT those that
-        RUN has not been sent. So it is with rows that come late; finished ones wait for whom they
-        are for.
+        """Stop what is not in other hands yet, and give it back.
+
+        That is every row that is worked on, and at INIT those that RUN has not been sent. So it is
+        with rows that come late; finished ones wait for whom they are for.
         """
         self._giving_back = True
         for key in list(self._working):
@@ -154,8 +156,9 @@ class StageHost:
             self._give_up(unsent + self.outlet.withdraw())
 
     def ask_back(self) -> None:
-        """As `give_back`, but what is worked on may end its present call; the operator sees to it
-        that it does not take for ever.
+        """As `give_back`, but what is worked on may end its present call.
+
+        The operator sees to it that it does not take for ever.
         """
         self._giving_back = True
         self._cancelled.update(self._working)
@@ -241,9 +244,7 @@ class StageHost:
             self._leave([key])
 
     async def _operate(self, key: AttemptKey, row: Row) -> Added | None:
-        """Run the operator; what the row gets on its way downstream, or None when the attempt ends
-        here, reported.
-        """
+        """Run the operator; what the row gets, or None when the attempt ends here, reported."""
         try:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
                 result = await self._operator(row)
@@ -289,9 +290,11 @@ class StageHost:
         self._leave(keys)
 
     def _lost(self, keys: list[AttemptKey], hello: Mapping[str, Json]) -> None:
-        """RUN went away before it said that it took these: nobody else gets them, since it may have
-        begun. A RUN that keeps journals has written down that they came before it began, and its
-        next life knows them: they are offered again, to nobody else.
+        """Settle rows of a RUN that went away before it said that it took them.
+
+        Nobody else gets them, since it may have begun. A RUN that keeps journals has written down
+        that they came before it began, and its next life knows them: they are offered again, to
+        nobody else.
         """
         assert self._tasks is not None
         kept = [key for key in keys if self._is_kept(key)]
@@ -311,8 +314,9 @@ class StageHost:
         asyncio.get_running_loop().call_later(NEXT_LIFE_S, self._wait_no_longer, key)
 
     def _wait_no_longer(self, key: AttemptKey) -> None:
-        """A worker does not come back: what it may have begun starts anew, charged to nobody, where
-        others can take it.
+        """Start anew, elsewhere, what a worker may have begun that does not come back.
+
+        Charged to nobody.
         """
         if self.outlet.awaits(key):
             self.outlet.drop(key)

@@ -68,8 +68,9 @@ class InitOperator(StageOperator):
         await super().release(row)
 
     async def _fetch(self, row: Row, spec: SandboxSpec | None) -> Path | None:
-        """The workspace of an attempt that a node has handed over, with its journal beside it; None
-        where it begins anew.
+        """The workspace of an attempt that a node has handed over, with its journal beside it.
+
+        None where it begins anew.
         """
         key, handed = read_key(row), row.value("handed")
         if not handed or self._mover is None or self._journals is None:

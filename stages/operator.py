@@ -91,8 +91,10 @@ class StageOperator:
         """A row has come; nobody knows yet that it has."""
 
     def settle(self) -> None:
-        """Somebody is about to hear of the rows that have come: their sender, which then forgets
-        them, or the gateway, which then expects of this worker's next life that it knows them.
+        """Settle the rows that have come: somebody is about to hear of them.
+
+        Their sender, which then forgets them, or the gateway, which then expects of this worker's
+        next life that it knows them.
         """
 
     def claims(self) -> Iterable[Claim]:

@@ -1,5 +1,6 @@
-"""EVAL without inference: the stored artefacts of a run graded again, with other tests, another env
-or other code.
+"""EVAL without inference: the stored artefacts of a run graded again.
+
+With other tests, another env or other code.
 
 The same operator as in the service grades (`eval.py`): fresh sandboxes, the same tries, the same
 classes of failure. Nothing of the run changes; what comes out is a table of `scores`.
@@ -55,8 +56,9 @@ async def rescore(
     eval_s: float = 120.0,
     concurrency: int = 4,
 ) -> pa.Table:
-    """Scores of every completed rollout, in `SCORE_ROWS`' shape. `tasks` (by id) stand in for those
-    that the run stored, `env` for theirs.
+    """Scores of every completed rollout, in `SCORE_ROWS`' shape.
+
+    `tasks` (by id) stand in for those that the run stored, `env` for theirs.
     """
     operator = EvalOperator(host, get_env, is_cancelled=lambda key: False)
     room = asyncio.Semaphore(concurrency)

@@ -197,8 +197,9 @@ class RunOperator(StageOperator):
             self._journals.drop(key)
 
     def leave(self) -> None:
-        """This node leaves: what stops from here on is handed over. What has not stopped by itself
-        within GENTLE_S is stopped in its call.
+        """This node leaves: what stops from here on is handed over.
+
+        What has not stopped by itself within GENTLE_S is stopped in its call.
         """
         self._leaving = True
         asyncio.get_running_loop().call_later(GENTLE_S, self._hasten)
@@ -236,8 +237,9 @@ class RunOperator(StageOperator):
         return work.result()
 
     async def _renderer(self, spec: str) -> Renderer:
-        """The renderer of a run's model; a vocabulary takes a second to load, so once for equal
-        specs.
+        """The renderer of a run's model, made once for equal specs.
+
+        A vocabulary takes a second to load.
         """
         async with self._loading:  # attempts that begin together wait for one vocabulary
             if spec not in self._renderers:

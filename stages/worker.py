@@ -232,10 +232,11 @@ class Worker:
         return True
 
     def leave(self, deadline_s: float | None, reason: str) -> None:
-        """Take nothing new, end what is in hand, and be done. After `deadline_s` (None: never) what
-        is still worked on goes back to the gateway; at INIT at once, since RUN begins nothing that
-        it could not end. Finished rows wait for the store; EVAL goes last. The earliest of several
-        deadlines counts.
+        """Take nothing new, end what is in hand, and be done.
+
+        After `deadline_s` (None: never) what is still worked on goes back to the gateway; at INIT
+        at once, since RUN begins nothing that it could not end. Finished rows wait for the store;
+        EVAL goes last. The earliest of several deadlines counts.
         """
         self._control.leave(reason)
         if self._stage is not Stage.EVAL:

@@ -1,5 +1,6 @@
-"""Run directories: written by the store, read by anyone with Parquet, served to trainers over
-Flight, live or replayed.
+"""Run directories: written by the store, read by anyone with Parquet, served to trainers.
+
+They are served over Flight, live or replayed.
 
 Read `layout.py` (what lies where), then `writer.py` (how it gets there), `delivery.py` and
 `endpoint.py` (how trainers get it). The names below are for users; they load on first use, since

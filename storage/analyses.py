@@ -1,5 +1,7 @@
-"""Questions that everybody asks of a run, ready: each a SELECT that gives `x`, `y` and what else is
-worth seeing, and the kind of picture that shows it.
+"""Questions that everybody asks of a run, ready as SQL.
+
+Each is a SELECT that gives `x`, `y` and what else is worth seeing, and the kind of picture that
+shows it.
 """
 
 from __future__ import annotations

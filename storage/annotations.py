@@ -18,10 +18,10 @@ _GIVEN = ("rollout_id", "label", "attempt", "turn", "value", "comment")
 
 
 def annotation_rows(rows: Iterable[Mapping[str, Json]], *, author: str, run_id: str) -> pa.Table:
-    """Rows of ANNOTATIONS from dictionaries with `rollout_id`, `label` and, if wanted, `attempt`,
-    `turn`, `value`, `comment`.
+    """Rows of ANNOTATIONS from dictionaries with `rollout_id` and `label`.
 
-    Raises UserError, which counts rows from 1.
+    `attempt`, `turn`, `value` and `comment` may be given as well. Raises UserError, which counts
+    rows from 1.
     """
     now = datetime.now(UTC)
     made = []

@@ -1,5 +1,7 @@
-"""Tables that grow beside the commits: `trained` (what a trainer did with the rollouts),
-`annotations` (what people and scripts say of them), `versions` (weights that were published).
+"""Tables that grow beside the commits: `trained`, `annotations`, `versions`.
+
+What a trainer did with the rollouts, what people and scripts say of them, and weights that were
+published.
 
     RUN/<table>/0000000007.parquet               one append: one put of the next free number
     RUN/<table>/0000000001-0000000064.parquet    appends 1 to 64 merged
@@ -118,8 +120,9 @@ class AppendedTable:
         raise StorageError(f"{self.run.path(self.table)}: others append too fast")
 
     def _alone(self) -> AbstractContextManager[None]:
-        """No other append on this host: there a rename would take a name that is taken. An object
-        store's conditional put needs no lock.
+        """No other append on this host: there a rename would take a name that is taken.
+
+        An object store's conditional put needs no lock.
         """
         return locked(self.run, self.table, wait=True)
 
@@ -181,10 +184,9 @@ class AppendedTable:
         return sink.getvalue()
 
     def merge(self, write: WriteDurably = write_durably) -> list[str]:
-        """Merge when there are many small files, and remove what a range stands for; the files that
-        went. What it writes is read back before anything goes.
+        """Merge when there are many small files, and remove what a range stands for; what went.
 
-        Raises StorageError.
+        What it writes is read back before anything goes. Raises StorageError.
         """
         if not self.run.fs.exists(self.run.path(self.table)):
             return []
@@ -215,8 +217,9 @@ class AppendedTable:
         return start
 
     def clear(self) -> Iterator[str]:
-        """Remove what a range stands for, and what was half written: nobody else is at it. A reader
-        that finds a file gone looks again.
+        """Remove what a range stands for, and what was half written: nobody else is at it.
+
+        A reader that finds a file gone looks again.
         """
         for name in list(self.run.names(self.table)) if self.run.local else []:
             if name.startswith(TEMP_MARK):

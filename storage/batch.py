@@ -152,8 +152,9 @@ def _committed(
 
 
 class GroupCounts:
-    """Says when the last member of a group has come, so that a waiting trainer need not wait for
-    the timer.
+    """Says when the last member of a group has come.
+
+    So a waiting trainer need not wait for the timer.
     """
 
     def __init__(self, default_size: int) -> None:

@@ -101,10 +101,10 @@ class StoredRun:
             return self.dataset(table).to_table(columns=columns)
 
     def rollout(self, rollout_id: int) -> dict[str, pa.Table]:
-        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`. Opens the
-        files whose commits say that they may hold it, and reads one row group of each, about.
+        """The rows of one rollout in `rollouts`, `sequences`, `turns` and `messages`.
 
-        Raises NotFoundError, StorageError.
+        Opens the files whose commits say that they may hold it, and reads about one row group of
+        each. Raises NotFoundError, StorageError.
         """
         try:
             found = self._rollout(rollout_id)
@@ -237,9 +237,9 @@ def is_intact(run: RunDir, file: PartFile) -> bool:
 
 
 def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.Table:
-    """SQL over a run directory: one SELECT over `sequences, rollouts, turns, messages, groups,
-    tasks, deliveries`.
+    """SQL over a run directory, one SELECT over its tables.
 
+    Those are `sequences`, `rollouts`, `turns`, `messages`, `groups`, `tasks` and `deliveries`.
     Raises UserError for SQL that is not one SELECT or does not bind, StorageError for damaged
     parts, NotFoundError and SchemaError as `StoredRun`.
     """

@@ -1,6 +1,7 @@
-"""What a compaction leaves is removed: parts and commits that a range stands for, once readers had
-`grace_s` to notice (`StoredRun` and `GroupIndex` open a run again when a file is gone), and packs
-of compactions that died.
+"""What a compaction leaves is removed, once readers had time to notice.
+
+Parts and commits that a range stands for go after `grace_s` (`StoredRun` and `GroupIndex` open a
+run again when a file is gone). Packs of compactions that died go, too.
 
 It never touches a file that a current commit names, nor a part that no commit has ever named: that
 one may be about to be committed.
@@ -105,8 +106,9 @@ def _read(run: RunDir, name: CommitName) -> list[Commit]:
 
 
 def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
-    """Packs that no commit names, and what was half written: whoever wrote it is dead, since we are
-    alone (or, where we cannot know, since it is old).
+    """Remove packs that no commit names, and what was half written: whoever wrote it is dead.
+
+    We are alone; where we cannot know that, it is old.
     """
     named = {
         file.path

@@ -39,8 +39,9 @@ def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
 
 
 class RowVerdict(NamedTuple):
-    """What becomes of a SCORED row: committed, or kept in `partial/` and, with a problem, reported
-    as invalid.
+    """What becomes of a SCORED row: committed, or kept in `partial/`.
+
+    With a problem it is reported as invalid, too.
     """
 
     committable: bool
@@ -97,8 +98,9 @@ def _reward_problems(batch: pa.RecordBatch) -> list[str]:
 
 
 def _nulls(batch: pa.RecordBatch) -> str:
-    """Names of columns and struct children that hold nulls; Arrow's own validation lets them
-    through.
+    """Names of columns and struct children that hold nulls.
+
+    Arrow's own validation lets them through.
     """
 
     def walk(name: str, array: pa.Array) -> Iterable[str]:
@@ -118,8 +120,9 @@ def _nulls(batch: pa.RecordBatch) -> str:
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem,
-    in the order of the batch. A trajectory without a sampled token has no sequences: nothing of it
+    """The `sequences`, `rollouts`, `turns` and `messages` rows of SCORED rows that have no problem.
+
+    In the order of the batch. A trajectory without a sampled token has no sequences: nothing of it
     can train, and its reward must not enter its siblings' advantages.
     """
     sequences, parents = _sequences(batch)
@@ -222,8 +225,9 @@ def _lengths(lists: pa.ListArray) -> np.ndarray[Any, Any]:
 def _versions(
     batch: pa.RecordBatch, sequences: pa.RecordBatch, parents: np.ndarray[Any, Any]
 ) -> tuple[Any, Any]:
-    """Lowest and highest version that sampled a token of each row; the lease's own where nothing
-    was sampled.
+    """Lowest and highest version that sampled a token of each row.
+
+    The lease's own where nothing was sampled.
     """
     spans = sequences.column("span_version")
     owners = parents[_parents(spans)] if len(parents) else np.zeros(0, np.int64)

@@ -250,8 +250,9 @@ class LiveOrder:
         return Given(tuple(groups), end=end, stuck="" if groups else self._stuck)
 
     async def _until_ready(self, wanted: Wanted) -> None:
-        """Return when there is something at `wanted.seq`, when nothing will ever be, when the run
-        has got stuck, or when the time is up.
+        """Wait for something at `wanted.seq`, as long as it can still come and there is time.
+
+        Returns also when nothing will ever be there, or the run has got stuck.
         """
         deadline = asyncio.get_running_loop().time() + wanted.wait_s
         known = self._stuck

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What a filesystem raises when it cannot: OSError, and what AWS's client has besides (no
-    connection, no credentials).
+    """What a filesystem raises when it cannot: OSError, and what AWS's client has besides.
+
+    That is: no connection, no credentials.
     """
     boto = sys.modules.get("botocore.exceptions")
     return (OSError,) if boto is None else (OSError, boto.BotoCoreError)
@@ -69,8 +70,9 @@ def write_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer)
 
 
 def write_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """The local rule (Pillai et al., OSDI 2014): rename without fsync can leave an empty file after
-    a crash.
+    """The local rule: write a temporary file, fsync it, rename it, fsync the folder.
+
+    Rename without fsync can leave an empty file after a crash (Pillai et al., OSDI 2014).
     """
     if path.exists():
         return _same(path.read_bytes(), memoryview(content), str(path))
@@ -78,8 +80,9 @@ def write_local(path: Path, content: bytes | pa.Buffer) -> None:
 
 
 def replace_local(path: Path, content: bytes | pa.Buffer) -> None:
-    """The same for a name that is given again: readers see what was there or what is new, whole,
-    whatever dies in between.
+    """As `write_local`, for a name that is given again.
+
+    Readers see what was there or what is new, whole, whatever dies in between.
     """
     temp = path.with_name(f"{TEMP_MARK}{os.getpid()}-{path.name}")
     try:
@@ -94,10 +97,9 @@ def replace_local(path: Path, content: bytes | pa.Buffer) -> None:
 
 
 def replace_durably(fs: AbstractFileSystem, path: str, content: bytes | pa.Buffer) -> None:
-    """Put `content` in the place of what is under `path`: the one or the other at any moment. For
-    files that no two writers share (an upgrade's).
+    """Put `content` in the place of what is under `path`: the one or the other at any moment.
 
-    Raises StorageError.
+    For files that no two writers share (an upgrade's). Raises StorageError.
     """
     if not isinstance(fs, LocalFileSystem):
         return _put(fs, path, content)
@@ -149,8 +151,10 @@ def write_object(
     sleep: Callable[[float], None] = time.sleep,
     patience_s: float = PUT_S,
 ) -> None:
-    """Put if absent, again and again while the store is busy (503, 409, a reply that never came, or
-    silence for `patience_s` and what so many bytes take).
+    """Put if absent, again and again while the store is busy.
+
+    Busy is 503, 409, a reply that never came, or silence for `patience_s` and what so many bytes
+    take.
 
     A put that came through although its reply was lost shows as "exists" (412) on the next try,
     with equal bytes: success.
@@ -186,8 +190,10 @@ def _read_back(fs: AbstractFileSystem, path: str, sleep: Callable[[float], None]
 
 
 def _patiently(call: Callable[[], Any], what: str, pauses_s: Sequence[float] = PAUSES_S) -> Any:
-    """What a call gives, tried again while the store is busy. Raises FileNotFoundError at once, and
-    StorageError with `what` where it may not or cannot in the end.
+    """What a call gives, tried again while the store is busy.
+
+    Raises FileNotFoundError at once, and StorageError with `what` where it may not or cannot in the
+    end.
     """
     for wait_s in (*pauses_s, None):
         try:
@@ -202,10 +208,10 @@ def _patiently(call: Callable[[], Any], what: str, pauses_s: Sequence[float] = P
 
 
 def open_object(fs: AbstractFileSystem, path: str) -> Any:
-    """A file of an object store, open for reading. A store that is busy is asked again: its own
-    client may take a refusal without a body, as of HEAD, for an answer.
+    """A file of an object store, open for reading; a store that is busy is asked again.
 
-    Raises FileNotFoundError, and StorageError where the store cannot be read.
+    Its own client may take a refusal without a body, as of HEAD, for an answer. Raises
+    FileNotFoundError, and StorageError where the store cannot be read.
     """
     return _patiently(lambda: fs.open(path, "rb"), f"cannot open {path}")
 

@@ -1,5 +1,6 @@
-"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status
-(`prorl/flight/ticket.py` has the shapes).
+"""What a store or a replay answers to trainers over Flight: plans, tables, commits, status.
+
+The shapes are in `prorl/flight/ticket.py`.
 
 A plan names groups and the place of each in one hot file, in delivery order; it ends early where
 the next group would lie in another file, so that a plan never needs two. `do_get` answers from the
@@ -212,8 +213,10 @@ class Endpoint:
         return run
 
     async def _find(self, name: str) -> ServedRun | None:
-        """What `find` gives. The search is shared by all who ask and goes on when one of them is
-        gone: a client whose call ran out asks again and waits for the same search.
+        """What `find` gives; the search is shared by all who ask.
+
+        It goes on when one of them is gone: a client whose call ran out asks again and waits for
+        the same search.
         """
         task = self._finding.get(name)
         if task is None:
@@ -314,9 +317,7 @@ def _delivered(group: pa.RecordBatch, delivery_seq: int) -> pa.RecordBatch:
 
 
 def _packed(groups: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small groups joined to batches of up to `JOIN_BYTES`; a larger group goes alone, as it lies
-    in its file.
-    """
+    """Small groups joined to batches of up to `JOIN_BYTES`; a larger one alone, as it lies."""
     waiting: list[pa.RecordBatch] = []
     num_bytes = 0
     for group in groups:

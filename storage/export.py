@@ -1,5 +1,6 @@
-"""A stored run in the shapes that others read: one row per sequence (`trl`, `verl`, `hf`) or per
-rollout (`chat`, `atif`), in the order of delivery.
+"""A stored run in the shapes that others read, in the order of delivery.
+
+One row per sequence (`trl`, `verl`, `hf`) or per rollout (`chat`, `atif`).
 
 Token-carrying rows say everything that a sequence is (ids, logprobs of sampled tokens, spans,
 keys), beside the columns that the trainer of that name reads, so `importing.py` gives back equal
@@ -55,8 +56,10 @@ def _token_rows(stored: StoredRun) -> Rows:
 
 
 def trl(stored: StoredRun) -> Rows:
-    """As TRL's `rollout_func` gives them: a prompt (context before the first sampled token), a
-    completion, logprobs as long as it, and which of its tokens are the model's.
+    """As TRL's `rollout_func` gives them: prompt, completion, logprobs, and a mask.
+
+    The prompt is the context before the first sampled token; logprobs are as long as the
+    completion; the mask says which of its tokens are the model's.
     """
     for row in _token_rows(stored):
         ids, mask, sampled = (row.pop(n) for n in ("token_ids", "loss_mask", "sampled_mask"))
@@ -84,8 +87,9 @@ def verl(stored: StoredRun) -> Rows:
 
 
 def hf(stored: StoredRun) -> Rows:
-    """Rows for `datasets.load_dataset`: ids of the whole sequence, masks and logprobs as long as
-    it, and the conversation.
+    """Rows for `datasets.load_dataset`, with the conversation.
+
+    Ids of the whole sequence; masks and logprobs as long as it.
     """
     said = _messages(stored)
     for row in _token_rows(stored):

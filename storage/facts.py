@@ -1,5 +1,6 @@
-"""A few numbers per group that decisions and hand-outs need: oldest version, size, whether there is
-anything to serve.
+"""A few numbers per group that decisions and hand-outs need.
+
+They are the oldest version, the size, and whether there is anything to serve.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _UNSEEN = np.array((np.iinfo(np.int32).max, 0, 0), _FACTS)
 
 
 class FactBook:
-    """Facts of every group of a run that has a stored trajectory: 16 bytes for each id, which are
-    dense in a run.
+    """Facts of every group of a run that has a stored trajectory.
+
+    16 bytes for each id; ids are dense in a run.
     """
 
     def __init__(self) -> None:

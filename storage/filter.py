@@ -1,5 +1,6 @@
-"""The group filter: which complete groups are worth training on, decided by SQL that everyone can
-read and replace.
+"""The group filter: which complete groups are worth training on, decided by SQL.
+
+Everyone can read the SQL and replace it.
 
 What the SQL sees: a table `rollouts` with one row per *valid* member (completed, class "" or
 `policy`) of the groups to decide:
@@ -61,8 +62,9 @@ def valid_members(group: GroupComplete) -> tuple[GroupMember, ...]:
 
 
 def is_valid(member: GroupMember) -> bool:
-    """Whether a member's reward counts: completed, not by our own fault, and with a sampled token
-    that it could train.
+    """Whether a member's reward counts: it completed, and not by a fault of ours.
+
+    It must have a sampled token that it could train.
     """
     return (
         member.state is RolloutState.COMPLETED
@@ -186,8 +188,9 @@ class _OurSQL:
 
 
 class RefusingFilter:
-    """Stands for SQL that does not compile in a run that exists already: every group is dropped,
-    with the reason.
+    """Stands for SQL that does not compile in a run that exists already: all groups are dropped.
+
+    The reason says why.
     """
 
     def __init__(self, error: ConfigError) -> None:
@@ -210,8 +213,9 @@ def compile_filter(name: str) -> GroupFilter | RefusingFilter:
 
 
 def check_filter(name: str) -> None:
-    """Raise ConfigError unless `name` is in `prorl/filters.py`, or SQL that binds and gives the
-    right columns.
+    """Raise ConfigError unless `name` is in `prorl/filters.py`, or sound SQL.
+
+    Sound is SQL that binds and gives the right columns.
     """
     if name not in FILTERS:
         GroupFilter(name).close()

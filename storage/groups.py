@@ -1,5 +1,6 @@
-"""Finds a group's sequences in the parts: which row groups of which files hold it, and the rows as
-one batch.
+"""Finds a group's sequences in the parts and gives the rows as one batch.
+
+It knows which row groups of which files hold it.
 
 The index holds a few numbers per group, read from the key columns only. Rows come sorted by
 (sample_index, segment), which makes the batch of a group the same whatever parts its members lie in
@@ -85,8 +86,9 @@ class GroupIndex:
         return group_id in self._where
 
     def add_written(self, file: PartFile, rows: pa.Table, commit_seq: int) -> None:
-        """Index a `sequences` part that was just written from `rows`, and remember the rows while
-        there is room.
+        """Index a `sequences` part that was just written from `rows`.
+
+        The rows are remembered while there is room.
         """
         ids = rows.column("group_id").to_numpy()
         sizes = [stop - start for start, stop in row_groups(rows)]
@@ -105,8 +107,9 @@ class GroupIndex:
             self._where.setdefault(group_id, []).append(GroupRows(number, tuple(numbers)))
 
     def look(self, commits: Sequence[Commit] | None = None) -> Found:
-        """The directory as it is (or as `commits` say), with the keys of files that are not
-        indexed here. Blocking; may run on any thread. Raises StorageError.
+        """The directory as it is, or as `commits` say, with the keys of new files.
+
+        Blocking; may run on any thread. Raises StorageError.
         """
         commits = self.run.commits() if commits is None else commits
         known = {keys.file.path for keys in self._files}
@@ -152,8 +155,9 @@ class GroupIndex:
             self.cached_bytes -= dropped.nbytes
 
     def forget(self, group_ids: Iterable[int]) -> None:
-        """Drop cached rows of groups that will not be read soon (dropped, or served); the index
-        stays.
+        """Drop cached rows of groups that will not be read soon: dropped or served ones.
+
+        The index stays.
         """
         for group_id in group_ids:
             for part in self._where.get(group_id, ()):

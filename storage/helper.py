@@ -1,5 +1,6 @@
-"""Compaction in a process of its own, so that it takes neither the store's loop nor its lock on
-Python: `python -m prorl.storage.helper RUN`, at low priority, ends with whoever started it.
+"""Compaction in a process of its own: it takes neither the store's loop nor Python's lock.
+
+`python -m prorl.storage.helper RUN` runs at low priority and ends with whoever started it.
 
 `Helper` is the store's side: one compaction at a time, whichever run it is for.
 """

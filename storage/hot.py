@@ -1,5 +1,6 @@
-"""The hot copy: kept groups as record batches in Arrow IPC stream files, for trainers on this host
-to map and for `do_get` to read.
+"""The hot copy: kept groups as record batches in Arrow IPC stream files.
+
+Trainers on this host map them, and `do_get` reads them.
 
 One batch per group, in the STREAM schema (its delivery_seq never changes), at a known (path,
 offset, length). Files only grow and are never truncated: a mapping of one stays valid after it is
@@ -90,8 +91,9 @@ class HotCopy:
         return location
 
     def _append(self, path: str, content: pa.Buffer) -> int:
-        """Write at the end of the newest file; a block that begins here is written whole, zeros
-        included. Returns where it lies.
+        """Write at the end of the newest file; returns where it lies.
+
+        A block that begins here is written whole, zeros included.
         """
         offset, end = self._end, self._end + content.size
         parts = [memoryview(content)]

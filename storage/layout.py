@@ -137,8 +137,9 @@ _LIST_AGAIN = 10
 
 
 def _current(names: Sequence[CommitName]) -> list[CommitName]:
-    """Which of the names in order are current: the longest range as it was compacted last, and
-    what comes after it.
+    """Which of the names in order are current: the longest range and what comes after it.
+
+    The range is taken as it was compacted last.
     """
     ranges = [name for name in names if name.first]
     upto = ranges[-1].last if ranges else 0
@@ -223,10 +224,9 @@ class RunDir:
         return [CommitName(first, last, again) for last, first, again in order]
 
     def commits(self) -> list[Commit]:
-        """What a reader opens: the longest range of compacted commits if there is one, then every
-        commit after it, in order.
+        """What a reader opens: the longest range of compacted commits, then each commit after it.
 
-        Raises SchemaError for one that this code cannot read.
+        The range if there is one; in order. Raises SchemaError for one that this code cannot read.
         """
         for _ in range(_LIST_AGAIN):
             try:
@@ -256,8 +256,9 @@ class RunDir:
         return ranges[-1] if ranges else CommitName(0, 0)
 
     def check_known(self, num_commits: int) -> None:
-        """Raises ConflictError when the directory holds commits that a log with that many does not
-        know: it is older than the directory, or not its log at all.
+        """Raises ConflictError when the directory holds commits that a log does not know.
+
+        The log has `num_commits` of them: it is older than the directory, or not its log at all.
         """
         upto = self.compacted_upto()
         beyond = (

@@ -1,5 +1,6 @@
-"""What a trainer says of a checkpoint, checked where it comes in, and the chain of a checkpoint's
-parents as SQL.
+"""What a trainer says of a checkpoint, checked where it comes in.
+
+The chain of a checkpoint's parents is asked for by SQL.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Recorded(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Consumer and checkpoint, by which the record is known: said again, it adds nothing. The
-        first "/" ends the consumer, which has none of its own.
+        """Consumer and checkpoint, by which the record is known: said again, it adds nothing.
+
+        The first "/" ends the consumer, which has none of its own.
         """
         consumer, checkpoint = (
             str(self.rows.column(name)[0].as_py()) for name in ("consumer", "checkpoint")

@@ -1,5 +1,6 @@
-"""One process of this host at a time, by `flock` of a run's folder. Where a run is not on a local
-disk nothing is locked: there conditional puts decide who comes first.
+"""One process of this host at a time, by `flock` of a run's folder.
+
+Where a run is not on a local disk nothing is locked: there conditional puts decide who comes first.
 """
 
 from __future__ import annotations

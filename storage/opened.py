@@ -95,8 +95,9 @@ class Runs:
             database.close()
 
     def annotate(self, rows: Iterable[Mapping[str, Json]], *, author: str) -> int:
-        """Append annotations (`rollout_id`, `label`, `value`, `comment`, `turn`) to the one run
-        that is open here; how many. Raises UserError.
+        """Append annotations to the one run that is open here; how many.
+
+        They are rows of `rollout_id`, `label`, `value`, `comment`, `turn`. Raises UserError.
         """
         if len(self.runs) != 1:
             raise UserError(f"annotations on {len(self.runs)} runs", "one open run")

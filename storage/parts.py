@@ -79,10 +79,10 @@ def encode(table: str, rows: pa.Table, run_id: str, part: str) -> pa.Buffer:
 
 
 def conform(rows: pa.Table, table: str, run_id: str) -> pa.Table:
-    """Rows of an older file with all columns of today: `run_id` is the run's, others are null, or
-    empty text where null is not allowed.
+    """Rows of an older file with all columns of today; `run_id` is the run's.
 
-    Raises SchemaError for columns that this table does not have, or lacks and cannot make up.
+    Others are null, or empty text where null is not allowed. Raises SchemaError for columns that
+    this table does not have, or lacks and cannot make up.
     """
     schema = TABLES[table]
     columns = {name: rows.column(name) for name in rows.column_names}
@@ -116,8 +116,9 @@ def is_of_today(run: RunDir, file: PartFile) -> bool:
 
 
 def _by_size(rows: pa.Table) -> list[tuple[int, int]]:
-    """Row groups of about a size at which a reader of a few rows spends as much on the footer of a
-    large file as on the row group.
+    """Row groups of about the size at which footer and row group cost a reader the same.
+
+    For a reader of a few rows of a large file.
     """
     size = WIDE_ROW_GROUP_BYTES if rows.num_columns >= WIDE else ROW_GROUP_BYTES
     each = max(1024, rows.num_rows * size // max(1, rows.nbytes))
@@ -149,8 +150,9 @@ def _footer(
 
 
 def rows_digest(rows: pa.Table) -> str:
-    """SHA-256 of the rows by value, in their order: what a file that no commit names says of
-    itself, as `ROWS_DIGEST` in its footer.
+    """SHA-256 of the rows by value, in their order.
+
+    What a file that no commit names says of itself, as `ROWS_DIGEST` in its footer.
     """
     found = hashlib.sha256()
     for batch in rows.combine_chunks().replace_schema_metadata().to_batches():
@@ -259,8 +261,9 @@ class PartReader:
         return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
 
     def row_groups_with(self, rollout_id: int) -> list[int]:
-        """Row groups that hold rows of a rollout: by their statistics, and where these name
-        several by their keys.
+        """Row groups that hold rows of a rollout.
+
+        Found by their statistics, and where these name several by their keys.
         """
         about = self._parquet.metadata
         place = self._parquet.schema.names.index("rollout_id")

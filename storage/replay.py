@@ -39,8 +39,10 @@ class ReplayOrder:
         joined: Mapping[int, Sequence[int]] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`groups`: these in this order, under a name of their own (`twist.py`); `due_s`: of each,
-        how long after the start it may be served; `joined`: what groups are made of.
+        """`groups`: these in this order, under a name of their own (`twist.py`).
+
+        `due_s`: of each, how long after the start it may be served; `joined`: what groups are made
+        of.
         """
         self._due_s, self._clock, self._began = due_s, clock, clock()
         self.run_id = run_id or stored.run_id
@@ -81,8 +83,9 @@ class ReplayOrder:
         return Given(tuple(groups), end=wanted.seq + len(groups) == self.delivered)
 
     async def _until_due(self, wanted: Wanted) -> int | None:
-        """How many groups may be served by now; None: all. Waits for the first that is asked for,
-        within its time.
+        """How many groups may be served by now; None: all.
+
+        Waits for the first that is asked for, within its time.
         """
         if wanted.seq >= len(self._due_s):
             return None
@@ -134,8 +137,9 @@ def group_bytes(stored: StoredRun) -> dict[int, int]:
 
 
 def estimate_bytes(rollouts: pa.Table) -> pa.ChunkedArray:
-    """Arrow bytes of each rollout's sequences, from its counts: 4 per token, 4 per logprob, some
-    for keys and spans.
+    """Arrow bytes of each rollout's sequences, from its counts.
+
+    4 per token, 4 per logprob, some for keys and spans.
     """
     tokens = pc.add(rollouts.column("num_tokens"), rollouts.column("num_sampled")).cast(pa.int64())
     return pc.add(pc.multiply(tokens, 4), 256)

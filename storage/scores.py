@@ -1,5 +1,6 @@
-"""Rewards that were given later: `RUN/scores/NAME.parquet`, one file per scoring, beside the tables
-and never instead of them.
+"""Rewards that were given later: `RUN/scores/NAME.parquet`, one file per scoring.
+
+They lie beside the tables and never stand instead of them.
 
 A scoring is one put: it is there whole, with its provenance in the file's metadata, or not at all.
 Names are given once. In SQL they are the table `scores`; a replay can serve one in place of the

@@ -1,5 +1,6 @@
-"""The store: takes SCORED rows from every EVAL, makes them durable, decides groups, serves
-trainers. One per service at first.
+"""The store: takes SCORED rows from every EVAL, makes them durable, serves trainers.
+
+It decides groups, too. One per service at first.
 
     async with serving(config, network, trainers) as (store, work): await work
 
@@ -182,8 +183,9 @@ class Store:
             clearing.cancel()
 
     async def _clear(self) -> None:
-        """Once, when readers of before had their time: remove what compactions have replaced in
-        runs that nobody writes any more, because a service ended before it could.
+        """Remove, once, what compactions have replaced in runs that nobody writes any more.
+
+        A service ended before it could; readers of before had their time.
         """
         await asyncio.sleep(self.config.store.replaced_s)
         root = self.config.store.url or self.config.root
@@ -197,8 +199,9 @@ class Store:
         )
 
     async def _stray(self, taken: Taken) -> None:
-        """A row of a run that the log has not told of: wait for it, or hear that the row's fate is
-        decided.
+        """Wait for a run that the log has not told of, though a row of it has come.
+
+        Or hear that the row's fate is decided.
         """
         while taken.key.run_id not in self._runs:
             came = self._run_came

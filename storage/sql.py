@@ -1,5 +1,6 @@
-"""A DuckDB that only reads what it was given: no files, no network, no settings, one SELECT at a
-time, stopped at a deadline.
+"""A DuckDB that only reads what it was given.
+
+No files, no network, no settings, one SELECT at a time, stopped at a deadline.
 
 Users' SQL (a run's filter, `prorl sql`) runs inside our processes, so everything that is not a
 query over registered tables must fail: external access is off, Python variables are not tables, the

@@ -129,8 +129,9 @@ def _moment(text: str) -> datetime | None:
 
 
 def _large_enough(groups: Iterable[int], members: pa.Table, size: int) -> dict[int, list[int]]:
-    """Groups of that size, each with the stored ones that it is made of; in the order in which they
-    are complete, called as their last part.
+    """Groups of that size, each with the stored ones that it is made of.
+
+    In the order in which they are complete, called as their last part.
     """
     ids = members.column("group_id").to_pylist()
     counts = Counter(ids)
@@ -150,8 +151,9 @@ def _large_enough(groups: Iterable[int], members: pa.Table, size: int) -> dict[i
 
 
 def _due(stored: StoredRun, groups: Sequence[int], pace: float) -> list[float]:
-    """Seconds after the start at which each group may be served: as it was delivered, or decided,
-    after the first; never before one that comes earlier in the order, and with it where nothing is
+    """Seconds after the start at which each group may be served: as it was delivered, or decided.
+
+    After the first; never before one that comes earlier in the order, and with it where nothing is
     known of the group's own moment.
     """
     if pace < 0:

@@ -189,8 +189,9 @@ def _manifest(stored: StoredRun) -> Iterator[Finding]:
 
 
 def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
-    """Whether a commit is what a writer can have written: its own name, its run, its part's files,
-    in the bytes that it has.
+    """Whether a commit is what a writer can have written.
+
+    Its own name, its run, its part's files, in the bytes that it has.
     """
     run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
@@ -206,8 +207,9 @@ def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
 
 
 def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
-    """A file that no commit names: it says a digest of its rows itself, and an empty part has
-    none.
+    """Check a file that no commit names: it says a digest of its rows itself.
+
+    An empty part has none.
     """
     if not path.endswith(".parquet") or not run.fs.exists(run.path(path)):
         return

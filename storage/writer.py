@@ -1,5 +1,6 @@
-"""Makes trajectories durable: SCORED rows -> Parquet parts -> one commit in the control log -> a
-published commit -> acks.
+"""Makes trajectories durable, and acks them afterwards.
+
+SCORED rows -> Parquet parts -> one commit in the control log -> a published commit -> acks.
 
     collect -> sort out -> reserve -> write parts -> commit -> commits/<seq>.json -> published ->
     ack
@@ -133,11 +134,10 @@ class RunWriter:
         return list(self._flying.rows)
 
     async def open(self, snapshot: RunSnapshot) -> None:
-        """Make the directory as the log says it is: remove what nobody committed, publish what is
-        committed. Once, before `run`.
+        """Make the directory as the log says it is; once, before `run`.
 
-        Raises ConflictError, before anything is touched, when it holds commits that the log does
-        not know.
+        What nobody committed is removed, what is committed is published. Raises ConflictError,
+        before anything is touched, when it holds commits that the log does not know.
         """
         await asyncio.to_thread(self._prepare, snapshot)
         self._compacted_upto = await asyncio.to_thread(self.directory.compacted_upto)
@@ -236,8 +236,9 @@ class RunWriter:
             self._flying = PendingPart()
 
     async def _wait_until_due(self) -> None:
-        """At most one part per `flush_s`, unless somebody waits or memory does: the first row after
-        a pause goes almost at once.
+        """Wait so that at most one part comes per `flush_s`, unless somebody waits or memory does.
+
+        The first row after a pause goes almost at once.
         """
         loop = asyncio.get_running_loop()
         # The later of two moments: a part's length after the last flush, and a moment from now, so
@@ -290,8 +291,9 @@ class RunWriter:
         await self._to_partial([waiting for waiting, verdict in judged if not verdict.committable])
 
     async def _reserve(self) -> int:
-        """Reserve every row; those that are durable already are acked, superseded ones go to
-        `partial/`. Returns how many left.
+        """Reserve every row; returns how many left.
+
+        Those that are durable already are acked, superseded ones go to `partial/`.
         """
         if not self._flying.rows:
             return 0

@@ -32,8 +32,10 @@ def packed_attention(
     sliding_window: int | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention inside each packed sequence; query, key and value are [1, H, T, D], the
-    answer [1, T, H, D].
+    """Causal attention inside each packed sequence.
+
+    Query, key and value are [1, H, T, D], the answer [1, T, H, D]. Raises UserError for a sliding
+    window that a sequence does not fit.
     """
     if sliding_window is not None and sliding_window < max_length_q:
         raise UserError(

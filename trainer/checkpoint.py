@@ -1,5 +1,6 @@
-"""Checkpoints: weights, optimizer, random state, cursor and version in one directory that appears
-whole or not at all.
+"""Checkpoints: one directory each, that appears whole or not at all.
+
+It holds weights, optimizer, random state, cursor and version.
 
     ROOT/step-00000020/config.json model.safetensors tokenizer.json ...
                                       loadable by transformers, vLLM and the embedded engine

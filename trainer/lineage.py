@@ -30,8 +30,9 @@ ROWS = "trained.parquet"
 
 
 class Account:
-    """What became of each sequence of a batch; `Learner.update` fills it. B sequences, C sampled
-    tokens.
+    """What became of each sequence of a batch; `Learner.update` fills it.
+
+    B sequences, C sampled tokens.
     """
 
     def __init__(self, batch: PackedBatch) -> None:
@@ -99,8 +100,10 @@ def _lists(values_C: np.ndarray[tuple[int], np.dtype[np.float32]], batch: Packed
 
 
 def weights_digest(directory: Path) -> str:
-    """SHA-256 of the weights in a Hugging Face directory: of the file when it is one, else of the
-    digests of the shards in order of their names. Raises ConfigError where there are none.
+    """SHA-256 of the weights in a Hugging Face directory.
+
+    Of the file when it is one, else of the digests of the shards in order of their names. Raises
+    ConfigError where there are none.
     """
     found = sorted(directory.glob("*.safetensors"))
     if not found:

@@ -46,9 +46,7 @@ def train(
     hooks: tuple[Hook, ...] = (),
     stopped: Callable[[], bool] = lambda: False,
 ) -> TrainingState:
-    """Train until `config.steps` steps are done, the run ends, or `stopped()`; returns where it
-    stands.
-    """
+    """Train until `config.steps` steps are done, the run ends, or `stopped()`; the last state."""
     torch.set_num_threads(config.threads)
     checkpoints, timer = config.output / "checkpoints", StepTimer()
 
@@ -117,8 +115,9 @@ def groups(
 def announce(
     client: Client, config: TrainerConfig, progress: TrainingState, checkpoint: Path
 ) -> None:
-    """Tell the service what a durable checkpoint holds: record its lineage, commit its cursor,
-    publish its weights.
+    """Tell the service what a durable checkpoint holds.
+
+    Its lineage is recorded, its cursor committed, its weights published, in that order.
 
     All may be said again.
     """
@@ -152,8 +151,9 @@ def write_lineage(
 
 
 def note(config: TrainerConfig, step: int, checkpoint: Path, figures: Mapping[str, float]) -> None:
-    """The trainer's own log of a step whose checkpoint is durable: its lineage, then its figures,
-    whose row says that both are there.
+    """Write the trainer's own log of a step whose checkpoint is durable.
+
+    Its lineage, then its figures, whose row says that both are there.
     """
     if (checkpoint / ROWS).exists():
         rows = read_rows(checkpoint / ROWS)

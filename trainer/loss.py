@@ -83,8 +83,9 @@ def dapo_loss(
 def truncated_correction(
     proximal_C: torch.Tensor, recorded_C: torch.Tensor, cap: float
 ) -> torch.Tensor:
-    """min(pi_proximal / mu, cap), no gradient: truncated importance sampling of the sampler's
-    distribution mu.
+    """min(pi_proximal / mu, cap), no gradient: truncated importance sampling.
+
+    It corrects for mu, the distribution of the sampler.
 
     Truncation at a constant bounds the variance (IMPALA's rho-bar, arXiv 1802.01561 section 4.1;
     for samplers that differ from the trainer: Yao et al. 2025, "Your efficient RL framework
@@ -94,8 +95,9 @@ def truncated_correction(
 
 
 def kl_estimate(logprobs_C: torch.Tensor, recorded_C: torch.Tensor) -> torch.Tensor:
-    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu; unbiased, never negative (k3 of
-    joschu.net/blog/kl-approx.html).
+    """KL(mu || pi) per token: r - 1 - log r with r = pi / mu.
+
+    Unbiased, never negative (k3 of joschu.net/blog/kl-approx.html).
     """
     log_ratio_C = logprobs_C - recorded_C
     return torch.exp(log_ratio_C) - 1 - log_ratio_C

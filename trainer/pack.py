@@ -1,5 +1,7 @@
-"""One forward pass over packed sequences, for any Hugging Face causal model, without
-cross-contamination.
+"""One forward pass over packed sequences, for any Hugging Face causal model.
+
+Linear layers see the T tokens end to end, as they lie in Arrow; only attention must know where
+sequences end, so that none sees another (`attention.py`).
 
 Linear layers see the T tokens end to end, as they lie in Arrow; only attention must know where
 sequences end. It is a function registered with transformers' AttentionInterface: on a GPU in half

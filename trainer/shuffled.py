@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def shuffled(batch: PackedBatch) -> Float32:
-    """GRPO's advantages, dealt to other rollouts of the same group: equal in number and size, with
-    no relation to what was done.
+    """GRPO's advantages, dealt to other rollouts of the same group.
+
+    Equal in number and size, with no relation to what was done.
 
     Who gets what depends on the group's id alone, so that a replay repeats it.
     """

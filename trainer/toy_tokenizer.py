@@ -1,5 +1,6 @@
-"""The toy checkpoint's tokenizer: bytes, one token per digit and per operator, few merges learned
-from the demonstrations.
+"""The toy checkpoint's tokenizer: bytes, one token per digit and per operator.
+
+And few merges, learned from the demonstrations.
 
 Invariants: `len(tokenizer) == vocab_size` of the model; digits and operators never merge, so that
 copying a number is copying its tokens; the head and the tail of a tool call are one token each. The
@@ -50,8 +51,9 @@ CHAT_TEMPLATE = (
 
 
 class TextRecorder(ByteTokenizer):
-    """A tokenizer that keeps what the renderer asked it to encode: the text that a vocabulary is
-    learned from.
+    """A tokenizer that keeps what the renderer asked it to encode.
+
+    That is the text that a vocabulary is learned from.
     """
 
     compact_tools = True

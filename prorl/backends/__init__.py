@@ -42,8 +42,10 @@ def open_backend(
 async def open_probed(
     url: str, renderer: Renderer, env: Callable[[str], Env], *, model: str = "", api_key: str = ""
 ) -> Backend:
-    """As `open_backend`, when a backend that can be probed has shown that its logprobs are those of
-    what it samples from. Raises BackendError, and ConfigError when it cannot be opened.
+    """As `open_backend`, for one whose logprobs are those of what it samples from.
+
+    A backend that can be probed has shown it. Raises BackendError, and ConfigError when it cannot
+    be opened.
     """
     backend = open_backend(url, renderer, env, model=model, api_key=api_key)
     if isinstance(backend, ProbedBackend):

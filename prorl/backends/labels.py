@@ -106,8 +106,9 @@ class Labels:
             return self._latest
 
     async def proved(self, before: str | None) -> str | None:
-        """The label of a call that ends now and began after `before` stood; "" when it changed in
-        between, or cannot be asked any more.
+        """The label of a call that ends now and began after `before` stood.
+
+        "" when it changed in between, or cannot be asked any more.
         """
         try:
             return before if await self.after() == before else ""

@@ -1,5 +1,6 @@
-"""Policies that are scripts: in-process backends that take and give token ids like any other, for
-tests, checks and benches.
+"""Policies that are scripts: in-process backends that take and give token ids like any other.
+
+For tests, checks and benches.
 
 Invariants: what they say depends on (run seed, task, sample index) and the turn alone, so that a
 run repeats and a retry says the same; which turn it is they read from the prompt's ids, never from
@@ -200,8 +201,9 @@ def _spoil(completion: Completion, fault: str) -> Completion:
 
 
 class Oracle:
-    """Makes the reference's calls one a turn, then answers; or, where `is_right` says no, gives a
-    useless answer at once.
+    """Makes the reference's calls one a turn, then answers.
+
+    Or, where `is_right` says no, gives a useless answer at once.
     """
 
     def __init__(
@@ -256,8 +258,9 @@ class Useless:
 
 
 class Dice:
-    """A distribution made from the last id alone: eight likely ids and a stop token, the rest
-    unlikely.
+    """A distribution made from the last id alone.
+
+    Eight likely ids and a stop token, the rest unlikely.
     """
 
     def __init__(self, renderer: Renderer, *, raw: bool) -> None:
@@ -297,8 +300,9 @@ def _log_softmax(logits: Float32) -> Float32:
 
 
 def is_right(request: GenerateRequest, mean: float) -> bool:
-    """Whether flaky solves this sample: each task has its own probability, `mean` on average over
-    tasks.
+    """Whether flaky solves this sample.
+
+    Each task has its own probability, `mean` on average over tasks.
     """
     task_id = request.task.task_id if request.task else ""
     if mean <= 0.0:

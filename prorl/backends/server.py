@@ -1,5 +1,6 @@
-"""Serves any `Backend` over HTTP in vLLM's token subset, so that `VllmBackend`, and whoever else
-speaks to vLLM, can use it.
+"""Serves any `Backend` over HTTP in vLLM's token subset.
+
+So `VllmBackend`, and whoever else speaks to vLLM, can use it.
 
     POST /v1/completions {prompt: [ids], max_tokens, temperature, top_p, top_k, seed,
                           stop_token_ids, request_id, stream}

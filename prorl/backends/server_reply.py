@@ -1,5 +1,6 @@
-"""What a token server says, in vLLM's shape: one object, or a stream of events with a few tokens
-each.
+"""What a token server says, in vLLM's shape.
+
+One object, or a stream of events with a few tokens each.
 
 Invariants: a stream's pieces laid end to end are the one object's tokens; a client that goes away
 cancels the generation, streamed or not; an error before the first piece has a status of its own.

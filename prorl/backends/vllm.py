@@ -1,5 +1,6 @@
-"""vLLM over HTTP, token ids in and out: `POST /v1/completions` with `return_token_ids` and
-`logprobs: 0`, streamed.
+"""vLLM over HTTP, token ids in and out.
+
+`POST /v1/completions` with `return_token_ids` and `logprobs: 0`, streamed.
 
 Invariants: a completion is returned only when every part of the reply makes sense
 (`prorl.completion`), else BackendError says `backend_protocol`; trouble with the connection is

@@ -42,8 +42,9 @@ class HttpLimits:
 
 
 class Connections:
-    """The HTTP connections to the server at `url`. Opens with the first call and belongs to its
-    event loop.
+    """The HTTP connections to the server at `url`.
+
+    Opens with the first call and belongs to its event loop.
     """
 
     def __init__(self, url: str, api_key: str, limits: HttpLimits) -> None:

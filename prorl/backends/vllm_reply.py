@@ -1,5 +1,6 @@
-"""A completion from what vLLM sends: one JSON object, or a stream of server-sent events whose
-objects each bring a few tokens more.
+"""A completion from what vLLM sends: one JSON object, or a stream of events.
+
+The objects of a stream of server-sent events each bring a few tokens more.
 
 Invariants: what makes no sense raises (KeyError, TypeError, ValueError), nothing is repaired; ids
 and logprobs become arrays once for each part that is handed on.
@@ -69,8 +70,9 @@ class Reply:
             self._marks.append((start + int(mark["end"]), str(mark["version"])))
 
     def part(self) -> Completion:
-        """What came since the last part, as an aborted completion; where nothing is stated its
-        weights are unknown.
+        """What came since the last part, as an aborted completion.
+
+        Where nothing is stated its weights are unknown.
         """
         start, self._handed_on = self._handed_on, len(self._ids)
         return self._completion(start, FinishReason.ABORT, "")

@@ -1,5 +1,6 @@
-"""How a model server is given new weights: pause, update, resume, in the words that the server
-understands.
+"""How a model server is given new weights, in the words that it understands.
+
+Pause, update, resume.
 
 | dialect | server | update |
 |---|---|---|
@@ -104,8 +105,9 @@ def is_adapter(path: str) -> bool:
 
 
 class WeightTarget:
-    """One model server that takes weights. Its session belongs to the caller. `model`: the name
-    that rollouts ask for.
+    """One model server that takes weights; its session belongs to the caller.
+
+    `model`: the name that rollouts ask for.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class WeightTarget:
         self._dialect: WeightDialect | None = None
 
     async def pause(self, mode: str = "abort") -> None:
-        """Stop sampling; what comes waits. What runs is answered with its tokens so far (`abort`),
-        ends first (`wait`), or goes on after `resume` (`keep`). Raises BackendError.
+        """Stop sampling; what comes waits. Raises BackendError.
+
+        What runs is answered with its tokens so far (`abort`), ends first (`wait`), or goes on
+        after `resume` (`keep`).
         """
         await self._call("POST", f"/pause?mode={mode}")
 

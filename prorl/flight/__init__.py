@@ -1,5 +1,4 @@
-"""Arrow Flight between processes: channels, the edge protocol over them, the worker's control
-client.
+"""Arrow Flight between processes: channels, edges over them, the worker's control client.
 
     FlightNetwork, LocalNetwork   listen and dial channels, between processes or inside one loop
                                   (`prorl.protocols.Network`)

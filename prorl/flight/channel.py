@@ -251,8 +251,9 @@ class ServedChannel(_End):
         self._sender.end()
 
     async def close(self) -> None:
-        """Say goodbye after what is queued; the RPC ends once the dialler half-closed and the
-        handler returned; idempotent.
+        """Say goodbye after what is queued. Idempotent.
+
+        The RPC ends once the dialler half-closed and the handler returned.
         """
         if not self._closing:
             self._closing = True

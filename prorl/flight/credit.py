@@ -101,8 +101,9 @@ class Ledger:
     def put(
         self, key: AttemptKey, num_bytes: int, only: int | None = None, needs: str = ""
     ) -> None:
-        """A row waits to be sent, to `only` if a consumer is given, else to one that has what it
-        `needs`; a key that is in the book already changes nothing.
+        """A row waits to be sent; a key that is in the book already changes nothing.
+
+        It goes to `only` if a consumer is given, else to one that has what it `needs`.
         """
         if key not in self._rows:
             self._rows[key] = _Row(num_bytes, needs=needs)
@@ -129,8 +130,9 @@ class Ledger:
         ]
 
     def grant(self, consumer: int, rows: int, num_bytes: int) -> None:
-        """Credit from a consumer; negative rows take credit back, and what was used meanwhile is
-        owed.
+        """Credit from a consumer.
+
+        Negative rows take credit back, and what was used meanwhile is owed.
         """
         account = self._consumers[consumer]
         account.rows += rows

@@ -1,5 +1,6 @@
-"""`tune`: keep glibc from giving pages back to the kernel between record batches (fresh pages halve
-Flight's throughput).
+"""`tune`: keep glibc from giving pages back to the kernel between record batches.
+
+Fresh pages halve Flight's throughput.
 
 Called by the mains of processes that serve Flight and by the trainer's client, before the first
 Flight call. Price: resident memory stays at its high-water mark. `PRORL_NO_MALLOC_TUNING=1` turns

@@ -174,8 +174,10 @@ class Outlet:
         return self._forget([*self._awaiting, *self._ledger.waiting()])
 
     def cut(self, worker: str, incarnation: str) -> list[AttemptKey]:
-        """End the streams of a consumer that is silent, if others are there: redelivered rows go to
-        them at once. Which of the other rows it has not taken; `on_lost` does not name them.
+        """End the streams of a consumer that is silent, if others are there.
+
+        Redelivered rows go to them at once. Returns which of the other rows it has not taken;
+        `on_lost` does not name them.
         """
         silent = [
             name

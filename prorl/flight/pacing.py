@@ -1,5 +1,6 @@
-"""`Paced`: runs a flush at once when it has rested, else at the end of its interval: quick when
-idle, joined when busy.
+"""`Paced`: runs a flush at once when it has rested, else at the end of its interval.
+
+Quick when idle, joined when busy.
 
 A message costs two thread wake-ups and a system call at each end, whatever it holds. At low rates
 each row therefore goes at once, at high rates all of an interval go together.
@@ -18,8 +19,9 @@ BACK_S = 0.02
 
 
 class Paced:
-    """Calls `flush` soon after `ask`, once for all that asked meanwhile, at most once per
-    `interval_s`.
+    """Calls `flush` soon after `ask`, once for all that asked meanwhile.
+
+    At most once per `interval_s`.
     """
 
     def __init__(self, flush: Callable[[], None], interval_s: float) -> None:

@@ -77,8 +77,9 @@ class Inbox:
 
 
 def wire_bytes(batch: pa.RecordBatch) -> int:
-    """What the batch weighs as a message: many times cheaper to ask than `nbytes`, and right for
-    slices.
+    """What the batch weighs as a message.
+
+    Many times cheaper to ask than `nbytes`, and right for slices.
     """
     return int(pa.ipc.get_record_batch_size(batch))
 
@@ -148,8 +149,9 @@ def join(batches: list[Sized]) -> list[pa.RecordBatch]:
 
 
 def together(sizes: Iterable[int]) -> list[slice]:
-    """Which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them; what is larger than
-    `JOIN_BYTES` goes alone.
+    """Which neighbours travel in one message: up to `MAX_BATCH_BYTES` of them.
+
+    What is larger than `JOIN_BYTES` goes alone.
 
     >>> together([10, 10, JOIN_BYTES + 1, 10])
     [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]

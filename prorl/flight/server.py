@@ -68,8 +68,9 @@ log = logging.getLogger("prorl.flight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightReads:
-    """What a listener answers beside channels; the coroutines run on the loop, and are cancelled
-    when their client goes.
+    """What a listener answers beside channels.
+
+    The coroutines run on the loop, and are cancelled when their client goes.
     """
 
     get: Callable[[bytes], Awaitable[pa.Table | pa.RecordBatchReader]]
@@ -134,8 +135,9 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
         body: bytes = b"",
         named: NamedRun = named_run,
     ) -> None:
-        """Raise ForbiddenError unless the caller's certificate and token allow this; `body` names
-        the run.
+        """Raise ForbiddenError unless the caller's certificate and token allow this.
+
+        `body` names the run.
         """
         if self._secure:
             check_flight(role_of(context.peer_identity().decode(errors="replace")), what)
@@ -205,8 +207,9 @@ class FlightNetwork:
     def __init__(
         self, token: str = "", credentials: Credentials | None = None, keys: Keys | None = None
     ) -> None:
-        """`token` is sent with every call. `credentials`: for `grpc+tls` locations, both listened
-        at and dialled. `keys`: who is let in; default whoever sends `token`.
+        """`token` is sent with every call; `keys` says who is let in, by default whoever sends it.
+
+        `credentials`: for `grpc+tls` locations, both listened at and dialled.
         """
         self._token, self._credentials = token, credentials
         self._keys = keys or Keys(token)
@@ -223,8 +226,10 @@ class FlightNetwork:
         await self.close()
 
     async def listen(self, name: str, routes: Routes, reads: FlightReads | None = None) -> str:
-        """Serve routes (and reads) at `grpc+unix:///path`, `grpc://host:port` or, with
-        certificates on both sides, `grpc+tls://host:port`; port 0 = any.
+        """Serve routes (and reads) at a location; port 0 = any.
+
+        `grpc+unix:///path`, `grpc://host:port` or, with certificates on both sides,
+        `grpc+tls://host:port`.
 
         Returns the location to dial.
 

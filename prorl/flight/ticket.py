@@ -181,8 +181,9 @@ def inode(path: str) -> tuple[int, int]:
 
 
 def boot_id() -> str:
-    """Id of this kernel's boot, equal for all processes of one host; empty where the system has
-    none.
+    """Id of this kernel's boot, equal for all processes of one host.
+
+    Empty where the system has none.
     """
     try:
         return BOOT_ID.read_text().strip()

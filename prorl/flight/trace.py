@@ -1,6 +1,6 @@
-"""When each row was offered on an edge and when its consumer had it, and when each model call was
-made of which server: marks for `prorl bench pipeline` and for trials. Off unless `start` was
-called.
+"""When each row was offered on an edge and taken, and when a server was called: marks.
+
+For `prorl bench pipeline` and for trials. Off unless `start` was called.
 
 A mark is a line `ns edge what run rollout attempt` in FOLDER/NAME, flushed at once, in nanoseconds
 of CLOCK_MONOTONIC, which all processes of a host share. It costs a write per row and end, so it is
@@ -58,8 +58,9 @@ def read(folder: Path, since_s: float) -> Iterator[Mark]:
 
 
 def handoffs(marks: Iterable[Mark], edge: str) -> list[float]:
-    """Seconds from offered to taken of every row that has both, in the order in which they were
-    offered.
+    """Seconds from offered to taken of every row that has both.
+
+    In the order in which they were offered.
     """
     ours = sorted(mark for mark in marks if mark.edge == edge)
     taken = {mark.key: mark.at_s for mark in reversed(ours) if mark.what == TAKEN}

@@ -1,5 +1,6 @@
-"""What every Flight call of prorl has in common: client options, the bearer token, error mapping,
-the fork guard, the opening words.
+"""What every Flight call of prorl has in common.
+
+Client options, the bearer token, error mapping, the fork guard, the opening words.
 
 Errors cross the wire as a Flight error whose `extra_info` is JSON {"error": class name, "text":
 message}; server tracebacks never do. A class of `prorl.errors` arrives as that class; anything else
@@ -143,8 +144,9 @@ def open_client(location: str, credentials: Credentials | None = None) -> fl.Fli
 
 
 def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOptions:
-    """Bearer token (gRPC wants header names in lower case), deadline, and buffers aligned for their
-    type.
+    """Options of a call: bearer token, deadline, and buffers aligned for their type.
+
+    gRPC wants header names in lower case.
     """
     headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
     aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
@@ -209,8 +211,9 @@ def check_location(location: str) -> None:
 
 
 def guard_fork() -> None:
-    """Arm the guard on first use; raise clearly in a process that was forked after Flight was used
-    (it would hang).
+    """Arm the guard on first use; raise in a process that was forked after Flight was used.
+
+    It would hang.
     """
     global _guarded
     if _forked:

@@ -1,5 +1,6 @@
-"""The embedded backend as a process: `python -m prorl.backends.embedded --model DIR [--port 0]
-[--parent PID]`.
+"""The embedded backend as a process.
+
+`python -m prorl.backends.embedded --model DIR [--port 0] [--parent PID]`
 
 Prints `ready {"url", "model", "version", "pid"}` when it listens. It dies with the thread that
 started it, and at once when `--parent` is not its parent any more. SIGTERM ends it within a second;

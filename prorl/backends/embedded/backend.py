@@ -1,5 +1,6 @@
-"""The engine as a `Backend`: one asyncio task steps it while there is work; weights change while it
-is paused.
+"""The engine as a `Backend`: one asyncio task steps it while there is work.
+
+Weights change while it is paused.
 
 Invariants: everything happens on one event loop, which is the engine's alone for the length of a
 step (milliseconds for the models it is meant for); a cancelled `generate` leaves no request behind;
@@ -45,8 +46,9 @@ class Settings(NamedTuple):
 
 
 class EmbeddedBackend:
-    """Implements `prorl.protocols.Backend` and what a weight publisher needs: `pause`,
-    `update_weights`, `resume`.
+    """Implements `prorl.protocols.Backend` and what a weight publisher needs.
+
+    The latter is `pause`, `update_weights`, `resume`.
     """
 
     def __init__(
@@ -134,10 +136,10 @@ class EmbeddedBackend:
         self._wake()
 
     def update_weights(self, directory: str | Path, version: int, label: str = "") -> None:
-        """Take over another version of the weights between two steps; `label` is what replies call
-        them (default: the version).
+        """Take over another version of the weights between two steps.
 
-        Raises ConfigError; then the old ones go on serving.
+        `label` is what replies call them (default: the version). Raises ConfigError; then the old
+        ones go on serving.
         """
         known = PolicyVersion(version)
         if self._labels.get(known, label) != label:

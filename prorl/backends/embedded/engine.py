@@ -244,8 +244,9 @@ class Engine:
         return common
 
     def _chunks(self) -> list[Chunk]:
-        """What each row computes next; rows that sample come first in the budget, so that a long
-        prompt delays nobody for long.
+        """What each row computes next; rows that sample come first in the budget.
+
+        So a long prompt delays nobody for long.
         """
         left = STEP_TOKENS - len(self._running)
         chunks = []

@@ -1,5 +1,6 @@
-"""The Qwen3 decoder in numpy over rows of a key-value cache: one call advances every row by a chunk
-of tokens of its own length.
+"""The Qwen3 decoder in numpy over rows of a key-value cache.
+
+One call advances every row by a chunk of tokens of its own length.
 
 Shapes: N packed tokens of all chunks, R rows, C longest chunk, S longest context, D hidden, V
 vocabulary, H heads, K key-value heads, G = H/K, E head_dim, L layers. Products run packed over N;

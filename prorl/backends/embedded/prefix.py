@@ -1,5 +1,6 @@
-"""Keys and values of finished requests, found again by what they hold: the next turn, or a sibling,
-computes only what differs.
+"""Keys and values of finished requests, found again by what they hold.
+
+The next turn, or a sibling, computes only what differs.
 
 Invariants: bounded by bytes, least recently used goes first; an entry that another one extends is
 dropped. An entry is only ever reused for the ids that made it, under the weights that made it:

@@ -1,5 +1,6 @@
-"""How a weight publisher speaks to the embedded backend: vLLM's own routes for pausing, and one for
-weights on disk.
+"""How a weight publisher speaks to the embedded backend.
+
+vLLM's own routes for pausing, and one for weights on disk.
 
     POST /pause?mode=abort|wait|keep    POST /resume    GET /is_paused    GET /weight_info
     POST /update_weights {"path": "/dir", "version": 7, "label": "what replies call them"}

@@ -35,8 +35,9 @@ class Draws(NamedTuple):
 
 
 def uniforms(seed: int, position: int, count: int) -> Float64:
-    """Numbers in [0, 1) for the tokens at `position`, `position + 1` ...: the same however they are
-    asked for.
+    """Numbers in [0, 1) for the tokens at `position`, `position + 1` ...
+
+    The same however they are asked for.
 
     >>> bool((uniforms(7, 0, 10)[3:] == uniforms(7, 3, 7)).all())
     True
@@ -68,8 +69,9 @@ def draw(logits_RV: Float32, uniform_R: Float64, params: list[SamplingParams]) -
 
 
 def _restrict(scaled_V: Float64, param: SamplingParams) -> Float64:
-    """Minus infinity for every token outside the k likeliest and outside the smallest set of
-    probability top_p.
+    """Minus infinity for every token outside the k likeliest and outside top_p.
+
+    The latter is the smallest set of that probability.
     """
     order = np.argsort(-scaled_V, kind="stable")
     weights = np.exp(scaled_V[order] - scaled_V[order[0]])
