@@ -88,8 +88,9 @@ _PATTERNS = tuple(
 
 
 def check_http(role: str | None, method: str, path: str) -> None:
-    """Raise ForbiddenError unless `role` may. None: somebody on this host. Unknown routes are for
-    nobody.
+    """Raise ForbiddenError unless `role` may. None: somebody on this host.
+
+    Unknown routes are for nobody.
     """
     if role is None:
         return

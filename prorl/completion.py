@@ -1,5 +1,6 @@
-"""What a valid `Completion` is: the one check that every model call passes before its tokens count,
-whoever sampled them.
+"""What a valid `Completion` is: the one check that every model call passes.
+
+Before its tokens count, whoever sampled them.
 
 Invariants: at least one token unless the call was aborted; ids inside the vocabulary; one finite
 logprob <= 0 per id; versions tile the ids. A row of logits with a NaN is wrong as a whole, so

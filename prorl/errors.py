@@ -147,8 +147,9 @@ class BudgetError(RolloutError, TimeoutError):
 
 @contextmanager
 def boundary(error: type[RolloutError], code: FailureCode, what: str) -> Iterator[None]:
-    """Turn any foreign exception that crosses this line into `error(code, "what: ...")`; ours pass
-    unchanged.
+    """Turn any foreign exception that crosses this line into `error(code, "what: ...")`.
+
+    Ours pass unchanged.
 
     >>> from prorl.types import FailureCode
     >>> with boundary(ToolError, FailureCode.TOOL_PROTOCOL, "bash"):

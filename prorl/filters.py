@@ -1,5 +1,6 @@
-"""The named group filters: one row each, which the run's config, the CLI, the gateway and the store
-read. Any other filter is SQL (`prorl/storage/filter.py` says what it sees and gives).
+"""The named group filters: one row each, read by config, CLI, gateway and store.
+
+Any other filter is SQL (`prorl/storage/filter.py` says what it sees and gives).
 """
 
 from __future__ import annotations

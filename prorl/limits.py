@@ -33,8 +33,9 @@ def steady(wall: Clock, clock: Clock) -> Clock:
 
 @dataclass(slots=True)
 class Deadline:
-    """A budget that runs down on the receiver's own clock and can be paused (a backend that takes
-    new weights).
+    """A budget that runs down on the receiver's own clock and can be paused.
+
+    It is, for instance, while a backend takes new weights.
 
     >>> now = [0.0]
     >>> deadline = Deadline(10.0, clock=lambda: now[0])

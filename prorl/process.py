@@ -53,8 +53,9 @@ _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "taskName"}
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `at`, `level`, `logger`, `event`, what was given as `extra`, and a
-    `traceback` where there is one.
+    """One JSON object a line: `at`, `level`, `logger`, `event`.
+
+    And what was given as `extra`, and a `traceback` where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -148,8 +149,9 @@ async def serve_part(name: str, serving: Serving, config: ServiceConfig) -> int:
 
 
 def settle_heap() -> None:
-    """What was made until now stays: leave it out of every later garbage collection, so that one
-    costs by what has come since and stops the loop for milliseconds.
+    """What was made until now stays: leave it out of every later garbage collection.
+
+    So that one costs by what has come since and stops the loop for milliseconds.
     """
     gc.collect()
     gc.freeze()
@@ -162,8 +164,9 @@ async def _lively(work: Coroutine[Any, Any, int | None]) -> int | None:
 
 
 def _loudly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What asyncio would only log: an exception that nobody waits for is a crash, unless it is a
-    connection's.
+    """End the process for an exception that nobody waits for: asyncio would only log it.
+
+    Not for a connection's.
     """
     error = context.get("exception")
     if error is None or isinstance(error, OSError):

@@ -119,9 +119,7 @@ class Operator(Protocol):
         """
 
     async def release(self, row: Row) -> None:
-        """Give back what INIT made for this row (its sandboxes), when the row is cut before its
-        end; idempotent.
-        """
+        """Give back the sandboxes that INIT made for a row that is cut. Idempotent."""
 
 
 # ---- the policy
@@ -154,9 +152,7 @@ class Renderer(Protocol):
         """Ids of a first prompt, ending where the assistant starts to speak."""
 
     def bridge(self, completion_ids: Int32, messages: Sequence[Message]) -> Int32:
-        """Ids to append after a completion: its end marker if it was cut off, the new messages, the
-        assistant's start.
-        """
+        """Ids to append after a completion: its end marker if cut off, messages, a new start."""
 
     def parse(
         self,
@@ -171,8 +167,9 @@ class Renderer(Protocol):
         """
 
     def completion(self, message: Message) -> Int32:
-        """What a model would sample to say this assistant message, end marker included: for oracles
-        and warm starts.
+        """What a model would sample to say this assistant message, end marker included.
+
+        For oracles and warm starts.
         """
 
     def starts_segment(self, messages: Sequence[Message]) -> bool:
@@ -199,9 +196,7 @@ class ProbedBackend(Backend, Protocol):
     """A backend that can show, before it serves, that it is fit to train from."""
 
     async def probe(self) -> None:
-        """Ask it once. Raises ConfigError for one that is unfit, BackendError when it cannot be
-        asked.
-        """
+        """Ask it once. Raises ConfigError if it is unfit, BackendError if it does not answer."""
 
 
 class Agent(Protocol):
@@ -267,8 +262,9 @@ class Sandbox(Protocol):
         """Read a regular file below the workspace without following links."""
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """Keep the workspace's files in a file of the host; its size, or 0 when that would be more
-        than `max_bytes`.
+        """Keep the workspace's files in a file of the host; its size.
+
+        0 when that would be more than `max_bytes`.
         """
 
     async def restore(self, path: str) -> None:

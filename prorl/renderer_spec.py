@@ -1,5 +1,6 @@
-"""Which model a run speaks, and how: `renderer` of a run's config, and `RendererSpec`, which goes
-to the RUN stage with each lease.
+"""Which model a run speaks, and how.
+
+`renderer` of a run's config, and `RendererSpec`, which goes to the RUN stage with each lease.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class RendererConfig(BaseModel):
     )
 
     def spec(self, model: str, created_at: float) -> RendererSpec:
-        """The spec with the service's model, and the day (UTC) of the run's making in seconds since
-        1970, where nothing else is said.
+        """The spec with the service's model, and the run's day, where nothing else is said.
+
+        The day (UTC) is that of the run's making, in seconds since 1970.
         """
         today = datetime.fromtimestamp(created_at, UTC).date().isoformat()
         values = self.model_dump()

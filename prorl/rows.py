@@ -1,5 +1,6 @@
-"""`Row`, one row of a message on an edge, and `grow`, which gives rows the columns that a stage
-adds.
+"""`Row`, one row of a message on an edge, and `grow`, which adds columns to rows.
+
+The columns are those that a stage adds.
 
 A message holds up to hundreds of rows, and a call into Arrow costs more than the values of a small
 row. So a row is a place in its message and is not cut out of it; what a stage adds stays Python
@@ -45,8 +46,9 @@ _DECODED = 4
 
 
 class _Recent(threading.local):
-    """Of each thread the last `_DECODED` messages of several rows, each with those of its columns
-    that were read, as Python objects.
+    """The last messages of several rows that each thread has read, as Python objects.
+
+    `_DECODED` of each thread, with those of their columns that were read.
 
     The rows of a message are read together, and asking Arrow for one value costs a hundred times
     what the value costs in its column.

@@ -1,5 +1,6 @@
-"""For tests of envs, agents and tools, yours and ours: real processes in a folder, scripted
-replies, and a whole rollout in one call.
+"""For tests of envs, agents and tools, yours and ours.
+
+Real processes in a folder, scripted replies, and a whole rollout in one call.
 
 >>> from prorl.envs import get_env
 >>> task = make_task("math", "Half of 48?", answer="24")
@@ -95,8 +96,9 @@ class Played(NamedTuple):
 
 
 def run(env: Env, task: Task, *replies: Reply, boxes: Boxes | None = None) -> Played:
-    """`play`, for tests without an event loop. `boxes=isolated()` for tools other than bash, python
-    and files.
+    """`play`, for tests without an event loop.
+
+    `boxes=isolated()` for tools other than bash, python and files.
     """
     return asyncio.run(play(env, task, Replies(*replies), boxes=boxes))
 

@@ -72,8 +72,9 @@ class Credentials:
         return self._loaded(context)
 
     def client_context(self) -> ssl.SSLContext:
-        """The TLS context of a client that believes only our servers. Dial with
-        `server_hostname=peer_name`.
+        """The TLS context of a client that believes only our servers.
+
+        Dial with `server_hostname=peer_name`.
         """
         return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
@@ -86,8 +87,9 @@ class Credentials:
 
     @contextmanager
     def files(self) -> Iterator[tuple[Path, Path, Path]]:
-        """Authority, certificate and key as private files for the length of the block, for
-        libraries that read nothing else.
+        """Authority, certificate and key as private files for the length of the block.
+
+        For libraries that read nothing else.
         """
         with tempfile.TemporaryDirectory(prefix="prl-tls-") as folder:
             paths = Path(folder, "ca"), Path(folder, "cert"), Path(folder, "key")
@@ -238,8 +240,10 @@ def role_of(identity: str) -> str:
 
 
 def prepare(root: Path, url: str, token: str) -> None:
-    """Make what a service needs to be reached from other hosts: credentials of its own below
-    ROOT/tls, and below ROOT/join a file for each role that others may join in.
+    """Make what a service needs to be reached from other hosts.
+
+    Credentials of its own below ROOT/tls, and below ROOT/join a file for each role that others may
+    join in.
 
     A join file whose certificate still has a month, with this address and token, stays as it is.
     """
@@ -252,8 +256,9 @@ def prepare(root: Path, url: str, token: str) -> None:
 
 
 def renew(root: Path, role: str, days: float = LEAF_DAYS) -> Join:
-    """Write a join file of ROOT anew, with a fresh key and certificate of the same authority; those
-    that were given out stay valid until their end. Raises ConfigError.
+    """Write a join file of ROOT anew, with a fresh key and certificate of the same authority.
+
+    Those that were given out stay valid until their end. Raises ConfigError.
     """
     path = root / "join" / f"{role}.json"
     old = Join.parse(path)

@@ -1,5 +1,6 @@
-"""Text <-> token ids: a tokenizer of 256 bytes and nine specials that needs no files, and any
-Hugging Face `tokenizer.json`.
+"""Text <-> token ids: a tokenizer of bytes, and any Hugging Face `tokenizer.json`.
+
+The first has 256 bytes and nine specials, and needs no files.
 
 Invariants: `encode` never yields the id of a special token, whatever the text spells, so that
 content (a prompt, a tool's output) can neither end a message nor start a call. `decode` spells
@@ -157,8 +158,9 @@ class HFTokenizer:
         return ids[~np.isin(ids, self._special_ids)]
 
     def encode_whole(self, text: str) -> Int32:
-        """Ids of text in which added tokens are recognised, as the file has it: only to compare
-        with.
+        """Ids of text in which added tokens are recognised, as the file has it.
+
+        Only to compare with.
         """
         return np.array(self._decoder.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
@@ -191,8 +193,9 @@ def _read_tokenizer_json(directory: Path) -> dict[str, Any]:
 
 
 def _model_size(directory: Path) -> int:
-    """Rows of the model's embedding, which may be padded beyond the tokenizer's own ids; 0 when not
-    stated.
+    """Rows of the model's embedding; 0 when not stated.
+
+    It may be padded beyond the tokenizer's own ids.
     """
     size = _setting(directory / "config.json", "vocab_size")
     return size if isinstance(size, int) else 0

@@ -235,8 +235,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequence:
-    """One append-only token sequence of an attempt; segment > 0 only when a harness rewrote its
-    history.
+    """One append-only token sequence of an attempt.
+
+    `segment` > 0 only when a harness rewrote its history.
 
     Spans tile the tokens: `span_end_S[-1] == len(token_ids_L)`; lengths of spans with kind >= 1 sum
     to `len(logprobs_C)`.

@@ -49,8 +49,9 @@ SHOWN = 200
 
 
 def explain(error: ValidationError, model: type[BaseModel], where: str) -> ConfigError:
-    """One clear line for the first thing that pydantic refused, with a did-you-mean for unknown
-    keys.
+    """One clear line for the first thing that pydantic refused.
+
+    With a did-you-mean for unknown keys.
 
     `where` names the file or body that `model` was read from.
     """

@@ -106,8 +106,9 @@ class Unpublished(Record, frozen=True, kw_only=True):
 
 
 class RunSnapshot(Payload, frozen=True, kw_only=True):
-    """(run): what the log knows of a run and a store may not; on the store's hello for every run
-    that it has work with, and when a run is made.
+    """(run): what the log knows of a run and a store may not.
+
+    On the store's hello for every run that it has work with, and when a run is made.
     """
 
     kind = Kind.RUN

@@ -79,8 +79,9 @@ class PartFile:
 
 
 class TrajectorySummary(Record, frozen=True, kw_only=True):
-    """What the log keeps of a committed trajectory besides its reward: columns of `rollouts`, in
-    the log and in the run directory, under these names.
+    """What the log keeps of a committed trajectory besides its reward.
+
+    Columns of `rollouts`, in the log and in the run directory, under these names.
     """
 
     min_version: Version = -1

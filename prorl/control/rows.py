@@ -87,8 +87,9 @@ class ControlRow:
             ) from None
 
     def read_hello(self, where: str) -> Hello:
-        """The payload of a `hello`. Raises SchemaError for a peer of another version, whatever
-        else it says.
+        """The payload of a `hello`.
+
+        Raises SchemaError for a peer of another version, whatever else it says.
         """
         try:
             said = _versions.decode(self.payload)

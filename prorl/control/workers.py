@@ -89,8 +89,9 @@ class Released(Payload, frozen=True, kw_only=True):
 
 
 class Leaving(Payload, frozen=True, kw_only=True):
-    """This worker was asked to leave, by a signal or by its node's own clock: it takes nothing new,
-    and what it gives back from here on is charged to nobody.
+    """This worker was asked to leave, by a signal or by its node's own clock.
+
+    It takes nothing new, and what it gives back from here on is charged to nobody.
     """
 
     kind = Kind.LEAVING

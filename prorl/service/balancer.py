@@ -167,8 +167,9 @@ class Balancer:
         return bool(self._able_of(among or self._state, suits))
 
     def assign(self, rollout: Hashable, name: str) -> None:
-        """Say that this backend serves the rollout, e.g. after a restart; replaces an earlier
-        assignment.
+        """Say that this backend serves the rollout, e.g. after a restart.
+
+        Replaces an earlier assignment.
         """
         self.release(rollout)
         self._owner[rollout] = name
@@ -192,8 +193,10 @@ class Balancer:
         return name not in self._ejected and name not in self._fenced
 
     def _push(self, name: str) -> None:
-        """Entries are never updated in place: what does not match the present count is skipped when
-        it surfaces.
+        """Note the present count; older entries of the backend stay.
+
+        Entries are never updated in place: what does not match the present count is skipped when it
+        surfaces.
         """
         if self._able(name):
             heapq.heappush(self._heap, (self.load(name), self._chosen[name], name))

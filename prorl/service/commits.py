@@ -50,8 +50,9 @@ class Commits:
         )
 
     def reserve(self, store: WorkerRecord, attempts: Iterable[AttemptKey]) -> Reserved:
-        """Promise that these attempts will be committed if the store lives; a cancellation waits
-        for it from here on.
+        """Promise that these attempts will be committed if the store lives.
+
+        A cancellation waits for it from here on.
         """
         granted: list[AttemptKey] = []
         refused: list[Refusal] = []

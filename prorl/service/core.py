@@ -101,8 +101,10 @@ class Core:
             self._await_claim(record)
 
     def _await_claim(self, record: RolloutRecord) -> None:
-        """After a restart. Who runs it may be on another host, where a broken stream is noticed
-        late; a lease that nobody claims was lost by us on its way, and is nobody's fault.
+        """Wait, after a restart, for whoever runs it to say so.
+
+        They may be on another host, where a broken stream is noticed late; a lease that nobody
+        claims was lost by us on its way, and is nobody's fault.
         """
         if record.life.state is RolloutState.LEASED:
             self.rollouts.await_claim(record, REMOTE_GRACE_S, EventKind.RETURN)
@@ -320,8 +322,9 @@ class Core:
         self.grants.pump(room)
 
     def sweep(self) -> None:
-        """What only time decides: claims that did not come, budgets for waiting that are used up,
-        runs that have ended.
+        """Do what only time decides.
+
+        Claims that did not come, budgets for waiting that are used up, runs that have ended.
         """
         self._give_up_leases()
         self.rollouts.settle_orphans()

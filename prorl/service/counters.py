@@ -1,5 +1,6 @@
-"""A run's counts as the log keeps them: one text per run, written with every transaction that
-changes one, so that no restart counts rows.
+"""A run's counts as the log keeps them: one text per run.
+
+It is written with every transaction that changes one, so that no restart counts rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The end of what was started, bit by bit: a run that is cancelled, or has enough, may have ten
-thousand rollouts in hand, and no step of the loop may cost by that.
+"""The end of what was started, bit by bit.
+
+A run that is cancelled, or has enough, may have ten thousand rollouts in hand, and no step of the
+loop may cost by that.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The gateway's process: one loop that owns the core, the log's one writer, the control streams,
-the lease edge.
+"""The gateway's process: one loop that owns the core and everything around it.
+
+That is the log's one writer, the control streams, the lease edge.
 
     control rows, HTTP requests, time -> Core -> Journal -> one transaction -> what waited for it:
     replies, cancels, leases, acks
@@ -352,8 +353,9 @@ class Gateway:
             self.wake()
 
     def _ack(self) -> None:
-        """Tell workers which of their events are durable; nobody waits for it, so it need not
-        travel often.
+        """Tell workers which of their events are durable.
+
+        Nobody waits for it, so it need not travel often.
         """
         acks, self._acks = self._acks, {}
         for worker, seq in acks.items():

@@ -1,5 +1,6 @@
-"""Decisions, hand-out, cursors, policy versions: what happens to a group after its members have
-ended. First decision stands.
+"""What happens to a group after its members have ended. First decision stands.
+
+Decisions, hand-out, cursors, policy versions.
 
 Everything here is an event of the group's table (`lifecycle.GROUP_TABLE`); a repeated request gets
 what the log holds. `delivery_seq` is dense per run, given in the order in which the store asks
@@ -77,8 +78,9 @@ class Groups:
         self._event(group, "decided", kept)
 
     def handout(self, run: RunRecord, wanted: Iterable[KeptGroup]) -> HandedOut:
-        """Give kept groups their place in the delivery order, as asked; those that are too old go
-        stale instead.
+        """Give kept groups their place in the delivery order, as asked.
+
+        Those that are too old go stale instead.
         """
         delivered: list[Delivered] = []
         stale: list[int] = []
@@ -113,10 +115,10 @@ class Groups:
         self._event(group, "delivered", True)
 
     def cursor(self, run: RunRecord, consumer: str, seq: int) -> None:
-        """Everything below `seq` is trained and durable; a late or repeated commit of less changes
-        nothing (a trainer that was rolled back reads by the cursor of its checkpoint).
+        """Everything below `seq` is trained and durable.
 
-        Raises ConflictError.
+        A late or repeated commit of less changes nothing (a trainer that was rolled back reads by
+        the cursor of its checkpoint). Raises ConflictError.
         """
         if not 0 <= seq <= run.next_delivery:
             raise ConflictError(
@@ -187,8 +189,9 @@ class Groups:
         return True
 
     def cancel_redundant(self, run: RunRecord) -> None:
-        """The run has enough: end what was started and is not decided; the pool ends bit by bit
-        (`Core.prune`).
+        """The run has enough: end what was started and is not decided.
+
+        The pool ends bit by bit (`Core.prune`).
         """
         self._endings.begin(run, FailureCode.REDUNDANT)
 

@@ -1,5 +1,6 @@
-"""The border of the HTTP side: bearer tokens, body limits, request ids, and errors as JSON `{code,
-message, request_id}`, never a traceback.
+"""The border of the HTTP side: who is let in, how much, and errors as JSON.
+
+Bearer tokens, body limits, request ids, and `{code, message, request_id}`, never a traceback.
 
 Plain ASGI, so that a request which is refused costs nothing. Callers on this host have no role;
 those of other hosts come over TLS with a certificate that names one (`prorl.access`).
@@ -72,8 +73,9 @@ def error_body(code: str, message: str, request_id: str) -> bytes:
 
 
 class GuardMiddleware:
-    """ASGI middleware around the app: refuses before the app sees a request, turns what it raises
-    into an error body.
+    """ASGI middleware around the app: refuses before the app sees a request.
+
+    What the app raises it turns into an error body.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys) -> None:
@@ -127,8 +129,9 @@ def _check_length(header: bytes, limit: int) -> None:
 
 
 class _Body:
-    """Counts what comes, whatever the header said; once it is too much, what the app makes of that
-    is not sent.
+    """Counts what comes, whatever the header said.
+
+    Once it is too much, what the app makes of that is not sent.
     """
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:

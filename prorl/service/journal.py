@@ -80,8 +80,9 @@ class Journal:
         self._groups[record] = None
 
     def mark_run(self, record: RunRecord) -> None:
-        """Update its row and counts in the next transaction; a change of a group or rollout of it
-        does so too.
+        """Update its row and counts in the next transaction.
+
+        A change of a group or rollout of it does so too.
         """
         self._runs[record] = None
 

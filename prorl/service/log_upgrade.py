@@ -1,5 +1,6 @@
-"""A control log of an older prorl becomes one of today, in one transaction: whoever is killed
-meanwhile leaves the log as it was.
+"""A control log of an older prorl becomes one of today, in one transaction.
+
+Whoever is killed meanwhile leaves the log as it was.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Rows that the gateway sends to the store, built from what it knows: each shape once, for live
-messages and for snapshots.
+"""Rows that the gateway sends to the store, built from what it knows.
+
+Each shape once, for live messages and for snapshots.
 """
 
 from __future__ import annotations

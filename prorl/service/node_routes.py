@@ -37,8 +37,10 @@ def node_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
 
     @app.post("/v1/nodes/{node}/drain", status_code=202)
     async def drain(node: str, body: DrainBody) -> Response:
-        """Have a node take nothing new, end or give back what it has, and leave; charged to no
-        rollout. Saying it again is fine, the earlier deadline counts. 404 once it has left.
+        """Have a node take nothing new, end or give back what it has, and leave.
+
+        Charged to no rollout. Saying it again is fine, the earlier deadline counts. 404 once it has
+        left.
         """
         asked = gateway.core.workers.drain(node, body.deadline_s, body.reason or "an operator")
         gateway.wake()

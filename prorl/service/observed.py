@@ -1,5 +1,7 @@
-"""What the gateway saw happen since it started, for `/metrics`: how long rollouts were where, and
-what failed. Counters only; nothing decides by them, and a restart begins at zero.
+"""What the gateway saw happen since it started, for `/metrics`.
+
+How long rollouts were where, and what failed. Counters only; nothing decides by them, and a restart
+begins at zero.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""How fast servers are: seconds that a token of theirs takes, as RUN's calls have it, and what the
-balancer makes of it.
+"""How fast servers are, and what the balancer makes of it.
+
+Seconds that a token of theirs takes, as RUN's calls have it.
 
 A rollout on a server that takes twice as long for a token weighs as four on one that does not
 (`POWER`): so many fewer are there. Servers within `ALIKE` of the fastest count as equal, so that

@@ -1,5 +1,6 @@
-"""Asks model servers whether they are well: each by a task of its own, so that one server's silence
-delays nobody.
+"""Asks model servers whether they are well, each by a task of its own.
+
+So one server's silence delays nobody.
 
 One that is in is asked for `/health` every `PROBE_S`; one that is out for a token, since a server
 that fails each model call says that it is well all the same. Whatever a name leads to, also in the

@@ -62,8 +62,10 @@ def _backend(service: ServiceConfig, name: str) -> dict[str, Json]:
 
 
 def fingerprint(folder: Path, names: Iterable[str] = ()) -> str:
-    """SHA-256 over the names and contents of a folder's files (of those named, if any are); empty
-    when there is no such folder. Blocking: seconds for a checkpoint of many shards.
+    """SHA-256 over the names and contents of a folder's files.
+
+    Of those named, if any are; empty when there is no such folder. Blocking: seconds for a
+    checkpoint of many shards.
     """
     if not folder.is_dir():
         return ""
@@ -87,8 +89,9 @@ def _content_hash(path: Path) -> bytes:
 
 @cache
 def code_sha256() -> str:
-    """Of every Python file of the installed package, by path: an edited checkout has another one
-    than the release of the same version.
+    """SHA-256 of every Python file of the installed package, by path.
+
+    An edited checkout has another one than the release of the same version.
     """
     root = Path(__file__).parent.parent
     digest = hashlib.sha256()

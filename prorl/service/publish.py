@@ -1,5 +1,4 @@
-"""Publication of weights: a version gets its id, the backends of the run take the weights, then the
-version is published.
+"""Publication of weights: an id, the backends of the run take them, it is published.
 
     id durable -> each backend: pause -> update -> resume -> `version` is durable and told
     -> the trainer has its answer
@@ -101,11 +100,11 @@ class Publisher:
     async def publish(
         self, run: RunRecord, version: int, path: str, *, pause: str = "abort", wait_s: float = 20.0
     ) -> Published:
-        """Publish the weights in `path` as `version` (0 = the next id); said again, it sees to it
-        that the backends serve them. Waits for `wait_s`, then it goes on by itself.
+        """Publish the weights in `path` as `version` (0 = the next id).
 
-        Raises ConflictError, and UnavailableError when no backend took them: say it again, with the
-        id that the error names.
+        Said again, it sees to it that the backends serve them. Waits for `wait_s`, then it goes on
+        by itself. Raises ConflictError, and UnavailableError when no backend took them: say it
+        again, with the id that the error names.
         """
         version = self._core.groups.give_version(run, version, path)
         await self._durable()
@@ -191,8 +190,9 @@ class Publisher:
     async def _spread(
         self, names: Iterable[str], weights: ServedWeights, *, pooled: bool
     ) -> dict[str, str]:
-        """Give weights to backends, half of them at a time at most; the reasons of those that did
-        not take them.
+        """Give weights to backends, half of them at a time at most.
+
+        The reasons of those that did not take them.
         """
         health = self._core.watched.health
         if pooled:
@@ -313,8 +313,9 @@ class Publisher:
             self._core.state.balancer.fence(name)
 
     async def labels(self, run: RunRecord, limit_s: float = 2.0) -> set[str]:
-        """What the run's servers call the weights that they serve now; those that do not say it in
-        time are left out.
+        """What the run's servers call the weights that they serve now.
+
+        Those that do not say it in time are left out.
         """
 
         async def ask(name: str) -> str:
@@ -356,8 +357,9 @@ class Publisher:
             return False  # away: probes notice, and it is asked again
 
     def _recall(self) -> None:
-        """What backends should serve, from the log, after a restart of the gateway; until they say
-        so they are fenced.
+        """What backends should serve, from the log, after a restart of the gateway.
+
+        Until they say so they are fenced.
         """
         runs = [run for run in self._core.state.open.values() if run.version]
         for run in sorted(runs, key=lambda run: run.created_at):

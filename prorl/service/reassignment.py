@@ -1,5 +1,6 @@
-"""Attempts that lost their backend in the middle: they wait here for another, and keep everything
-that they have.
+"""Attempts that lost their backend in the middle wait here for another.
+
+They keep everything that they have.
 
 A failure is evidence first (`backend_watch.py`), then the attempt is assigned anew: not to the one
 that failed it when there is another, not to one with older weights than it has seen. With no able

@@ -1,5 +1,6 @@
-"""How much of what rollouts say again the servers have in their prefix caches, by server and by
-run, and an alarm when that collapses.
+"""How much of what rollouts say again the servers have in their prefix caches.
+
+By server and by run, and an alarm when that collapses.
 
 A prompt of a rollout repeats all that it was sent and given before: with rollouts that stay where
 they are a prefix cache has nearly all of it. The share falls when caching is switched off, when

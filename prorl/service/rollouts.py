@@ -1,5 +1,4 @@
-"""Carries events to the lifecycle and its actions out: the only code that changes a rollout's
-state.
+"""The only code that changes a rollout's state: events in, the lifecycle's actions out.
 
 Also who holds what. INIT holds an attempt from its lease on; RUN's `started` replaces INIT; EVAL's
 adds EVAL; the store joins when it reserves. An attempt that nobody holds is lost. `released` is
@@ -78,8 +77,9 @@ class Rollouts:
         return run.rollouts.get(rollout_id) if run else None
 
     def may_go_on(self, run_id: str, rollout_id: int, attempt: int) -> bool:
-        """Whether a past of that attempt is needed: its rollout is open, and no later attempt has
-        begun to run.
+        """Whether a past of that attempt is needed.
+
+        Its rollout is open, and no later attempt has begun to run.
         """
         record = self.find(run_id, rollout_id)
         if record is None or record.life.state in _TERMINAL:
@@ -147,8 +147,9 @@ class Rollouts:
                 pass
 
     def _started(self, group: GroupRecord) -> None:
-        """A group that ended before it was started counts as started: now it waits for its
-        decision, not in the pool.
+        """A group that ended before it was started counts as started.
+
+        Now it waits for its decision, not in the pool.
         """
         if not group.opened:
             group.opened = True
@@ -196,8 +197,10 @@ class Rollouts:
         *,
         sooner: bool = False,
     ) -> None:
-        """No holder of the current attempt is known: it is lost, or returned, unless one claims it
-        within `grace_s`. Waits no longer than that if `sooner`, however long it was to wait before.
+        """Wait for a claim of an attempt whose holders are not known.
+
+        It is lost, or returned, unless one claims it within `grace_s`. Waits no longer than that if
+        `sooner`, however long it was to wait before.
         """
         earlier = self._orphan(record)
         end = EventKind.RETURN if earlier.end is EventKind.RETURN else end
@@ -283,8 +286,10 @@ class Rollouts:
 
 
 def _rest_s(record: RolloutRecord) -> float:
-    """What broke needs time, and those that it broke together must not come back together: each has
-    a jitter of its own, the same whenever it is asked for.
+    """Seconds that what broke rests.
+
+    It needs time, and those that it broke together must not come back together: each has a jitter
+    of its own, the same whenever it is asked for.
     """
     jitter = crc32(repr(record.key).encode()) / (1 << 32)
     longest = min(LAST_REST_S, FIRST_REST_S * 2.0 ** (record.life.infra_failures - 1))

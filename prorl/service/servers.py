@@ -1,5 +1,6 @@
-"""The gateway's own calls to model servers: a token from one that was out, everything from one that
-is new.
+"""The gateway's own calls to model servers.
+
+A token from one that was out, everything from one that is new.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class Servers:
             await first_token(backend, np.zeros(1, dtype=np.int32))
 
     async def check(self, name: str, *, ours: bool) -> None:
-        """Everything that a backend must be, whoever uses it. Raises ConfigError with what it is
-        not.
+        """Everything that a backend must be, whoever uses it.
+
+        Raises ConfigError with what it is not.
         """
         if not is_server(name):
             renderer = ChatMLRenderer(load_tokenizer("bytes"))

@@ -322,8 +322,9 @@ class WorkerRecord:
 
     @property
     def grace_s(self) -> float:
-        """How long it may be away before what it holds is lost: a cable may have been pulled, or
-        its next life is about to read its journal.
+        """How long it may be away before what it holds is lost.
+
+        A cable may have been pulled, or its next life is about to read its journal.
         """
         waited_for = self.remote or (self.resumes and not self.leaving)
         return REMOTE_GRACE_S if waited_for else 0.0
@@ -384,9 +385,7 @@ class State:
         return {role: tuple(w.location for w in self.of_role(role) if w.location) for role in ROLES}
 
     def endpoints_of(self, worker: WorkerRecord) -> dict[str, tuple[str, ...]]:
-        """What a worker must dial: sandboxes do not move, so RUN takes from the INITs of its own
-        node and EVAL from its RUNs; the store takes from every EVAL.
-        """
+        """What a worker must dial: sandboxes do not move, so RUN and EVAL stay on their node."""
         upstream = UPSTREAM.get(worker.role)
         if upstream is None:
             return {}

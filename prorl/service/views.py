@@ -113,8 +113,9 @@ def _stage(state: State, stage: Stage) -> dict[str, float]:
 
 
 def bottleneck(state: State) -> str:
-    """The stage that holds the others back: the one whose busy share and queue (in multiples of its
-    slots) are largest.
+    """The stage that holds the others back.
+
+    Its busy share and queue (in multiples of its slots) are largest.
     """
     load = {
         name: g["busy_share"] + g["queued"] / max(1, g["slots"])

@@ -1,5 +1,6 @@
-"""Why a run does not move: said within `QUIET_S` of its last sign of progress, in words that name
-what to look at. `reason` is pure: counts in, a line out.
+"""Why a run does not move, said within `QUIET_S` of its last sign of progress.
+
+In words that name what to look at. `reason` is pure: counts in, a line out.
 
 Progress is any change of a run's counts, and each turn that RUN reports. What the line names is the
 first thing, in the order of the dataflow backwards, that would have to happen next.

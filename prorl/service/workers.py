@@ -98,8 +98,9 @@ class Workers:
         return len(self._lives)
 
     def all_came(self, quiet_s: float) -> bool:
-        """Whether workers have come, and none for so long: after a restart all come together, as
-        fast as machine and network allow.
+        """Whether workers have come, and none for so long.
+
+        After a restart all come together, as fast as machine and network allow.
         """
         return self._came_at is not None and self._clock() - self._came_at >= quiet_s
 
@@ -198,8 +199,9 @@ class Workers:
     def _adopt(
         self, worker: WorkerRecord, claims: Iterable[Claim]
     ) -> tuple[list[Claim], list[AttemptKey]]:
-        """Attempts of an earlier life that nobody else runs: they go on here, in a new life. Also
-        those that somebody else runs.
+        """Attempts of an earlier life that go on here, and those that somebody else runs.
+
+        Nobody else runs the first: they go on in a new life.
         """
         adopted, elsewhere = list[Claim](), list[AttemptKey]()
         for claim in claims:
@@ -249,8 +251,9 @@ class Workers:
             self._rollouts.leave(record, earlier, CLAIM_GRACE_S if same_life else 0.0)
 
     def gone(self, worker: WorkerRecord) -> None:
-        """Its control stream has ended: everything that only it held is lost, at once or, where
-        only the network may have failed, unless it comes back within its grace.
+        """Its control stream has ended: everything that only it held is lost.
+
+        At once or, where only the network may have failed, unless it comes back within its grace.
         """
         if not self.current(worker):
             return
@@ -312,8 +315,9 @@ class Workers:
         return found
 
     def _tell_endpoints(self) -> None:
-        """Each worker whose upstreams have changed; telling everybody everything grows with the
-        square of the nodes.
+        """Tell each worker whose upstreams have changed.
+
+        To tell everybody everything grows with the square of the nodes.
         """
         for worker in self._state.workers.values():
             endpoints = self._state.endpoints_of(worker)
