@@ -83,26 +83,19 @@ def _is_valid(batch: pa.RecordBatch) -> bool:
         or any((lengths(name) != num_spans).any() for name in SPANS)
     ):
         return False
-    ends, sampled, logprobs = (
-        flat("span_end"),
-        flat("span_kind") >= SpanKind.TRAINED,
-        flat("logprobs"),
-    )
+    ends, kinds, logprobs = flat("span_end"), flat("span_kind"), flat("logprobs")
     last = np.cumsum(num_spans) - 1
     widths = np.diff(ends, prepend=0)
     widths[last[:-1] + 1] = ends[last[:-1] + 1]
-    num_sampled = (
-        np.add.reduceat(np.where(sampled, widths, 0), last - num_spans + 1)
-        if len(last)
-        else num_spans
-    )
+    sampled = np.where(kinds >= SpanKind.TRAINED, widths, 0)
+    num_sampled = np.add.reduceat(sampled, last - num_spans + 1) if len(last) else num_spans
     return bool(
         (num_tokens > 0).all()
         and (widths > 0).all()
         and (ends[last] == num_tokens).all()
         and (num_sampled == lengths("logprobs")).all()
         and (np.isfinite(logprobs) & (logprobs <= 0)).all()
-        and _versions_fit(flat("span_kind"), flat("span_version"))
+        and _versions_fit(kinds, flat("span_version"))
         and np.isfinite(batch.column("reward").to_numpy()).all()
     )
 
@@ -124,25 +117,15 @@ def _problem(batch: pa.RecordBatch, i: int) -> str:
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
     num_tokens = len(values("token_ids"))
-    ends, kinds, versions, logprobs = (
-        values("span_end"),
-        values("span_kind"),
-        values("span_version"),
-        values("logprobs"),
-    )
+    ends, kinds = values("span_end"), values("span_kind")
+    versions, logprobs = values("span_version"), values("logprobs")
     widths = np.diff(ends, prepend=0)
     sampled = kinds >= SpanKind.TRAINED
     if num_tokens == 0 or len(ends) == 0:
         return "no tokens"
     if ends[-1] != num_tokens or (widths <= 0).any():
         return f"spans end at {ends[-1]} of {num_tokens} tokens or do not ascend"
-    if (
-        not len(ends)
-        == len(kinds)
-        == len(versions)
-        == len(values("span_turn"))
-        == len(values("span_temperature"))
-    ):
+    if {len(values(name)) for name in SPANS} != {len(ends)}:
         return "span lists differ in length"
     if int(widths[sampled].sum()) != len(logprobs):
         return f"{int(widths[sampled].sum())} sampled tokens, {len(logprobs)} logprobs"

@@ -113,9 +113,8 @@ class InitOperator(StageOperator):
                     else:
                         await self._restore(row, sandbox, workspace)
         except TimeoutError:
-            raise SandboxError(
-                FailureCode.SANDBOX_START, f"not ready within init_s = {init_s:g} s"
-            ) from None
+            late = f"not ready within init_s = {init_s:g} s"
+            raise SandboxError(FailureCode.SANDBOX_START, late) from None
         finally:
             if workspace is not None:
                 workspace.unlink(missing_ok=True)

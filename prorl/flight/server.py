@@ -121,11 +121,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]
             stream.wait_accepted(ACCEPT_S)
         except ProrlError as error:
             raise to_flight(error) from None
-        try:
-            writer.begin(sends)
-        except STREAM_ERRORS:
-            stream.abandon()
-            raise fl.FlightCancelledError("the dialler went away") from None
+        _begin(writer, sends, stream)
         stream.serve(reader, writer)
 
     def _check(
@@ -391,3 +387,12 @@ async def _shut_down(server: _Server) -> None:
     stopping = threading.Thread(target=server.shutdown, name="flight-shutdown", daemon=True)
     stopping.start()
     await asyncio.to_thread(stopping.join, CLOSE_S)
+
+
+def _begin(writer: Any, sends: pa.Schema, stream: ServedChannel) -> None:
+    """Send the schema, by which the dialler knows that it is accepted. Raises FlightError."""
+    try:
+        writer.begin(sends)
+    except STREAM_ERRORS:
+        stream.abandon()
+        raise fl.FlightCancelledError("the dialler went away") from None

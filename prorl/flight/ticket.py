@@ -109,12 +109,7 @@ class Ticket:
         values = _object(data, "ticket")
         _check_values(values, cls.__dataclass_fields__)
         ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})
-        if (
-            ticket.max_bytes < 1
-            or ticket.max_groups < 0
-            or not 0 <= ticket.wait_s <= 3600
-            or ticket.layout not in ("packed", "dense")
-        ):
+        if not ticket._is_in_range:
             raise UserError(
                 f"ticket {data.decode(errors='replace')}",
                 "max_bytes >= 1, max_groups >= 0, wait_s in 0..3600, a known layout",
@@ -122,6 +117,11 @@ class Ticket:
         if ticket.cursor:
             Cursor.parse(ticket.cursor, ticket.run)
         return ticket
+
+    @property
+    def _is_in_range(self) -> bool:
+        counts = self.max_bytes >= 1 and self.max_groups >= 0
+        return counts and 0 <= self.wait_s <= 3600 and self.layout in ("packed", "dense")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

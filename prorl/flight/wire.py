@@ -117,18 +117,17 @@ def check_peer_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None
     check_schema(found, expected, where)
 
 
+_ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+"""A connection of its own, and to nobody else."""
+
+
 def open_client(location: str, credentials: Credentials | None = None) -> fl.FlightClient:
     """A client with a connection of its own; connects on its first call.
 
     `grpc+tls` needs credentials: without them nobody could tell our service from another.
     """
     guard_fork()
-    options: list[tuple[str, int]] = [
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_http_proxy", 0),
-    ]
-    if not location.startswith("grpc+unix"):
-        options += KEEPALIVE
+    options = _ALONE if location.startswith("grpc+unix") else [*_ALONE, *KEEPALIVE]
     if not location.startswith("grpc+tls://"):
         return fl.FlightClient(location, generic_options=options)
     if credentials is None:

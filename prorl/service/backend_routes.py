@@ -44,6 +44,12 @@ class PoolBody(BaseModel):
 
 def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
     """Add them to the app."""
+    _one(app, gateway, reply)
+    _whole(app, gateway, reply)
+
+
+def _one(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
+    """What is in the pool, and how one backend comes into it."""
     core = gateway.core
 
     @app.get("/v1/backends")
@@ -60,6 +66,11 @@ def backend_routes(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
         _set(gateway, name, "ready")
         await gateway.durable()
         return reply({"name": name, "state": core.state.balancer.state(name).value}, 201)
+
+
+def _whole(app: FastAPI, gateway: Gateway, reply: Reply) -> None:
+    """How the pool is replaced, and how one backend leaves it."""
+    core = gateway.core
 
     @app.put("/v1/backends")
     async def replace_pool(body: PoolBody) -> Response:

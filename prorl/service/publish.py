@@ -190,10 +190,7 @@ class Publisher:
     async def _spread(
         self, names: Iterable[str], weights: ServedWeights, *, pooled: bool
     ) -> dict[str, str]:
-        """Give weights to backends, half of them at a time at most.
-
-        The reasons of those that did not take them.
-        """
+        """Give weights to backends, at most half at a time; why those did not that did not."""
         health = self._core.watched.health
         if pooled:
             self._newest = weights

@@ -10,6 +10,7 @@ import msgspec
 from prorl.config import Listener, ServiceConfig
 from prorl.control import Stats
 from prorl.service.core import Core
+from prorl.service.lifecycle import RolloutLife
 from prorl.service.snapshot import wanted
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State, WorkerRecord
 from prorl.types import GroupState, Json, RolloutState, Stage
@@ -75,19 +76,13 @@ def group_view(group: GroupRecord) -> dict[str, Json]:
 
 def rollout_view(record: RolloutRecord) -> dict[str, Json]:
     """The answer to `GET /v1/runs/{run}/rollouts/{rollout}`."""
-    life = record.life
     return {
         "rollout_id": record.rollout_id,
         "group_id": record.group.group_id,
         "sample_index": record.sample_index,
         "rollout_key": record.rollout_key,
         "task_id": record.group.task_id,
-        "state": life.state.value,
-        "attempt": life.attempt,
-        "infra_failures": life.infra_failures,
-        "worker_losses": life.worker_losses,
-        "failure_class": life.failure_class.value,
-        "failure_code": life.code.value,
+        **_life(record.life),
         "failure_message": record.message,
         "reward": record.reward,
         "backend": record.backend,
@@ -164,4 +159,15 @@ def _worker(w: WorkerRecord) -> dict[str, Json]:
         "held": len(w.held),
         "leaving": w.leaving,
         "stats": {name: getattr(w.stats, name) for name in _GAUGES} if w.stats else {},
+    }
+
+
+def _life(life: RolloutLife) -> dict[str, Json]:
+    return {
+        "state": life.state.value,
+        "attempt": life.attempt,
+        "infra_failures": life.infra_failures,
+        "worker_losses": life.worker_losses,
+        "failure_class": life.failure_class.value,
+        "failure_code": life.code.value,
     }
