@@ -169,6 +169,15 @@ class ServiceConfig(StrictModel):
     tenants: dict[str, Quota] = Field(
         default_factory=dict, description="bounds and weights by the `tenant` that runs name"
     )
+    preempt_after_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=7 * 86400,
+        description=(
+            "a run that has had less than its share of RUN's slots for so long gets slots of runs"
+            " that have more: theirs stand still, with their sandboxes; 0 = never"
+        ),
+    )
     init: StageConfig = StageConfig()
     run: StageConfig = StageConfig(slots=32)
     eval: StageConfig = StageConfig()

@@ -235,6 +235,12 @@ class AgentContext(Protocol):
         To cut a call short, make this true and cancel the task that runs the agent.
         """
 
+    def boundary(self) -> Awaitable[None]:
+        """Awaited before each turn that is sampled. Here an attempt may be made to stand still, so
+        that another run has its slot; the budget stands still too. An agent that does not await
+        it keeps its slot.
+        """
+
 
 # ---- the world
 

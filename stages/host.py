@@ -7,8 +7,8 @@ Knows rows, credit and events; nothing of sandboxes, models or graders.
                          <------- done, ack -------                  <------- acked, lost -------
 
 What frees a slot: at INIT the row's arrival at RUN; at RUN and EVAL the operator's end, once the
-Outlet had room for the result. What acks upstream: only EVAL, when the store acked; a RUN row is
-therefore kept until the store's commit.
+Outlet had room for the result; at RUN also that a row stands still (`suspension.py`). What acks
+upstream: only EVAL, when the store acked; a RUN row is therefore kept until the store's commit.
 
 Every row in hand is told to the gateway when it comes (`started`) and, when no valid row will
 leave, when it ends: `failed` with the code, or `released` when somebody asked to stop it. A row
@@ -90,6 +90,8 @@ class StageHost:
         )
         self._working: dict[AttemptKey, asyncio.Task[None]] = {}
         self._finished: dict[AttemptKey, Row] = {}
+        self._lent: set[AttemptKey] = set()
+        """Those that are worked on and stand still."""
         self._grow = Growth()
         self._tasks: asyncio.TaskGroup | None = None
         self._empty = asyncio.Event()
@@ -173,12 +175,32 @@ class StageHost:
         """The attempts that are in hand."""
         return [*self._working, *self._finished]
 
+    def holds(self, key: AttemptKey) -> bool:
+        """Whether a row has come and is not done."""
+        return key in self._inlet
+
+    def lend(self, key: AttemptKey) -> None:
+        """A row that is worked on stands still: its slot is another's."""
+        self._count_busy()
+        self._lent.add(key)
+        self._inlet.lend(key)
+
+    async def take_back(self, key: AttemptKey) -> None:
+        """It goes on as soon as a slot is free."""
+        await self._inlet.take_back(key)
+        self._count_busy()
+        self._lent.discard(key)
+
+    def suspended(self) -> list[AttemptKey]:
+        """The attempts that stand still."""
+        return list(self._lent)
+
     def stats(self) -> Stats:
         """What the stage does just now, and has done."""
         self._count_busy()
         return Stats(
             slots=self._slots,
-            busy=len(self._working),
+            busy=self._num_busy,
             queued=self.outlet.num_waiting,
             done=self._num_done,
             failed=self._num_failed,
@@ -212,6 +234,7 @@ class StageHost:
         added = await self._operate(key, row)
         self._count_busy()
         del self._working[key]
+        self._lent.discard(key)
         self._cancelled.discard(key)
         if added is None:
             self._leave([key])
@@ -347,8 +370,12 @@ class StageHost:
 
     def _count_busy(self) -> None:
         now = self._clock()
-        self._busy_s += len(self._working) * (now - self._busy_since)
+        self._busy_s += self._num_busy * (now - self._busy_since)
         self._busy_since = now
+
+    @property
+    def _num_busy(self) -> int:
+        return len(self._working) - len(self._lent)
 
 
 def _failure(error: ProrlError) -> Failure:

@@ -31,6 +31,7 @@ from prorl.control import (
     Kind,
     Paused,
     Progress,
+    Suspend,
     VersionPublished,
 )
 from prorl.errors import RolloutError, UserError
@@ -53,6 +54,7 @@ from prorl.stages.operator import (
     needs_sandbox,
     owner_of,
 )
+from prorl.stages.suspension import Suspensions
 from prorl.types import (
     FIRST_VERSION,
     AttemptKey,
@@ -95,6 +97,7 @@ class RunOperator(StageOperator):
         ask: Ask | None = None,
         journals: Journals | None = None,
         mover: Mover | None = None,
+        suspensions: Suspensions | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         super().__init__(host, get_env, is_cancelled=is_cancelled, clock=clock)
@@ -105,6 +108,7 @@ class RunOperator(StageOperator):
         self._journals = journals or Journals(Path())
         """Not opened, they keep nothing."""
         self._adoption = Adoption(self._journals, host) if journals else None
+        self._suspensions = suspensions
         self._moving = Moving(journals, mover) if journals and mover else None
         self._leaving = False
         self._driven: set[asyncio.Future[Trajectory]] = set()
@@ -129,6 +133,7 @@ class RunOperator(StageOperator):
             lease.key, on_unknown=lease.on_unknown, forked=forked, anew=_anew(lease)
         )
         spent_s, ended = journal.spent_s, journal.ended is not None
+        stood = _Stood()
         try:
             renderer = await self._renderer(lease.renderer)
             await self._reserve(env, lease)
@@ -151,6 +156,7 @@ class RunOperator(StageOperator):
                     key=lease.key,
                     session=lease.rollout_key,
                     cancelled=lambda: self._is_cancelled(lease.key),
+                    boundary=lambda: self._stand(lease.key, deadline, stood),
                     sampling=lease.sampling,
                     limits=lease.limits,
                     sample_index=lease.sample_index,
@@ -163,9 +169,11 @@ class RunOperator(StageOperator):
                 if given_back and self._moving is not None:
                     await self._moving.move(lease.key, journal, sandbox)
         finally:
+            if self._suspensions is not None:
+                self._suspensions.forget(lease.key)
             if needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
-        run_s = spent_s + self._clock() - began
+        run_s = spent_s + self._clock() - began - stood.seconds
         return ran_columns(trajectory, run_s=run_s, history=journal.history)
 
     # ---- the journal
@@ -202,6 +210,8 @@ class RunOperator(StageOperator):
         What has not stopped by itself within GENTLE_S is stopped in its call.
         """
         self._leaving = True
+        if self._suspensions is not None:
+            self._suspensions.leave()
         asyncio.get_running_loop().call_later(GENTLE_S, self._hasten)
 
     def _hasten(self) -> None:
@@ -209,6 +219,11 @@ class RunOperator(StageOperator):
             work.cancel()
 
     # ---- one attempt
+
+    async def _stand(self, key: AttemptKey, deadline: Deadline, stood: _Stood) -> None:
+        """Between two turns: stand still if that is wanted."""
+        if self._suspensions is not None:
+            stood.seconds += await self._suspensions.boundary(key, deadline)
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
         """The agent's trajectory; an agent that outlives its deadline is cut."""
@@ -276,6 +291,7 @@ class RunOperator(StageOperator):
             Kind.VERSION: self._version,
             Kind.PAUSED: self._paused,
             Kind.BACKENDS: self._backends_told,
+            Kind.SUSPEND: self._suspend,
         }
 
     def _version(self, row: ControlRow) -> None:
@@ -289,6 +305,10 @@ class RunOperator(StageOperator):
     def _backends_told(self, row: ControlRow) -> None:
         said = row.read(BackendsTold)
         self.backends.told(said.gone, said.keyed)
+
+    def _suspend(self, row: ControlRow) -> None:
+        if self._suspensions is not None:
+            self._suspensions.ask(row.key, row.read(Suspend).suspended)
 
     async def close(self) -> None:
         """Close the backends and the journals; calling it again does nothing."""
@@ -332,6 +352,13 @@ class RunOperator(StageOperator):
 def _anew(lease: Lease) -> str:
     """Why an attempt that finds no past begins anew; empty for one that never had any."""
     return "what was handed over did not arrive" if lease.handed else lease.not_handed
+
+
+@dataclass(slots=True)
+class _Stood:
+    """For how long an attempt has stood still in this life."""
+
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ from prorl.stages.host import UPSTREAM, StageHost
 from prorl.stages.init import InitOperator
 from prorl.stages.operator import Handler, StageOperator
 from prorl.stages.run import RunOperator
+from prorl.stages.suspension import Suspensions
 from prorl.types import AttemptKey, Stage
 
 LEAVE_S = 4.0
@@ -107,6 +108,7 @@ class Worker:
             config.gateway_flight,
             identity,
             held=self._held,
+            suspended=lambda: self.stage.suspended(),
             claims=self._operator.claims,
             settle=self._operator.settle,
             stats=self._stats,
@@ -161,6 +163,7 @@ class Worker:
                         sync=os.fsync if self._config.journal_sync else None,
                     ),
                     mover=self._mover,
+                    suspensions=Suspensions(lambda: self.stage, self._emit),
                 )
             case Stage.EVAL:
                 return EvalOperator(host, find_env, is_cancelled=is_cancelled)

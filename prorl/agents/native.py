@@ -201,9 +201,10 @@ class _Attempt:
         continued from their exact ids.
         """
         record, parts = self._record, list[Completion]()
-        prompt_tokens, began = len(record.sequence), self._clock()
         if (said := self._journal.said(turn)) is not None:
             return self._take(said)
+        await self._context.boundary()
+        prompt_tokens, began = len(record.sequence), self._clock()
         try:
             while True:
                 part = await self._sample_part(turn, parts)

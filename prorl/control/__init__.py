@@ -78,6 +78,8 @@ from prorl.control.workers import Served as Served
 from prorl.control.workers import Silent as Silent
 from prorl.control.workers import Started as Started
 from prorl.control.workers import Stats as Stats
+from prorl.control.workers import Suspend as Suspend
+from prorl.control.workers import Suspended as Suspended
 from prorl.control.workers import VersionPublished as VersionPublished
 from prorl.control.workers import Welcome as Welcome
 
@@ -89,9 +91,10 @@ REPLIES: tuple[type[Payload], ...] = (
 PAYLOADS: Mapping[Kind, type[Payload]] = {
     payload.kind: payload
     for payload in (
-        *(Hello, Started, Progress, Failed, Released, Leaving, Stats),
+        *(Hello, Started, Progress, Failed, Released, Suspended, Leaving, Stats),
         *(Reserve, CommitPart, PartPublished, Propose, Handout, CommitCursor, Failover),
-        *(Ack, Welcome, Endpoints, Cancel, Drain, Silent, VersionPublished, Paused, BackendsTold),
+        *(Ack, Welcome, Endpoints, Cancel, Suspend, Drain, Silent),
+        *(VersionPublished, Paused, BackendsTold),
         *(RunSnapshot, Rows, Terminal, GroupComplete, Finished, Stuck),
     )
 }

@@ -50,6 +50,8 @@ class Hello(Payload, frozen=True, kw_only=True):
     """Keeps a journal: who comes after it under its name goes on with what it held."""
     claims: tuple[Claim, ...] = ()
     """Attempts of an earlier life of its name, with which it can go on."""
+    suspended: tuple[AttemptKey, ...] = ()
+    """Those of `held` that stand still."""
     leaving: bool = False
     """It was asked to leave: what it gives back is charged to nobody."""
     images: tuple[str, ...] | None = None
@@ -86,6 +88,13 @@ class Released(Payload, frozen=True, kw_only=True):
     kind = Kind.RELEASED
     returned: bool = False
     """Whoever should have taken it is silent: charged to nobody."""
+
+
+class Suspended(Payload, frozen=True, kw_only=True):
+    """(run, rollout, attempt): it stands still and its slot is free, or it goes on."""
+
+    kind = Kind.SUSPENDED
+    suspended: bool
 
 
 class Leaving(Payload, frozen=True, kw_only=True):
@@ -187,6 +196,15 @@ class Cancel(Payload, frozen=True):
     """(run, rollout, attempt): stop it, keep partial turns, say `released` or `failed`."""
 
     kind = Kind.CANCEL
+
+
+class Suspend(Payload, frozen=True, kw_only=True):
+    """(run, rollout, attempt), to RUN: let it stand still before its next turn and give its slot to
+    another row, or let it go on when a slot is free.
+    """
+
+    kind = Kind.SUSPEND
+    suspended: bool
 
 
 class Drain(Payload, frozen=True, kw_only=True):

@@ -136,13 +136,14 @@ class ControlClient:
         identity: Identity,
         *,
         held: Callable[[], Iterable[AttemptKey]] = tuple,
+        suspended: Callable[[], Iterable[AttemptKey]] = tuple,
         stats: Callable[[], Stats] = Stats,
         claims: Callable[[], Iterable[Claim]] = tuple,
         settle: Callable[[], None] = _nothing,
         on: Mapping[Kind, Handler],
     ) -> None:
         self._network, self._location, self._identity = network, location, identity
-        self._held, self._stats, self._on = held, stats, on
+        self._held, self._suspended, self._stats, self._on = held, suspended, stats, on
         self._claims, self._settle = claims, settle
         self._channel: Channel | None = None
         self._seq = 0
@@ -291,6 +292,7 @@ class ControlClient:
             **self._identity.hello(),
             schema_version=SCHEMA_VERSION,
             held=tuple(self._held()),
+            suspended=tuple(self._suspended()),
             claims=tuple(self._claims()),
         )
         self._say(ControlRow.of(hello))

@@ -72,6 +72,8 @@ class _Held:
     slot_upstream: int
     """The stream whose credit it used."""
     done: bool = False
+    lent: bool = False
+    """Whether its slot is another row's for a while."""
 
 
 def _nothing(*_: Row) -> None:
@@ -108,6 +110,9 @@ class Inlet:
         self._held: dict[AttemptKey, _Held] = {}
         self._acked: OrderedDict[AttemptKey, None] = OrderedDict()
         self._back: dict[int, list[Back]] = {}
+        self._num_back = 0
+        """Rows that want the slots back that they have lent."""
+        self._freed = asyncio.Event()
         self._paced = Paced(self._flush, BACK_S)
         self._closed = False
         self._broken: BaseException | None = None
@@ -165,11 +170,43 @@ class Inlet:
         if held is None or held.done:
             return
         held.done = True
-        self._grants.done(held.slot_upstream)
+        if not held.lent:
+            self._free(held)
         if not self._redelivered:
             del self._held[key]
             self._remember(key)
         self._paced.ask()
+
+    def _free(self, held: _Held) -> None:
+        self._grants.done(held.slot_upstream)
+        self._freed.set()
+
+    def __contains__(self, key: AttemptKey) -> bool:
+        held = self._held.get(key)
+        return held is not None and not held.done
+
+    def lend(self, key: AttemptKey) -> None:
+        """The row stays in hand, and its slot is another's until `take_back`."""
+        held = self._held[key]
+        if not held.lent:
+            held.lent = True
+            self._free(held)
+            self._paced.ask()
+
+    async def take_back(self, key: AttemptKey) -> None:
+        """A lent row has a slot again: that of the next row that ends, before any new row."""
+        held = self._held[key]
+        if not held.lent:
+            return
+        held.lent, held.slot_upstream = False, _NOBODY
+        self._grants.adopt(1)
+        self._num_back += 1
+        try:
+            while self._grants.in_hand - self._num_back >= self._grants.limit:
+                self._freed.clear()
+                await self._freed.wait()
+        finally:
+            self._num_back -= 1
 
     def ack(self, durable: Iterable[AttemptKey]) -> None:
         """The rows' fate is durable; frees their slots too."""

@@ -30,6 +30,7 @@ from prorl.control import (
     Released,
     Reserve,
     Stats,
+    Suspended,
 )
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.limits import Clock
@@ -45,6 +46,7 @@ from prorl.service.groups import Groups
 from prorl.service.journal import Journal, LogBatch
 from prorl.service.lifecycle import Event, EventKind
 from prorl.service.log import ControlLog
+from prorl.service.preemption import Preemption
 from prorl.service.reassignment import Reassignments
 from prorl.service.recover import load, load_rollout
 from prorl.service.rollouts import Rollouts
@@ -72,6 +74,7 @@ class Core:
         max_queued: int = 1_000_000,
         quotas: Mapping[str, Quota] = MappingProxyType({}),
         claim_grace_s: float = CLAIM_GRACE_S,
+        preempt_after_s: float = 0.0,
     ) -> None:
         self.log, self._clock, self._wall = log, clock, wall
         self.journal = Journal()
@@ -86,9 +89,19 @@ class Core:
         self.grants = LeaseGrants(
             self.state, log, self.journal, self.rollouts, self.endings, clock, wall, quotas
         )
+        self.preemption = Preemption(
+            self.state,
+            self.journal,
+            self.grants.load,
+            lambda record: self.grants.placeable(record),
+            clock,
+            preempt_after_s,
+        )
         self.groups = Groups(log, self.journal, self.endings, wall)
         self.commits = Commits(log, self.state, self.journal, self.rollouts, wall)
-        self.workers = Workers(self.state, self.journal, self.rollouts, self.commits, clock)
+        self.workers = Workers(
+            self.state, self.journal, self.rollouts, self.commits, self.preemption, clock
+        )
         self.watched = BackendWatch(self.state, clock)
         self.failovers = Reassignments(
             self.state, self.watched, self.journal, self.rollouts, self._reply
@@ -242,7 +255,7 @@ class Core:
         """
         worker.seen_at, worker.quiet_s = self._clock(), 0.0
         match row.kind:
-            case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED:
+            case Kind.STARTED | Kind.PROGRESS | Kind.FAILED | Kind.RELEASED | Kind.SUSPENDED:
                 self._event(worker, row)
                 self.journal.ack(worker, row.seq)
             case Kind.LEAVING:
@@ -275,7 +288,10 @@ class Core:
             return
         else:
             current = record.life.attempt == row.attempt and not record.life.state.terminal
-            record.run.turns += 1
+            if row.kind is Kind.PROGRESS:
+                record.run.turns += 1
+            elif current:
+                self.preemption.heard(worker, record, row.read(Suspended).suspended)
         if not current:
             self.rollouts.stop(worker, row.key)
 
@@ -319,7 +335,7 @@ class Core:
     def pump(self, room: int) -> None:
         """Give out what there is room for: backends to those that lost theirs, then leases."""
         self.failovers.serve()
-        self.grants.pump(room)
+        self.grants.pump(max(room, self.preemption.room))
 
     def sweep(self) -> None:
         """Do what only time decides.
@@ -333,6 +349,7 @@ class Core:
         for run in list(self.state.open.values()):
             self.grants.expire(run, now, load)
             self.commits.finish(run)
+        self.preemption.look()
 
     # ---- after a transaction
 

@@ -99,6 +99,7 @@ class Gateway:
             max_queued=config.max_queued_rollouts,
             quotas=config.tenants,
             claim_grace_s=REMOTE_GRACE_S if config.journal_sync else CLAIM_GRACE_S,
+            preempt_after_s=config.preempt_after_s,
         )
         self._watchdog = ProgressWatchdog(self.core.state, clock)
         self._log, self._network, self.wall = control_log, network, wall
@@ -114,6 +115,7 @@ class Gateway:
             self.handovers,
         )
         self.core.grants.placeable = self.leases.placeable
+        self.leases.urgent = self.core.preemption.urgent
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
         self.publisher = Publisher(
             self.core,
@@ -261,10 +263,7 @@ class Gateway:
 
     def _tell_paused(self, backend: str, paused: bool) -> None:
         for worker in self.core.state.of_role("run"):
-            self._send(
-                worker,
-                [ControlRow.of(Paused(backend=backend, paused=paused))],
-            )
+            self._send(worker, [ControlRow.of(Paused(backend=backend, paused=paused))])
 
     # ---- control streams
 

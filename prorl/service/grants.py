@@ -137,7 +137,8 @@ class LeaseGrants:
         return True
 
     def _next(self, run: RunRecord, load: TenantLoad) -> RolloutRecord | None:
-        while not run.ending:
+        # Those of its rollouts that stand still go on before others begin.
+        while not run.ending and not run.suspended:
             while run.ready:
                 record = run.ready.popleft()
                 if record.life.state is RolloutState.QUEUED:

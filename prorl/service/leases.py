@@ -34,6 +34,10 @@ MIN_AHEAD, MAX_AHEAD = 8, 256
 """Leases granted ahead of credit."""
 
 
+def _nobody(_: RolloutRecord) -> bool:
+    return False
+
+
 _STRUCT = pa.struct(list(LEASED))
 
 
@@ -61,6 +65,8 @@ class Leases:
         self._tokenizer = tokenizer
         self._renderers: dict[str, str] = {}
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
+        self.urgent: Callable[[RolloutRecord], bool] = _nobody
+        """Whether its lease goes before those that wait here."""
         self._limits: dict[str, dict[str, Json]] = {}
         self._streams = 0
         self._window = 0
@@ -98,6 +104,9 @@ class Leases:
         rest.
         """
         self._granted.extend(granted)
+        if any(self.urgent(record) for record, _ in self._granted):
+            # Sorting keeps the order of equals.
+            self._granted = deque(sorted(self._granted, key=lambda one: not self.urgent(one[0])))
         self._send()
 
     def cut(self, worker: WorkerRecord) -> None:

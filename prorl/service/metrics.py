@@ -74,6 +74,12 @@ def _of_runs(state: State) -> Iterator[Metric]:
     )
     for name, text, read in _RUN_GAUGES:
         yield _gauge(name, text, ("run",), [((run.run_id,), read(run)) for run in runs])
+    yield _counter(
+        "run_preemptions",
+        "How often a rollout was made to stand still, since the gateway started.",
+        ("run",),
+        [((run.run_id,), run.num_preempted) for run in runs],
+    )
     yield from _reuse("run", "run", {run.run_id: run.reuse for run in runs})
 
 
@@ -89,6 +95,11 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[RunRecord], float]], ...] = (
     ("run_stored_bytes", "Bytes of its commits, before compaction.", lambda run: run.stored_bytes),
     ("run_policy_version", "Newest published policy version.", lambda run: run.version),
     ("run_unstored_rollouts", "Rollouts whose row no part holds yet.", lambda run: run.unstored),
+    (
+        "run_suspended_rollouts",
+        "Rollouts in RUN that stand still for the share of other runs.",
+        lambda run: len(run.suspended),
+    ),
     ("run_stuck", "1 while nothing moves; status says why.", lambda run: float(bool(run.stuck))),
     ("run_reward_sum", "Sum of rewards of valid rollouts.", lambda run: run.reward_sum),
     ("run_rewards", "Valid rollouts that have a reward.", lambda run: run.num_rewards),

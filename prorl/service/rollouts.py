@@ -133,6 +133,8 @@ class Rollouts:
                 for worker in record.holders:
                     self.stop(worker, record.key)
             case Action.RELEASE:
+                record.run.suspended.pop(record, None)
+                record.woken_at = 0.0
                 self._state.balancer.release((record.group.run.run_id, record.rollout_id))
                 for worker in record.holders:
                     worker.held.discard(record)
@@ -258,6 +260,7 @@ class Rollouts:
             if record.life.state is not RolloutState.RESERVED:
                 self.apply(record, Event(kind=EventKind.STARTED_RUN, attempt=attempt))
         elif stage == "eval" and record.life.state is RolloutState.RUNNING:
+            record.run.suspended.pop(record, None)
             self._leave_phase(record, Phase.RUN)
         record.taken = True
         self.hold(record, worker)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from prorl.config import RunConfig
-from prorl.control import Stats, TrajectorySummary
+from prorl.control import TrajectorySummary
 from prorl.filters import find_filter
 from prorl.service.balancer import Balancer, Suits
 from prorl.service.lifecycle import Event, EventKind, RolloutLife
@@ -21,6 +21,9 @@ from prorl.service.ordered import Ordered
 from prorl.service.pool import GroupPool
 from prorl.service.reuse import Share
 from prorl.service.sampler import Demand, reached
+from prorl.service.standing import Suspension
+from prorl.service.worker_record import REMOTE_GRACE_S as REMOTE_GRACE_S
+from prorl.service.worker_record import WorkerRecord as WorkerRecord
 from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
 
 NO_TRAJECTORY = TrajectorySummary()
@@ -62,6 +65,8 @@ class RolloutRecord:
     """When it was queued or granted, on the loop's clock."""
     entered: float = 0.0
     """When it changed its state last, on the same clock."""
+    woken_at: float = 0.0
+    """When it went on after it had stood still."""
 
     @property
     def run(self) -> RunRecord:
@@ -189,6 +194,10 @@ class RunRecord:
     num_rewards: int = 0
     granted_at: float = 0.0
     """When it last moved: a lease was granted, or somebody else held it back."""
+    suspended: dict[RolloutRecord, Suspension] = field(default_factory=dict)
+    """Its attempts in RUN that give their slots to other runs, longest first."""
+    num_preempted: int = 0
+    """How often one was told to, since the gateway started."""
     turns: int = 0
     """Reported since the gateway started."""
     moved: tuple[tuple[object, ...], float] = ((), 0.0)
@@ -210,6 +219,11 @@ class RunRecord:
         """Rollouts that somebody works on."""
         states = self.rollout_states
         return sum(states[state] for state in IN_HAND)
+
+    @property
+    def at_work(self) -> int:
+        """Those of them that do not stand still."""
+        return self.in_hand - len(self.suspended)
 
     @property
     def doom(self) -> Event | None:
@@ -281,53 +295,6 @@ class RunRecord:
         """Take a group into memory with its members."""
         self.groups[group.group_id] = self.keys[group.key] = group
         self.rollouts.update((rollout.rollout_id, rollout) for rollout in group.rollouts)
-
-
-REMOTE_GRACE_S = 15.0
-"""gRPC ends a stream ten seconds after data that nobody acknowledged, and dialling takes less than
-one: a blip costs nothing. On the service's own host a stream ends with its process, at once.
-"""
-
-
-@dataclass(slots=True, eq=False)
-class WorkerRecord:
-    """A process with a control stream."""
-
-    name: str
-    session: int
-    incarnation: str
-    role: str
-    node: str
-    pid: int
-    location: str
-    slots: int
-    held: Ordered[RolloutRecord] = field(default_factory=Ordered)
-    stats: Stats | None = None
-    """What it said last; None until it says something."""
-    seen_at: float = 0.0
-    quiet_s: float = 0.0
-    """For how long we have listened to it in vain."""
-    remote: bool = False
-    """On another host than the gateway."""
-    leaving: bool = False
-    """It was asked to leave: what it gives back is charged to nobody."""
-    resumes: bool = False
-    """Whoever comes after it under its name goes on with what it held."""
-    endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """What it was told last."""
-    home: str = ""
-    """Of its node's life: two lives of one node may be there for a moment, each with sandboxes."""
-    images: Mapping[str, str] | None = None
-    """Digests of its node's images by name; None: it may have any."""
-
-    @property
-    def grace_s(self) -> float:
-        """How long it may be away before what it holds is lost.
-
-        A cable may have been pulled, or its next life is about to read its journal.
-        """
-        waited_for = self.remote or (self.resumes and not self.leaving)
-        return REMOTE_GRACE_S if waited_for else 0.0
 
 
 UPSTREAM = {"run": "init", "eval": "run", "store": "eval"}

@@ -1,7 +1,7 @@
 """Who shares a service with whom: weights for leases, bounds for what one tenant takes.
 
-A run says whose it is (`tenant` in its config). Leases go to the tenant with the fewest rollouts in
-hand for its weight, and in it to the run with the fewest for its own; a bound that is reached holds
+A run says whose it is (`tenant` in its config). Leases go to the tenant with the fewest rollouts at
+work for its weight, and in it to the run with the fewest for its own; a bound that is reached holds
 back only the tenant that reached it. Counted over runs that are not finished.
 """
 
@@ -16,7 +16,7 @@ from prorl.service.state import RunRecord
 from prorl.types import RolloutState
 
 Share = tuple[float, float]
-"""Rollouts in hand for the weight: of the tenant, of the run. The smallest goes next."""
+"""Rollouts at work for the weight: of the tenant, of the run. The smallest goes next."""
 
 UNBOUNDED = Quota()
 
@@ -27,9 +27,11 @@ class TenantLoad:
     def __init__(self, quotas: Mapping[str, Quota], runs: Iterable[RunRecord]) -> None:
         self._quotas = quotas
         self._in_hand: Counter[str] = Counter()
+        self._at_work: Counter[str] = Counter()
         self._open_groups: Counter[str] = Counter()
         for run in runs:
             self._in_hand[run.config.tenant] += run.in_hand
+            self._at_work[run.config.tenant] += run.at_work
             self._open_groups[run.config.tenant] += run.open_groups
 
     @property
@@ -43,8 +45,8 @@ class TenantLoad:
 
     def share(self, run: RunRecord) -> Share:
         """The run's place in the order of leases."""
-        ours = self._in_hand[run.config.tenant] / self.quota(run).weight
-        return ours, run.in_hand / run.config.weight
+        ours = self._at_work[run.config.tenant] / self.quota(run).weight
+        return ours, run.at_work / run.config.weight
 
     def has_room(self, run: RunRecord) -> bool:
         """Whether its tenant may have one more rollout in hand."""
@@ -59,6 +61,7 @@ class TenantLoad:
     def granted(self, run: RunRecord) -> None:
         """One of its rollouts was leased."""
         self._in_hand[run.config.tenant] += 1
+        self._at_work[run.config.tenant] += 1
 
     def opened(self, run: RunRecord) -> None:
         """One of its groups was started."""

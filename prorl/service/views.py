@@ -26,6 +26,7 @@ def run_summary(run: RunRecord) -> dict[str, Json]:
         "counts": {state.value: run.rollout_states[state] for state in RolloutState},
         "groups": {state.value: run.group_states[state] for state in GroupState}
         | {"pool": len(run.pool)},
+        "suspended": len(run.suspended),
         "stuck": run.stuck,
         "reward_mean": run.reward_sum / run.num_rewards if run.num_rewards else None,
         "num_rewards": run.num_rewards,

@@ -55,10 +55,12 @@ def reason(run: RunRecord, around: Surroundings) -> str:
     for role in reversed(ROLES):
         if not around.workers.get(role):
             return f"no {role} worker is there"
-    states, demand = run.rollout_states, run.demand
+    states, demand, still = run.rollout_states, run.demand, len(run.suspended)
     queued = states[RolloutState.QUEUED]
     if states[RolloutState.RESERVED]:
         return f"the store has {states[RolloutState.RESERVED]:,} rollouts and does not commit"
+    if still and states[RolloutState.RUNNING] == still:
+        return f"{still:,} rollouts stand still: other runs have the slots (`preempt_after_s`)"
     if states[RolloutState.RUNNING]:
         return (
             f"{states[RolloutState.RUNNING]:,} rollouts run and none has ended a turn:"

@@ -24,6 +24,7 @@ from prorl.service.commits import Commits
 from prorl.service.images import told
 from prorl.service.journal import Journal
 from prorl.service.lifecycle import Event, EventKind
+from prorl.service.preemption import Preemption
 from prorl.service.rollouts import Rollouts
 from prorl.service.state import (
     IN_HAND,
@@ -67,15 +68,16 @@ class Workers:
     """The workers of a service."""
 
     def __init__(
-        self, state: State, journal: Journal, rollouts: Rollouts, commits: Commits, clock: Clock
+        self,
+        state: State,
+        journal: Journal,
+        rollouts: Rollouts,
+        commits: Commits,
+        preemption: Preemption,
+        clock: Clock,
     ) -> None:
-        self._state, self._journal, self._rollouts, self._commits, self._clock = (
-            state,
-            journal,
-            rollouts,
-            commits,
-            clock,
-        )
+        self._state, self._journal, self._rollouts = state, journal, rollouts
+        self._commits, self._preemption, self._clock = commits, preemption, clock
         self._lives: dict[str, str] = {}
         """Last incarnation of each name, the one that came longest ago first; of those that are not
         here at most `REMEMBERED_LIVES`.
@@ -119,6 +121,7 @@ class Workers:
         self._state.workers[worker.name] = worker
         welcome = self._take_over(worker, earlier, said)
         self._welcome(worker, ControlRow.of(welcome, re=row.seq))
+        self._preemption.came(worker, said.suspended)
         return worker
 
     def _take_over(

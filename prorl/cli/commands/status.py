@@ -66,6 +66,7 @@ def _worker_row(one: Mapping[str, Json]) -> tuple[object, ...]:
 
 def _run_row(one: Mapping[str, Json]) -> tuple[object, ...]:
     states = " ".join(f"{state} {n}" for state, n in one["counts"].items() if n)
+    states += f" ({one['suspended']} stand still)" if one["suspended"] else ""
     reused = "-" if one["reused_share"] is None else f"{one['reused_share']:.0%}"
     return (one["run_id"], one["state"], states, one["reward_mean"], reused)
 
