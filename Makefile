@@ -30,6 +30,7 @@ $(STAMP): pyproject.toml configs/system.sh
 	$(BIN)/python -m pip install -qq --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -qq '$(TORCH)'
 	$(BIN)/python -m pip install -qq --editable '.[$(EXTRAS)]' --group dev --group docs
+	$(BIN)/python -m compileall -q prorl stages storage trainer # where PYTHONDONTWRITEBYTECODE is set each start would compile
 	touch $@
 
 demo: setup $(if $(filter vllm,$(POLICY)),$(VLLM_STAMP)) ## a tiny policy learns to use tools, in five minutes on two cores (POLICY=vllm: on a real vLLM, ten; or POLICY=http://HOST:PORT)

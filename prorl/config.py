@@ -13,14 +13,13 @@ import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from prorl.errors import ConfigError
 from prorl.filters import FILTERS
 from prorl.linux import failpoints
 from prorl.renderer_spec import RendererConfig
-from prorl.types import Json, RolloutLimits, SamplingParams
+from prorl.types import RolloutLimits, SamplingParams
 from prorl.validation import explain
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
@@ -365,24 +364,6 @@ def parse(model: type[ModelT], values: Any, where: str) -> ModelT:
         return model.model_validate(values)
     except ValidationError as error:
         raise explain(error, model, where) from None
-
-
-def load_file(path: Path) -> dict[str, Json]:
-    """Read a YAML (or JSON) mapping; raises ConfigError that says what is wrong with it."""
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}", "a readable YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"config file {path}{line}: {what}", "valid YAML") from None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"config file {path} holds {type(values).__name__}", "a mapping of settings"
-        )
-    return values
 
 
 def check_failpoints() -> None:

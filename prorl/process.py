@@ -29,8 +29,8 @@ from typing import Any, NoReturn
 
 import orjson
 
-from prorl.config import ServiceConfig, check_failpoints, load_file, parse
-from prorl.errors import FencedError, ProrlError
+from prorl.config import ServiceConfig, check_failpoints, parse
+from prorl.errors import ConfigError, FencedError, ProrlError
 from prorl.flight import FlightNetwork, trace, tune
 from prorl.linux import heartbeat
 from prorl.linux.calls import die_with_parent
@@ -94,7 +94,7 @@ def live(config: Path, serve: Serve, *, streams: bool = False) -> NoReturn:
     status = 0
     try:
         check_failpoints()
-        given = parse(ServiceConfig, load_file(config), str(config))
+        given = _resolved(config)
         status = asyncio.run(_lively(serve(given))) or 0
     except* ProrlError as group:
         status = 1
@@ -116,6 +116,15 @@ def _set_up(streams: bool) -> None:
     if streams:
         sys.setswitchinterval(SWITCH_S)
         tune()
+
+
+def _resolved(path: Path) -> ServiceConfig:
+    """What the supervisor has written. Raises ConfigError."""
+    try:
+        values = orjson.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config file {path}: {error}", "ROOT/service.json") from None
+    return parse(ServiceConfig, values, str(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

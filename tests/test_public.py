@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import prorl
 
@@ -67,3 +68,27 @@ def test_the_supervisor_loads_neither_arrow_nor_torch() -> None:
         "duckdb",
         "numpy",
     }
+
+
+def test_the_gateway_loads_an_http_client_for_model_servers_only() -> None:
+    loaded = _modules_after("import prorl.service.__main__")
+    assert "fastapi" in loaded
+    assert not loaded & {"aiohttp", "torch", "duckdb", "pyarrow.parquet", "yaml", "cryptography"}
+
+
+def test_a_stage_worker_loads_what_it_serves_with_only() -> None:
+    loaded = _modules_after("import prorl.stages.__main__")
+    assert "pyarrow.flight" in loaded
+    assert not loaded & {
+        *("aiohttp", "duckdb", "fastapi", "fsspec", "jinja2", "prometheus_client"),
+        *("pyarrow.dataset", "pyarrow.parquet", "tokenizers", "torch", "yaml"),
+    }
+
+
+def test_a_job_is_checked_before_arrow_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
+    flags = {"tasks": str(tmp_path / "t.jsonl"), "policy": "noop"}
+    made = f"JobPlan.make(None, {flags}, (), root={str(tmp_path / 'root')!r})"
+    loaded = _modules_after(f"from prorl.cli.job import JobPlan; {made}")
+    assert "prorl.envs.noop" in loaded
+    assert not loaded & {"pyarrow", "numpy", "duckdb", "aiohttp", "fastapi"}

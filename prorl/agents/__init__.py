@@ -34,3 +34,9 @@ def get_agent(name: str) -> Agent:
     """
     agent: Agent = plugins.make(ENTRY_POINTS, name, ConfigError, BUILT_IN)
     return agent
+
+
+def check_agent(name: str) -> None:
+    """Raise ConfigError for a name that stands for no agent; ours are not imported for it."""
+    if name not in BUILT_IN:
+        get_agent(name)

@@ -19,7 +19,6 @@ still serves what it served before: ask `version`. Protocol as measured with vLL
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from typing import NamedTuple
 import aiohttp
 import orjson
 
+from prorl.backends.adapter import is_adapter
 from prorl.errors import BackendError, boundary
 from prorl.types import FailureCode, Json, Trouble
 
@@ -95,13 +95,6 @@ VLLM_ADAPTER = WeightDialect(
         WeightCall("/update_weight_version", {"new_version": label}),
     ),
 )
-
-ADAPTER_FILE = "adapter_config.json"
-
-
-def is_adapter(path: str) -> bool:
-    """Whether a directory holds a LoRA adapter as PEFT writes it, not a whole checkpoint."""
-    return bool(path) and os.path.exists(os.path.join(path, ADAPTER_FILE))
 
 
 class WeightTarget:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from prorl import plugins
-from prorl.agents import get_agent
+from prorl.agents import check_agent
 from prorl.backends.catalogue import is_server
 from prorl.cli.output import note
 from prorl.cli.progress import Show, follow
@@ -114,7 +114,7 @@ class JobPlan:
             },
             name,
         )
-        get_agent(run.agent)
+        check_agent(run.agent)
         check_backend(service.backends)
         check_model(job, service, run)
         sets_of_tasks = load(job)
@@ -131,6 +131,8 @@ class JobPlan:
 
 
 def _check_existing(plan: JobPlan) -> None:
+    if plan.where == str(plan.directory) and not plan.directory.exists():
+        return  # DuckDB and Parquet would be imported for this, while no process has started
     from prorl.storage.catalog import is_run
     from prorl.storage.layout import RunDir
 

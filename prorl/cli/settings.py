@@ -31,9 +31,9 @@ from prorl.config import (
     RunConfig,
     ServiceConfig,
     environment,
-    load_file,
     parse,
 )
+from prorl.config_file import load_file
 from prorl.errors import ConfigError
 from prorl.sandbox import kinds
 from prorl.types import Json

@@ -24,7 +24,8 @@ from pathlib import Path
 import dask
 from distributed import Worker
 
-from prorl.config import ServiceConfig, load_file, parse
+from prorl.config import ServiceConfig, parse
+from prorl.config_file import load_file
 from prorl.deploy.leaving import Asks, asked, outlast_slurm, seconds, stay
 from prorl.deploy.node import node
 from prorl.errors import ProrlError

@@ -13,13 +13,15 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from prorl.errors import BackendError, RolloutError, boundary
 from prorl.limits import Clock
 from prorl.service.backend_watch import BackendWatch
 from prorl.types import FailureCode, Trouble
+
+if TYPE_CHECKING:
+    import aiohttp
 
 PROBE_S = 0.5
 PROBE_TIMEOUT_S = 1.0
@@ -60,6 +62,10 @@ class Probes:
 
     async def watch(self) -> None:
         """Keep one task for each server that is watched. Never returns."""
+        while not self._watched.names():
+            await asyncio.sleep(self._probe_s)
+        import aiohttp  # here: see `Publisher._target`
+
         timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         try:

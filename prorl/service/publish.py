@@ -22,17 +22,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
-import aiohttp
-
+from prorl.backends.adapter import is_adapter
 from prorl.backends.catalogue import is_server
 from prorl.backends.labels import label_of
-from prorl.backends.weight_target import WeightTarget, is_adapter
 from prorl.errors import BackendError, ConflictError, RolloutError, UnavailableError, boundary
 from prorl.service.core import Core
 from prorl.service.state import RunRecord
 from prorl.service.weights import Published, Record, ServedWeights
 from prorl.types import FailureCode, Trouble
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from prorl.backends.weight_target import WeightTarget
 
 WATCH_S = 2.0
 """How often backends are asked which weights they serve."""
@@ -282,6 +286,11 @@ class Publisher:
         self._maybe_paused.discard(name)
 
     def _target(self, name: str) -> WeightTarget:
+        # Here: an HTTP client is a tenth of the gateway's start, and few have servers by then.
+        import aiohttp
+
+        from prorl.backends.weight_target import WeightTarget
+
         if self._session is None:
             self._session = aiohttp.ClientSession()
         if name not in self._targets:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -22,13 +23,15 @@ from prorl.backends.catalogue import (
     open_url,
 )
 from prorl.backends.logprobs import first_token
-from prorl.backends.vllm import VllmBackend
 from prorl.backends.vllm_probe import Vocabulary, check_server, check_vocabulary
 from prorl.config import ServiceConfig
 from prorl.envs import get_env
 from prorl.errors import BackendError, ConfigError
 from prorl.renderer import ChatMLRenderer
 from prorl.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from prorl.backends.vllm import VllmBackend
 
 CHECK_S = 30.0
 """For everything that a new server is asked."""
@@ -111,6 +114,8 @@ class Servers:
     @asynccontextmanager
     async def _open(self, name: str, key: str) -> AsyncGenerator[VllmBackend]:
         """Open a backend for a few calls; ids are checked by runs, which know their vocabulary."""
+        from prorl.backends.vllm import VllmBackend  # its HTTP client: see `Publisher._target`
+
         backend = VllmBackend(name, ANY_VOCABULARY, model=self._config.model, api_key=key)
         try:
             yield backend

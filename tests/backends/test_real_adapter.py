@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from prorl.backends.adapter import ADAPTER_FILE
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
-from prorl.backends.weight_target import ADAPTER_FILE, WeightTarget
+from prorl.backends.weight_target import WeightTarget
 from prorl.types import Completion, GenerateRequest, RunWeights
 from tests.backends.embedded.helpers import RENDERER, prompts, request
 from tests.backends.real import VLLM_PYTHON, serving, vllm

@@ -10,7 +10,8 @@ from prorl.cli.output import clean, say, say_json, table
 from prorl.cli.runs import DEFAULT_ROOT
 from prorl.cli.waits import image_making_s, image_words
 from prorl.client.client import connect
-from prorl.config import ServiceConfig, load_file, parse
+from prorl.config import ServiceConfig, parse
+from prorl.config_file import load_file
 from prorl.types import Json
 
 LOOK_S = 2.0

@@ -25,7 +25,8 @@ from prorl.cli.job import tidy
 from prorl.cli.output import note, say_json
 from prorl.cli.progress import Show
 from prorl.cli.runs import latest_run
-from prorl.config import ServiceConfig, load_file, parse
+from prorl.config import ServiceConfig, parse
+from prorl.config_file import load_file
 from prorl.deploy.running import first, service, signals
 from prorl.errors import ConfigError, ConflictError
 from prorl.sandbox import kinds

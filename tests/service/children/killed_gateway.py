@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prorl.config import ServiceConfig, load_file, parse
+from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork
 from prorl.service.log import ControlLog, Write
 from prorl.service.log_schema import INSERT_GROUP
@@ -30,7 +30,7 @@ class KilledAfterAccept(ControlLog):
 
 async def main() -> None:
     """Serve until then."""
-    config = parse(ServiceConfig, load_file(Path(sys.argv[2])), "config")
+    config = ServiceConfig.model_validate_json(Path(sys.argv[2]).read_text())
     log = KilledAfterAccept(config.root / "control.db")
     async with (
         FlightNetwork(token=config.token) as network,
