@@ -164,7 +164,7 @@ class AppendedTable:
 
     def _footer(self, piece: Piece) -> Mapping[bytes, bytes]:
         try:
-            with self.run.fs.open(self.path(piece), "rb") as source:
+            with self.run.open(self.table, str(piece)) as source:
                 found = pq.read_schema(source).metadata or {}
         except (pa.ArrowException, OSError) as error:
             raise StorageError(f"{self.path(piece)}: {error}") from None
@@ -188,7 +188,7 @@ class AppendedTable:
 
         What it writes is read back before anything goes. Raises StorageError.
         """
-        if not self.run.fs.exists(self.run.path(self.table)):
+        if not self.run.has(self.table):
             return []
         pieces = self.pieces()
         start = self._first_to_merge(pieces)
@@ -207,7 +207,7 @@ class AppendedTable:
     def _first_to_merge(self, pieces: Sequence[Piece]) -> int:
         start, new = len(pieces), 0
         while start:
-            size = int(self.run.fs.size(self.path(pieces[start - 1])))
+            size = self.run.size(self.table, str(pieces[start - 1]))
             if new + size > FULL_BYTES or (
                 pieces[start - 1].first != pieces[start - 1].last and size > 2 * new
             ):

@@ -29,6 +29,7 @@ from prorl.errors import NotFoundError, RolloutError, StorageError, UserError, b
 from prorl.failures import FailureCode
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.storage.appended import AppendedTable
+from prorl.storage.durable import ask
 from prorl.storage.layout import MANIFEST, PARTIAL, Commit, CommitName, PartFile, RunDir
 from prorl.storage.parts import PartReader, conform
 from prorl.storage.scores import SCORE_ROWS, SCORES, all_scores
@@ -143,9 +144,10 @@ class StoredRun:
     def partial(self) -> pa.Table:
         """Attempts that did not commit, in SCORED's shape."""
         self.directory.fs.invalidate_cache()
-        names = self.directory.fs.glob(self.directory.path(PARTIAL, "[0-9]*.parquet"))
+        names = (name for name in self.directory.names(PARTIAL) if name[0].isdigit())
+        paths = [self.directory.path(PARTIAL, name) for name in sorted(names)]
         try:
-            return self._dataset(sorted(map(str, names)), SCORED).to_table()
+            return self._dataset(paths, SCORED).to_table()
         except pa.ArrowException as error:
             raise StorageError(
                 f"{self.directory.path(PARTIAL)}: {error}; `prorl upgrade` brings up what an older"
@@ -230,7 +232,7 @@ class StoredRun:
 def is_intact(run: RunDir, file: PartFile) -> bool:
     """Whether a part is there with the bytes that its commit says."""
     try:
-        content = run.fs.cat_file(run.path(file.path))
+        content = run.read(file.path)
     except OSError:
         return False
     return hashlib.sha256(content).hexdigest() == file.sha256
@@ -265,7 +267,7 @@ def is_run(where: str | Path) -> bool:
     with _reachable(where):
         run = RunDir(where)
         run.fs.invalidate_cache()
-        return bool(run.fs.exists(run.path(MANIFEST)))
+        return run.has(MANIFEST)
 
 
 def list_runs(root: str | Path) -> list[str]:
@@ -277,7 +279,8 @@ def list_runs(root: str | Path) -> list[str]:
     with _reachable(root):
         folder = RunDir(root)
         folder.fs.invalidate_cache()
-        found = folder.fs.glob(folder.path("*", MANIFEST), detail=True).values()
+        pattern = folder.path("*", MANIFEST)
+        found = ask(folder.fs, lambda: folder.fs.glob(pattern, detail=True)).values()
     newest_last = sorted(found, key=lambda info: str(info.get("LastModified", info.get("mtime"))))
     return [str(info["name"]).split("/")[-2] for info in newest_last]
 
@@ -294,5 +297,5 @@ def is_url(where: str | Path) -> bool:
 
 def parquet_rows(run: RunDir, file: PartFile) -> int:
     """Rows that a file's footer counts."""
-    with run.fs.open(run.path(file.path), "rb") as source:
+    with run.open(file.path) as source:
         return int(pq.read_metadata(source).num_rows)

@@ -86,7 +86,7 @@ def _replaced(run: RunDir, names: Sequence[CommitName], before: float) -> list[C
     """Commits and ranges that a range stands for which was published before `before`."""
     upto = 0
     for at, name in enumerate(names):
-        if name.first and _modified(run, f"{COMMITS}/{name}") <= before:
+        if name.first and run.modified_at(f"{COMMITS}/{name}") <= before:
             upto = at
     return list(names[:upto])
 
@@ -120,7 +120,7 @@ def _remove_strays(run: RunDir, before: float) -> Iterator[str]:
     for folder in (*TABLES, COMMITS):
         for name in list(run.names(folder)):
             path = f"{folder}/{name}"
-            if _is_ours(name) and path not in named and _modified(run, path) <= before:
+            if _is_ours(name) and path not in named and run.modified_at(path) <= before:
                 _remove(run, path)
                 yield path
 
@@ -131,10 +131,6 @@ def _is_ours(name: str) -> bool:
         return name.startswith(PACK)
     final = CommitName.parse(name.removeprefix(TEMP_MARK).partition("-")[2])
     return f"-{PACK}" in name or bool(final and final.first)
-
-
-def _modified(run: RunDir, path: str) -> float:
-    return float(run.fs.modified(run.path(path)).timestamp())
 
 
 def _remove(run: RunDir, path: str) -> bool:

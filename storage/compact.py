@@ -234,7 +234,7 @@ def _is_pack(path: str) -> bool:
 
 def _check_there(run: RunDir, files: Sequence[PartFile]) -> None:
     for file in files:
-        if run.fs.size(run.path(file.path)) != file.bytes:
+        if run.size(file.path) != file.bytes:
             raise StorageError(f"{run.path(file.path)} is not what its commit says")
 
 

@@ -14,6 +14,7 @@ removes them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import sys
@@ -21,7 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -205,6 +206,28 @@ def _patiently(call: Callable[[], Any], what: str, pauses_s: Sequence[float] = P
                 raise _error(what, error) from error
         time.sleep(wait_s)
     raise AssertionError("the last try returns or raises")
+
+
+_Answer = TypeVar("_Answer")
+
+_BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.EIO}
+"""What a store's client makes of 503 and 409, of 500, and of the rest of 5xx."""
+
+
+def ask(fs: AbstractFileSystem, call: Callable[[], _Answer]) -> _Answer:
+    """What a question to a filesystem gives: whether a file is there, its size, its bytes.
+
+    An object store that is busy is asked again for about half a minute: its own client takes a
+    refusal without a body, as of HEAD, for an answer. Blocks. Raises what the call raises.
+    """
+    for wait_s in () if isinstance(fs, LocalFileSystem) else PAUSES_S:
+        try:
+            return call()
+        except OSError as error:
+            if error.errno not in _BUSY:
+                raise
+        time.sleep(wait_s)
+    return call()
 
 
 def open_object(fs: AbstractFileSystem, path: str) -> Any:

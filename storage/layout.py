@@ -45,7 +45,7 @@ from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.storage.arrow_files import ObjectFiles
-from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, ask, remove, write_durably
 from prorl.types import Json
 
 COMMITS = "commits"
@@ -179,6 +179,28 @@ class RunDir:
         """Absolute path of something in it."""
         return "/".join((self.root, *names))
 
+    def has(self, *names: str) -> bool:
+        """Whether something is in it. An object store that is busy is asked again (`ask`)."""
+        return bool(ask(self.fs, lambda: self.fs.exists(self.path(*names))))
+
+    def size(self, *names: str) -> int:
+        """Bytes of a file in it, asked as `has`. Raises FileNotFoundError, OSError."""
+        return int(ask(self.fs, lambda: self.fs.size(self.path(*names))))
+
+    def modified_at(self, *names: str) -> float:
+        """When a file in it was written, in seconds since the epoch, asked as `has`. Raises as
+        `size`.
+        """
+        return float(ask(self.fs, lambda: self.fs.modified(self.path(*names))).timestamp())
+
+    def read(self, *names: str) -> bytes:
+        """Content of a file in it, asked as `has`. Raises FileNotFoundError, OSError."""
+        return bytes(ask(self.fs, lambda: self.fs.cat_file(self.path(*names))))
+
+    def open(self, *names: str) -> Any:
+        """A file in it, open for reading, asked as `has`. Raises FileNotFoundError, OSError."""
+        return ask(self.fs, lambda: self.fs.open(self.path(*names), "rb"))
+
     def create(
         self, empties: Iterable[tuple[str, Any]], write: WriteDurably = write_durably
     ) -> None:
@@ -188,7 +210,7 @@ class RunDir:
         if self.local:
             sync_directory(Path(self.root))
         for table, content in empties:
-            if not self.fs.exists(self.path(table, EMPTY)):
+            if not self.has(table, EMPTY):
                 write(self.fs, self.path(table, EMPTY), content)
 
     def manifest(self) -> dict[str, Json]:
@@ -198,7 +220,7 @@ class RunDir:
         version.
         """
         try:
-            values = orjson.loads(self.fs.cat_file(self.path(MANIFEST)))
+            values = orjson.loads(self.read(MANIFEST))
         except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(
                 f"{self.root} is no run directory: it holds no {MANIFEST}"
@@ -242,7 +264,7 @@ class RunDir:
         if self.local or not paths:
             contents = [self.fs.cat_file(path) for path in paths]
         else:
-            found = self.fs.cat(paths)
+            found = ask(self.fs, lambda: self.fs.cat(paths))
             contents = [found[path] for path in paths] if len(paths) > 1 else [_only(found)]
         return [Commit.loads(content, path) for content, path in zip(contents, paths, strict=True)]
 
@@ -264,7 +286,7 @@ class RunDir:
         beyond = (
             self.commit_path(upto, 1) if upto > num_commits else self.commit_path(num_commits + 1)
         )
-        if upto > num_commits or self.fs.exists(beyond):
+        if upto > num_commits or ask(self.fs, lambda: self.fs.exists(beyond)):
             raise ConflictError(
                 f"{beyond} is there, and the control log knows {num_commits} commits of the run",
                 "the log that wrote this directory",
@@ -319,10 +341,9 @@ class RunDir:
     def names(self, folder: str) -> Iterator[str]:
         """What lies in a folder of the run; nothing when there is no such folder."""
         self.fs.invalidate_cache()
-        if self.fs.exists(self.path(folder)):
-            yield from (
-                str(path).rsplit("/", 1)[-1] for path in self.fs.ls(self.path(folder), detail=False)
-            )
+        if self.has(folder):
+            found = ask(self.fs, lambda: self.fs.ls(self.path(folder), detail=False))
+            yield from (str(path).rsplit("/", 1)[-1] for path in found)
 
 
 def _is_orphan(folder: str, name: str, parts: Collection[str]) -> bool:

@@ -321,7 +321,7 @@ def read_file(run: RunDir, path: str, columns: list[str] | None = None) -> pa.Ta
     types are not those that were written: no page and no digest of rows holds these.
     """
     with (
-        run.fs.open(run.path(path), "rb") as source,
+        run.open(path) as source,
         pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False) as file,
     ):
         rows = file.read(columns=columns, use_threads=False)

@@ -88,4 +88,4 @@ def leftovers(root: str | Path) -> list[str]:
 def last_commit_at(run: RunDir) -> float:
     """Seconds since the epoch of the newest commit, or of the run's making."""
     names = [f"{COMMITS}/{name}" for name in run.commit_names()[-1:]] or [MANIFEST]
-    return float(run.fs.modified(run.path(names[0])).timestamp())
+    return run.modified_at(names[0])

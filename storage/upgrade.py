@@ -86,7 +86,7 @@ def _empties(run: RunDir) -> list[tuple[str, _Content]]:
     old: list[tuple[str, _Content]] = []
     for table, schema in TABLES.items():
         path = f"{table}/{EMPTY}"
-        if run.fs.exists(run.path(path)) and _footer(run, path).names != schema.names:
+        if run.has(path) and _footer(run, path).names != schema.names:
             old.append((path, partial(made.__getitem__, table)))
     return old
 
@@ -158,7 +158,7 @@ def _manifest(run: RunDir) -> list[tuple[str, _Content]]:
 
 def _footer(run: RunDir, path: str) -> pa.Schema:
     try:
-        with run.fs.open(run.path(path), "rb") as source:
+        with run.open(path) as source:
             return pq.read_schema(source)
     except (pa.ArrowException, OSError) as error:
         raise StorageError(f"{run.path(path)}: {error}") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.errors import ProrlError, SchemaError, StorageError
+from prorl.errors import SchemaError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.sequences import validate_sequences
 from prorl.storage.appended import AppendedTable
@@ -195,7 +195,7 @@ def _commit(stored: StoredRun, commit: Commit) -> Iterator[Finding]:
     """
     run, name = stored.directory, commit.name
     where = f"{COMMITS}/{name}"
-    if not run.fs.exists(run.path(where)) or run.fs.cat_file(run.path(where)) != commit.dumps():
+    if not run.has(where) or run.read(where) != commit.dumps():
         yield Finding(where=where, what="is not as it was written")
     if commit.run_id != stored.run_id:
         yield Finding(where=where, what=f"is of run {commit.run_id}, not of {stored.run_id}")
@@ -211,7 +211,7 @@ def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
 
     An empty part has none.
     """
-    if not path.endswith(".parquet") or not run.fs.exists(run.path(path)):
+    if not path.endswith(".parquet") or not run.has(path):
         return
     try:
         rows = read_file(run, path)
@@ -224,7 +224,7 @@ def _by_itself(run: RunDir, path: str, schema: pa.Schema) -> Iterator[Finding]:
         elif path.endswith(f"/{EMPTY}") and _columns(rows.schema) - _columns(schema):
             yield Finding(where=path, what="has columns of no version")
     except (pa.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        yield Finding(where=path, what=f"cannot be read: {error}".replace(run.root + "/", ""))
+        yield Finding(where=path, what=f"cannot be read: {_short(error, run)}")
 
 
 def _columns(schema: pa.Schema) -> set[tuple[str, pa.DataType]]:
@@ -242,9 +242,12 @@ def _strays(run: RunDir, commits: Iterable[Commit]) -> Iterator[Finding]:
 
 def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
     try:
-        content = run.fs.cat_file(run.path(file.path))
-    except OSError:
+        content = run.read(file.path)
+    except FileNotFoundError:
         yield Finding(where=file.path, what="is missing")
+        return
+    except OSError as error:
+        yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
         return
     digest = hashlib.sha256(content).hexdigest()
     if digest != file.sha256 or len(content) != file.bytes:
@@ -261,7 +264,7 @@ def _file(run: RunDir, file: PartFile) -> Iterator[Finding]:
         yield Finding(where=file.path, what=f"cannot be read: {_short(error, run)}")
 
 
-def _short(error: ProrlError, run: RunDir) -> str:
+def _short(error: Exception, run: RunDir) -> str:
     return str(error).replace(run.root + "/", "")
 
 

@@ -307,11 +307,10 @@ class RunWriter:
 
     async def _to_partial(self, rows: Sequence[WaitingRow]) -> None:
         for waiting in rows:
-            path = self.directory.path(
-                PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet"
-            )
-            if not self.directory.fs.exists(path):
-                await self._put(path, encode_partial(waiting.row.as_batch, self.run_id))
+            where = (PARTIAL, f"{waiting.key.rollout_id}-{waiting.key.attempt}.parquet")
+            if not await asyncio.to_thread(self.directory.has, *where):
+                content = encode_partial(waiting.row.as_batch, self.run_id)
+                await self._put(self.directory.path(*where), content)
         self._settle(rows)
 
     def _settle(self, rows: Iterable[WaitingRow]) -> None:

@@ -97,7 +97,7 @@ def _check_files(stored: StoredRun) -> None:
     run = stored.directory
     for file in (file for commit in stored.commits for file in commit.files):
         path = run.path(file.path)
-        if not run.fs.exists(path) or run.fs.size(path) != file.bytes:
+        if not run.has(file.path) or run.size(file.path) != file.bytes:
             raise ConflictError(
                 f"{path} is missing or cut",
                 f"{file.bytes} bytes, as a commit says",

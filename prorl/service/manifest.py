@@ -20,7 +20,7 @@ from prorl.schema import check_version
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.service.provenance import provenance
 from prorl.service.state import RunRecord
-from prorl.storage.durable import check_conditional, write_durably
+from prorl.storage.durable import ask, check_conditional, write_durably
 from prorl.storage.layout import MANIFEST, RunDir, manifest_digest
 from prorl.types import Json
 
@@ -90,7 +90,7 @@ def check_there(service: ServiceConfig, run_id: str) -> None:
     run = RunDir(service.run_directory(run_id))
     run.fs.invalidate_cache()
     path = run.path(MANIFEST)
-    if not run.fs.exists(path):
+    if not run.has(MANIFEST):
         raise ConflictError(
             f"run {run_id!r} is known here, but {path} is gone",
             "its directory in its place",
@@ -134,7 +134,7 @@ def _read(run: RunDir) -> dict[str, Json] | None:
     run.fs.invalidate_cache()
     path = run.path(MANIFEST)
     try:
-        found = orjson.loads(run.fs.cat_file(path))
+        found = orjson.loads(run.read(MANIFEST))
     except FileNotFoundError:
         return None
     except orjson.JSONDecodeError:
@@ -152,7 +152,7 @@ def _make(run: RunDir, content: dict[str, Json]) -> None:
         others = any(not name.startswith(".") for name in os.listdir(folder))
     else:
         check_conditional(run.fs, run.root.rpartition("/")[0])
-        others = bool(run.fs.find(run.root, maxdepth=1))
+        others = bool(ask(run.fs, lambda: run.fs.find(run.root, maxdepth=1)))
     if others:
         raise ConflictError(
             f"{run.where} holds other files",

@@ -52,6 +52,8 @@ class FaultyS3:
         self.puts = 0
         self.storm = 0.0
         """Share of all requests, of any method, at which a burst of faults begins."""
+        self.refusals = [BUSY, CUT]
+        """What a storm does to requests that change nothing."""
         self._chance = random.Random(0)
         self._burst = 0
         self.struck: Counter[str] = Counter()
@@ -70,7 +72,7 @@ class FaultyS3:
                 return self._fail(self.faults.pop(0), environ, start)
         if self._strikes():
             change = environ["REQUEST_METHOD"] in ("PUT", "DELETE", "POST")
-            fault = self._chance.choice([BUSY, CONFLICT, LOST, CUT] if change else [BUSY, CUT])
+            fault = self._chance.choice([BUSY, CONFLICT, LOST, CUT] if change else self.refusals)
             self.struck[f"{environ['REQUEST_METHOD']} {fault}"] += 1
             return self._fail(fault, environ, start)
         answer: Iterable[bytes] = self._moto(environ, start)
@@ -101,7 +103,7 @@ class FaultyS3:
             return _cut(environ)
         body = f"<Error><Code>{_CODES[fault]}</Code><Message>no</Message></Error>".encode()
         start(fault, [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
-        return [body]
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]  # HTTP: HEAD has no body
 
 
 def _read_body(environ: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -242,3 +243,29 @@ def test_an_object_is_open_once_the_store_answers(bucket: str, faults: FaultyS3)
     assert faults.struck["HEAD 503 Slow Down"] > 0
     with pytest.raises(FileNotFoundError):
         open_object(run.fs, run.path("nothing"))
+
+
+QUESTIONS: dict[str, tuple[Callable[[RunDir], object], object]] = {
+    "whether it is there": (lambda run: run.has("turns", "part"), True),
+    "its size": (lambda run: run.size("turns", "part"), 4),
+    "its bytes": (lambda run: run.read("turns", "part"), b"rows"),
+    "a file": (lambda run: run.open("turns", "part").read(), b"rows"),
+    "a folder": (lambda run: list(run.names("turns")), ["part"]),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_busy_store_is_asked_until_it_answers(
+    bucket: str, faults: FaultyS3, question: str
+) -> None:
+    run = RunDir(f"{bucket}/demo")
+    run.fs.pipe_file(run.path("turns", "part"), b"rows")
+    run.fs.invalidate_cache()
+    asked, answer = QUESTIONS[question]
+    faults.storm, faults.refusals = 1.0, [BUSY]
+    threading.Timer(0.4, setattr, (faults, "storm", 0.0)).start()
+    assert asked(run) == answer
+    assert sum(faults.struck.values()) > 0
+    assert not run.has("turns", "nothing")
+    with pytest.raises(FileNotFoundError):
+        run.size("turns", "nothing")

@@ -52,6 +52,15 @@ def test_every_flipped_byte_is_found(run: RunDir) -> None:
     assert verify(run.root) == []
 
 
+def test_a_file_that_is_there_and_cannot_be_read_is_not_called_missing(run: RunDir) -> None:
+    part = path(run, "turns", "part-0001.parquet")
+    part.unlink()
+    part.mkdir()
+    found = [finding.what for finding in verify(run.root) if finding.where.startswith("turns/")]
+    assert len(found) == 1
+    assert found[0].startswith("cannot be read: [Errno 21]")
+
+
 def twice(run: RunDir) -> None:
     add_rows(run, [scored(i) for i in range(4)])
 
