@@ -1,6 +1,6 @@
-"""How long a submission waits until it is on disk: `accept_p99_ms` at a steady 200 requests a
-second, over real HTTP.
+"""How long a submission waits until it is on disk: `accept_p99_ms` at 200 requests a second.
 
+Over real HTTP.
 The rival is what nobody can beat: a bare `fdatasync` after appending 4 KiB, at the same rate on the
 same disk in the same run. The bar is 3 times its p99 plus 5 ms. The gateway runs in a process of
 its own, as in a service.
@@ -13,7 +13,6 @@ import os
 import resource
 import secrets
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,9 +22,11 @@ from pathlib import Path
 import aiohttp
 import orjson
 
+from prorl.bench.children import disk, line_of, python
 from prorl.bench.report import Figure, Report, machine
 from prorl.config import ServiceConfig
 from prorl.errors import UnavailableError
+from prorl.types import Json
 
 RATE_HZ = 200.0
 PAGE = b"\0" * 4096
@@ -36,33 +37,26 @@ RIVAL_COMMAND = "append 4 KiB, os.fdatasync, at 200/s"
 async def run(quick: bool) -> Report:
     """Measure; `quick` takes about ten seconds."""
     seconds = 4.0 if quick else 15.0
-    with tempfile.TemporaryDirectory(prefix="prorl-accept-", dir=_disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="prorl-accept-", dir=disk()) as folder:
         bare = await _bare(Path(folder) / "bare", seconds)
         accepted, cpu_s = await _accept(Path(folder), seconds)
+    row = _row(accepted, bare, cpu_s)
+    return Report(bench="accept", machine=machine(), rows=(row,))
+
+
+def _row(accepted: list[float], bare: list[float], cpu_s: float) -> Figure:
     ours, rival = _p99(accepted), _p99(bare)
     bar = 3 * rival + 5.0
-    note = (
-        f"p50 {statistics.median(accepted):.2f} ms (bare {statistics.median(bare):.2f}); bar 3 x"
-        f" bare + 5 ms = {bar:.2f}"
-    )
+    middles = f"p50 {statistics.median(accepted):.2f} ms (bare {statistics.median(bare):.2f})"
     row = Figure(
         what="accept_p99_ms",
         value=ours,
         unit="ms",
         repeats=tuple(round(value, 3) for value in accepted),
         cpu_s=cpu_s,
-        rival="bare fdatasync p99",
-        rival_value=rival,
-        rival_command=RIVAL_COMMAND,
-        ratio=rival / ours,
-        note=note if ours <= bar else f"missed: {note}",
+        note=f"{'' if ours <= bar else 'missed: '}{middles}; bar 3 x bare + 5 ms = {bar:.2f}",
     )
-    return Report(bench="accept", machine=machine(), rows=(row,))
-
-
-def _disk() -> str:
-    """Where fsync means something: not a tmpfs, as /tmp may be."""
-    return os.environ.get("PRORL_BENCH_DIR", str(Path.cwd()))
+    return row.beside("bare fdatasync p99", rival, RIVAL_COMMAND)
 
 
 def _p99(values: list[float]) -> float:
@@ -110,19 +104,22 @@ async def _accept(folder: Path, seconds: float) -> tuple[list[float], float]:
         await _post(session, f"{url}/v1/runs", {"run_id": "accept"}, 201)
 
         async def submit(index: int) -> None:
-            task = {
-                "task_id": f"t{index}",
-                "env": "noop",
-                "prompt": "What is six times seven?",
-                "data": {"answer": "42"},
-            }
-            body = {"groups": [{"task": task, "n": 8, "key": str(index)}]}
+            body = {"groups": [{"task": _task(index), "n": 8, "key": str(index)}]}
             await _post(session, f"{url}/v1/runs/accept/groups", body, 202)
 
         await _paced(int(RATE_HZ / 2), lambda index: submit(-1 - index))
         taken = await _paced(int(seconds * RATE_HZ), submit)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return taken, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _task(index: int) -> dict[str, Json]:
+    return {
+        "task_id": f"t{index}",
+        "env": "noop",
+        "prompt": "What is six times seven?",
+        "data": {"answer": "42"},
+    }
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: object, expected: int) -> None:
@@ -144,20 +141,11 @@ async def _gateway(folder: Path, token: str) -> AsyncIterator[str]:
         path = folder / "service.json"
         path.write_text(config.model_dump_json())
         path.chmod(0o600)
-        argv = (sys.executable, "-m", "prorl.service", "--config", str(path))
-        process = await asyncio.create_subprocess_exec(
-            *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-        )
-        assert process.stdout is not None
-        try:
-            line = await process.stdout.readline()
+        async with python("-m", "prorl.service", "--config", str(path), quiet=True) as process:
+            line = await line_of(process)
             if not line.startswith(b"ready "):
                 raise UnavailableError(
                     "the gateway did not start: run `python -m prorl.service --config ...` to"
                     " see why"
                 )
             yield str(orjson.loads(line[6:])["http"])
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()

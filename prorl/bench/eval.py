@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import time
+from asyncio.subprocess import Process
 from itertools import cycle, islice
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.children import line_of, python
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.envs import get_env, verify
 from prorl.limits import Deadline
 from prorl.types import Task
@@ -34,6 +35,16 @@ _MIX = (
     ("12 \\text{ cm}", "#### 12 m", 0.0),
     ("\\{1, 2, 3\\}", "#### 3, 2, 1", 1.0),
 )
+HALF = f"""
+import asyncio, sys
+from prorl.bench.eval import grade
+asyncio.run(grade({len(_MIX)}))
+print("ready", flush=True)
+for line in sys.stdin:
+    asyncio.run(grade({CHECKS // 2}))
+    print("done", flush=True)
+"""
+"""A process that has warmed up grades half of the checks each time when it is told to."""
 _BEYOND = ("\\int_0^1 x \\, dx", "\\boxed{\\frac{1}{2}}")
 
 
@@ -66,68 +77,25 @@ async def _rules(repeats: int) -> list[Figure]:
     middle = [statistics.median(one) for one in runs]
     late = [sorted(one)[int(0.99 * len(one))] for one in runs]
     return [
-        Figure(
-            what="math_check_ms",
-            value=statistics.median(middle),
-            unit="ms",
-            repeats=tuple(middle),
-            cpu_s=cpu_s,
-        ),
-        Figure(
-            what="math_check_p99_ms",
-            value=statistics.median(late),
-            unit="ms",
-            repeats=tuple(late),
-        ),
+        median("math_check_ms", middle, "ms", cpu_s=cpu_s),
+        median("math_check_p99_ms", late, "ms"),
     ]
 
 
 async def _two_processes(repeats: int) -> Figure:
     """Two processes that have warmed up, each told when to grade its half."""
-    program = (
-        "import asyncio, sys\nfrom prorl.bench.eval import grade\nasyncio.run(grade(8))\n"
-        "print('ready', flush=True)\nfor line in sys.stdin:\n"
-        f"    asyncio.run(grade({CHECKS // 2})); print('done', flush=True)\n"
-    )
-    pair = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            program,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]
     taken = []
-    try:
-        await asyncio.gather(*(_line(one) for one in pair))
+    async with python("-c", HALF) as one, python("-c", HALF) as other:
+        await asyncio.gather(_line(one), _line(other))
         for _ in range(repeats):
             began = time.perf_counter()
-            await asyncio.gather(*(_line(one, b"go\n") for one in pair))
+            await asyncio.gather(_line(one, b"go\n"), _line(other, b"go\n"))
             taken.append(time.perf_counter() - began)
-    finally:
-        for one in pair:
-            if one.returncode is None:
-                one.kill()
-            await one.wait()
-    return Figure(
-        what="math_500_two_processes_s",
-        value=statistics.median(taken),
-        unit="s",
-        repeats=tuple(taken),
-    )
+    return median("math_500_two_processes_s", taken, "s")
 
 
-async def _line(process: asyncio.subprocess.Process, said: bytes = b"") -> bytes:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    if said:
-        process.stdin.write(said)
-        await process.stdin.drain()
-    line = await process.stdout.readline()
-    assert line, "a grading process died"
-    return line
+async def _line(process: Process, said: bytes = b"") -> None:
+    assert await line_of(process, said), "a grading process died"
 
 
 async def _beyond(repeats: int) -> list[Figure]:
@@ -139,24 +107,10 @@ async def _beyond(repeats: int) -> list[Figure]:
         await verify.warm()
         ahead.append(await _one())
         await verify.close()
-    first, started = statistics.median(cold), statistics.median(ahead)
+    first, started = median("math_verify_first_ms", cold, "ms"), statistics.median(ahead)
     return [
-        Figure(
-            what="math_verify_first_ms",
-            value=first,
-            unit="ms",
-            repeats=tuple(cold),
-            rival="helper started ahead",
-            rival_value=started,
-            rival_command="prorl.envs.verify.warm()",
-            ratio=started / first,
-        ),
-        Figure(
-            what="math_verify_warm_ms",
-            value=statistics.median(warm),
-            unit="ms",
-            repeats=tuple(warm),
-        ),
+        first.beside("helper started ahead", started, "prorl.envs.verify.warm()"),
+        median("math_verify_warm_ms", warm, "ms"),
     ]
 
 

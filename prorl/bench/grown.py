@@ -1,6 +1,7 @@
-"""Control logs as long runs leave them, made in seconds: a thousand rollouts live through the
-gateway's own core, then SQL repeats their rows under ids of their own. And what a store reads back
-of such a run.
+"""Control logs as long runs leave them, made in seconds; what a store reads back of such a run.
+
+A thousand rollouts live through the gateway's own core, then SQL repeats their rows under ids of
+their own.
 """
 
 from __future__ import annotations
@@ -64,35 +65,37 @@ DONE: Mapping[str, tuple[tuple[str, ...], Mapping[str, str]]] = MappingProxyType
 )
 """Columns of each table, and what becomes of those that name something in the `k`-th repetition."""
 
+SIZES = {
+    "groups": "groups",
+    "rollouts": "rollouts",
+    "events": "group_events",
+    "parts": "parts",
+}
+"""Parameter of a statement -> the table whose rows it counts."""
+
+FIRST_LIFE = {
+    "groups": "group_id < :groups",
+    "rollouts": "rollout_id < :rollouts",
+    "group_events": "event_seq < :events",
+    "parts": "commit_seq < :parts + 1",
+}
+"""Which rows of a table are the run's own."""
+
 
 def repeat(path: Path, times: int) -> None:
-    """Make a closed log's only run `times` as long as it is: its rows again and again, its marks
-    (stored, acked) where they would be. Its counts are counted anew at the next start.
+    """Make a closed log's only run `times` as long as it is: its rows again and again.
+
+    Its marks (stored, acked) are where they would be. Its counts are counted anew at the next
+    start.
     """
     log = sqlite3.connect(path, isolation_level=None)
     log.execute("PRAGMA synchronous=OFF")
-    sizes = {
-        "groups": "SELECT count(*) FROM groups",
-        "rollouts": "SELECT count(*) FROM rollouts",
-        "events": "SELECT count(*) FROM group_events",
-        "parts": "SELECT count(*) FROM parts",
-    }
-    by = {name: log.execute(statement).fetchone()[0] for name, statement in sizes.items()}
+    by = {name: _count(log, table) for name, table in SIZES.items()}
     ((run_id,),) = log.execute("SELECT run_id FROM runs").fetchall()
-    ends = {"groups": "group_id", "rollouts": "rollout_id"}
-    ends |= {"group_events": "event_seq", "parts": "commit_seq"}
-    first = {"group_events": by["events"], "parts": by["parts"] + 1} | {
-        name: by[name] for name in ("groups", "rollouts")
-    }
     for k in range(1, times):
         log.execute("BEGIN")
-        for table, (columns, changed) in DONE.items():
-            values = ", ".join(changed.get(name, name) for name in columns)
-            log.execute(
-                f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM {table}"
-                f" WHERE run_id = :run AND {ends[table]} < :first",
-                {**by, "k": k, "first": first[table], "run": run_id},
-            )
+        for table in DONE:
+            _repeat_table(log, table, {**by, "k": k, "run": run_id})
         log.execute("COMMIT")
     log.execute(
         "UPDATE runs SET counters = '', tasks_stored = tasks_stored * ?,"
@@ -101,6 +104,21 @@ def repeat(path: Path, times: int) -> None:
     )
     log.execute("UPDATE cursors SET seq = seq * ?", (times,))
     log.close()
+
+
+def _count(log: sqlite3.Connection, table: str) -> int:
+    return int(log.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def _repeat_table(log: sqlite3.Connection, table: str, by: Mapping[str, int | str]) -> None:
+    """The rows of a table's first life once more, under ids of their own."""
+    columns, changed = DONE[table]
+    values = ", ".join(changed.get(name, name) for name in columns)
+    log.execute(
+        f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM {table}"
+        f" WHERE run_id = :run AND {FIRST_LIFE[table]}",
+        by,
+    )
 
 
 def stores(sizes: Iterable[int]) -> list[Figure]:
@@ -116,19 +134,20 @@ def stores(sizes: Iterable[int]) -> list[Figure]:
                 began = time.process_time()
                 read_back(GroupIndex(run), FactBook(), order)
                 cost.append(1000 * (time.process_time() - began) / size)
-    best = {size: min(cost) for size, cost in costs.items()}
-    first = next(iter(best.values()))
-    return [
-        Figure(
-            what=f"restart of the store at {size:,}",
-            value=cost,
-            unit="ms",
-            repeats=tuple(costs[size]),
-            ratio=first / cost,
-            note="per rollout of the open run, least of all rounds; not on the loop",
-        )
-        for size, cost in best.items()
-    ]
+    first = min(next(iter(costs.values())))
+    return [_row(size, cost, first) for size, cost in costs.items()]
+
+
+def _row(size: int, costs: list[float], first: float) -> Figure:
+    """The row of a size; `first` is what the smallest one cost."""
+    return Figure(
+        what=f"restart of the store at {size:,}",
+        value=min(costs),
+        unit="ms",
+        repeats=tuple(costs),
+        ratio=first / min(costs),
+        note="per rollout of the open run, least of all rounds; not on the loop",
+    )
 
 
 async def _unasked(consumer: str, groups: list[KeptGroup]) -> HandedOut:

@@ -19,7 +19,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,7 @@ from prorl.service.bodies import GroupBody, TaskBody
 from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.snapshot import run_snapshot
-from prorl.service.state import RunRecord
+from prorl.service.state import RolloutRecord, RunRecord
 from prorl.service.submissions import PIECE
 from prorl.types import AttemptKey, Task
 
@@ -131,28 +131,13 @@ class Life:
     def work(self) -> None:
         """Lease, commit, decide, hand out and ack all that wait, a window at a time."""
         run = self.run
-        init, store = (self.core.state.workers[role] for role in ("init", "store"))
         while run.next_delivery < run.next_group:
             with self.meter("lease", N * WINDOW):
                 self.core.pump(N * WINDOW)
             given = [r for r in run.rollouts.values() if r.life.state == "leased"]
             self.write(len(given))
             with self.meter("commit", len(given)):
-                keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in given]
-                for record in given:
-                    self.core.rollouts.hold(record, init)
-                self.core.commits.reserve(store, keys)
-                rows = tuple(
-                    CommittedRollout(rollout_id=k.rollout_id, attempt=1, reward=1.0) for k in keys
-                )
-                part = CommitPart(
-                    part=f"p{run.next_commit}",
-                    rollouts=rows,
-                    tasks_upto=run.next_group,
-                    group_events_upto=run.next_event,
-                )
-                self.core.commits.commit(run, part)
-                self.core.commits.published(run, run.next_commit - 1)
+                self._commit(given)
             self.write(len(given))
             wanted = sorted({record.group.group_id for record in given})
             with self.meter("decide", len(wanted)):
@@ -164,6 +149,24 @@ class Life:
             with self.meter("ack", 1):
                 self.core.groups.cursor(run, "primary", run.next_delivery)
             self.write(len(given))
+
+    def _commit(self, given: Sequence[RolloutRecord]) -> None:
+        """A part with these, as INIT held them and the store asks for them."""
+        run = self.run
+        init, store = (self.core.state.workers[role] for role in ("init", "store"))
+        keys = [AttemptKey(run.run_id, r.rollout_id, r.life.attempt) for r in given]
+        for record in given:
+            self.core.rollouts.hold(record, init)
+        self.core.commits.reserve(store, keys)
+        rows = tuple(CommittedRollout(rollout_id=k.rollout_id, attempt=1, reward=1.0) for k in keys)
+        part = CommitPart(
+            part=f"p{run.next_commit}",
+            rollouts=rows,
+            tasks_upto=run.next_group,
+            group_events_upto=run.next_event,
+        )
+        self.core.commits.commit(run, part)
+        self.core.commits.published(run, run.next_commit - 1)
 
     def commit_rest(self) -> None:
         """What the log knows and no part holds: the events of the last hand-outs."""

@@ -1,5 +1,6 @@
-"""`prorl bench inference`: CPU of one model call on our side, 500 rollouts at a time, beside the
-`openai` package.
+"""`prorl bench inference`: CPU of one model call on our side, beside the `openai` package.
+
+500 rollouts at a time.
 
 A server in a process of its own answers every call with the same 256 tokens, so that what is
 measured is the client: `VllmBackend` as RUN uses it, streamed (16 tokens an event) and with one
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -28,8 +28,9 @@ import numpy as np
 
 from prorl.backends.vllm import VllmBackend
 from prorl.backends.vllm_http import HttpLimits
+from prorl.bench.children import line_of, python
 from prorl.bench.inference_server import INTERVAL, SAMPLED_TOKENS
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.errors import UnavailableError
 from prorl.types import GenerateRequest, SamplingParams
 
@@ -54,17 +55,14 @@ async def run(quick: bool) -> Report:
                     async with make(url, streamed) as call:
                         ms.setdefault(client, []).append(await _cpu_ms(call, calls))
             rows += _rows(name, ms)
-    per_token = [
-        Figure(
-            what=f"cpu_us_per_token.{row.what.rpartition('.')[2]}",
-            value=row.value * 1e3 / SAMPLED_TOKENS,
-            unit="us",
-            note=f"{SAMPLED_TOKENS} tokens a call",
-        )
-        for row in rows
-        if row.rival in ("", "openai")
-    ]
+    per_token = [_per_token(row) for row in rows if row.rival in ("", "openai")]
     return Report(bench="inference", machine=machine(), rows=(*rows, *per_token))
+
+
+def _per_token(row: Figure) -> Figure:
+    what = f"cpu_us_per_token.{row.what.rpartition('.')[2]}"
+    value = row.value * 1e3 / SAMPLED_TOKENS
+    return Figure(what=what, value=value, unit="us", note=f"{SAMPLED_TOKENS} tokens a call")
 
 
 def _clients() -> dict[str, tuple[Open, int]]:
@@ -77,8 +75,7 @@ def _clients() -> dict[str, tuple[Open, int]]:
 
 
 def _rows(name: str, ms: dict[str, list[float]]) -> list[Figure]:
-    ours = statistics.median(ms["ours"])
-    base = Figure(what=f"cpu_ms_per_call.{name}", value=ours, unit="ms", repeats=tuple(ms["ours"]))
+    base = median(f"cpu_ms_per_call.{name}", ms["ours"], "ms")
     rivals = [client for client in ms if client != "ours"]
     if not rivals:
         note = "the package openai is not installed: pip install 'prorl[bench]'"
@@ -90,14 +87,8 @@ def _beside(base: Figure, client: str, ms: list[float], is_bar: bool) -> Figure:
     theirs = statistics.median(ms)
     raw = f"raw: {', '.join(f'{one:.2f}' for one in ms)}"
     met = f"bar {BAR:g}x: {'met' if theirs >= BAR * base.value else 'missed'}; "
-    return replace(
-        base,
-        rival=client,
-        rival_value=theirs,
-        rival_command="openai.AsyncOpenAI().completions.create",
-        ratio=theirs / base.value,
-        note=(met if is_bar else "") + raw,
-    )
+    row = base.beside(client, theirs, "openai.AsyncOpenAI().completions.create")
+    return replace(row, note=(met if is_bar else "") + raw)
 
 
 async def _cpu_ms(call: Call, calls: int) -> float:
@@ -125,23 +116,24 @@ async def _ours(url: str, streamed: bool) -> AsyncIterator[Call]:
     backend = VllmBackend(url, 1 << 17, model="bench", limits=limits)
 
     async def call(index: int) -> int:
-        done = await backend.generate(
-            GenerateRequest(
-                prompt_ids_L=_prompt(index),
-                sampling=SamplingParams(max_tokens=SAMPLED_TOKENS),
-                seed=index,
-                stop_token_ids=(1,),
-                request_id=str(index),
-                session=str(index),
-                on_part=lambda part: None,
-            )
-        )
-        return len(done.token_ids_C)
+        return len((await backend.generate(_request(index))).token_ids_C)
 
     try:
         yield call
     finally:
         await backend.close()
+
+
+def _request(index: int) -> GenerateRequest:
+    return GenerateRequest(
+        prompt_ids_L=_prompt(index),
+        sampling=SamplingParams(max_tokens=SAMPLED_TOKENS),
+        seed=index,
+        stop_token_ids=(1,),
+        request_id=str(index),
+        session=str(index),
+        on_part=lambda part: None,
+    )
 
 
 @asynccontextmanager
@@ -150,16 +142,7 @@ async def _openai(url: str, streamed: bool, *, documented: bool) -> AsyncIterato
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=600.0)
 
     async def call(index: int) -> int:
-        ids: list[int] = _prompt(index).tolist()
-        more = {"return_token_ids": True, "stop_token_ids": [1]}
-        wanted: dict[str, Any] = {
-            "model": "bench",
-            "prompt": ids if documented else "",
-            "max_tokens": SAMPLED_TOKENS,
-            "logprobs": 0,
-            "seed": index,
-            "extra_body": more if documented else {**more, "prompt": ids},
-        }
+        wanted = _wanted(index, documented)
         if not streamed:
             whole = await client.completions.create(**wanted)
             return len(np.asarray(whole.choices[0].token_ids, np.int32))
@@ -175,18 +158,24 @@ async def _openai(url: str, streamed: bool, *, documented: bool) -> AsyncIterato
         await client.close()
 
 
+def _wanted(index: int, documented: bool) -> dict[str, Any]:
+    """The arguments of one completion, the prompt where the package looks at it or where not."""
+    ids: list[int] = _prompt(index).tolist()
+    more = {"return_token_ids": True, "stop_token_ids": [1]}
+    return {
+        "model": "bench",
+        "prompt": ids if documented else "",
+        "max_tokens": SAMPLED_TOKENS,
+        "logprobs": 0,
+        "seed": index,
+        "extra_body": more if documented else {**more, "prompt": ids},
+    }
+
+
 @asynccontextmanager
 async def _server() -> AsyncIterator[str]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "prorl.bench.inference_server"), stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    try:
-        url = (await process.stdout.readline()).decode().strip()
+    async with python("-m", "prorl.bench.inference_server") as process:
+        url = (await line_of(process)).decode().strip()
         if not url:
             raise UnavailableError("python -m prorl.bench.inference_server did not start")
         yield url
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()

@@ -1,5 +1,6 @@
-"""What the journal of turns costs: CPU and bytes a turn, a whole rollout with its file, reading it
-back, and what it would cost to wait for the disk after each record.
+"""What the journal of turns costs: CPU and bytes a turn, a whole rollout, reading it back.
+
+Also what it would cost to wait for the disk after each record.
 
 A turn is a model call of 300 sampled ids behind 500 ids of context, and a tool call of 1,000 bytes.
 The rival is what no journal can beat: the same bytes appended to one open file, unsealed.
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prorl.bench.children import disk
 from prorl.bench.report import Figure, Report, machine
 from prorl.columns import Lease, leased_batch, ready_columns
 from prorl.journal import Answer, Ended, Journals, Said
@@ -54,7 +56,7 @@ class Cost(NamedTuple):
 async def run(quick: bool) -> Report:
     """Measure; `quick` takes about five seconds."""
     count = 200 if quick else 1000
-    with tempfile.TemporaryDirectory(prefix="prorl-journal-", dir=_disk()) as folder:
+    with tempfile.TemporaryDirectory(prefix="prorl-journal-", dir=disk()) as folder:
         return Report(bench="journal", machine=machine(), rows=_rows(Path(folder), count))
 
 
@@ -71,39 +73,35 @@ def _rows(folder: Path, count: int) -> tuple[Figure, ...]:
     read = _cost(10, lambda _: _recover(folder / "run-0"))
     bare = _bare(folder / "bare", int(bytes_a_turn), count, sync=False)
     synced = _bare(folder / "bare", int(bytes_a_turn), count, sync=True)
-    cpu = (whole.cpu_us - empty.cpu_us) / TURNS
     return (
-        Figure(
-            what="journal_cpu_us_per_turn",
-            value=cpu,
-            unit="us",
-            rival=RIVAL,
-            rival_value=bare.cpu_us,
-            ratio=bare.cpu_us / cpu,
-            note=f"{CONTEXT} ids of context, {SAMPLED} sampled, a call of {OUTPUT} bytes",
-        ),
-        Figure(
-            what="journal_bytes_per_turn",
-            value=bytes_a_turn,
-            unit="bytes",
-            rival="ids, logprobs and text alone",
-            rival_value=4.0 * (CONTEXT + 2 * SAMPLED) + OUTPUT,
-            ratio=(4.0 * (CONTEXT + 2 * SAMPLED) + OUTPUT) / bytes_a_turn,
-        ),
-        Figure(
-            what="journal_cpu_us_per_rollout",
-            value=whole.cpu_us,
-            unit="us",
-            note=f"{TURNS} turns, row, end, file made and removed; {empty.cpu_us:.0f} with no turn",
-        ),
+        _per_turn((whole.cpu_us - empty.cpu_us) / TURNS, bare.cpu_us),
+        _bytes(bytes_a_turn),
+        _per_rollout(whole.cpu_us, empty.cpu_us),
         Figure(what="journal_recover_us_per_rollout", value=read.wall_us / 2, unit="us"),
-        Figure(
-            what="journal_fdatasync_us_per_turn",
-            value=2 * synced.wall_us,
-            unit="us",
-            note="not paid: what surviving a power cut would add, one wait a record",
-        ),
+        _synced(2 * synced.wall_us),
     )
+
+
+def _per_turn(cpu_us: float, bare_us: float) -> Figure:
+    note = f"{CONTEXT} ids of context, {SAMPLED} sampled, a call of {OUTPUT} bytes"
+    row = Figure(what="journal_cpu_us_per_turn", value=cpu_us, unit="us", note=note)
+    return row.beside(RIVAL, bare_us)
+
+
+def _bytes(a_turn: float) -> Figure:
+    least = 4.0 * (CONTEXT + 2 * SAMPLED) + OUTPUT
+    row = Figure(what="journal_bytes_per_turn", value=a_turn, unit="bytes")
+    return row.beside("ids, logprobs and text alone", least)
+
+
+def _per_rollout(cpu_us: float, empty_us: float) -> Figure:
+    note = f"{TURNS} turns, row, end, file made and removed; {empty_us:.0f} with no turn"
+    return Figure(what="journal_cpu_us_per_rollout", value=cpu_us, unit="us", note=note)
+
+
+def _synced(wall_us: float) -> Figure:
+    note = "not paid: what surviving a power cut would add, one wait a record"
+    return Figure(what="journal_fdatasync_us_per_turn", value=wall_us, unit="us", note=note)
 
 
 def _cost(count: int, work: Callable[[int], object]) -> Cost:
@@ -155,11 +153,6 @@ def _bare(path: Path, size: int, count: int, sync: bool) -> Cost:
         return _cost(min(count, 50) if sync else count, write)
     finally:
         os.close(fd)
-
-
-def _disk() -> str:
-    """Where fdatasync means something: not a tmpfs, as /tmp may be."""
-    return os.environ.get("PRORL_BENCH_DIR", str(Path.cwd()))
 
 
 @cache

@@ -1,5 +1,6 @@
-"""`prorl bench judge`: the judge that PRORL_JUDGE_URL, PRORL_JUDGE_MODEL and PRORL_JUDGE_KEY name,
-against answers that people have scored.
+"""`prorl bench judge`: a judge against answers that people have scored.
+
+PRORL_JUDGE_URL, PRORL_JUDGE_MODEL and PRORL_JUDGE_KEY name it.
 
 | row | what |
 |---|---|
@@ -33,22 +34,15 @@ QUICK = 12
 
 async def run(quick: bool = False) -> Report:
     """Judge the table. Raises UserError where no judge is configured, or the table is none."""
-    url, model = (os.environ.get(f"PRORL_JUDGE_{name}", "") for name in ("URL", "MODEL"))
-    if not url or not model:
-        raise UserError(
-            "no judge is configured",
-            "PRORL_JUDGE_URL and PRORL_JUDGE_MODEL",
-            "name a server that speaks OpenAI's /v1/chat/completions",
-        )
-    key = os.environ.get("PRORL_JUDGE_KEY", "")
+    judge = _configured()
     table = cases(os.environ.get("PRORL_JUDGE_TABLE", ""))
     if quick:
         table = table[:: max(1, len(table) // QUICK)]
     began = time.perf_counter()
-    found = await calibrate(LlmJudge(JudgeConfig(url=url, model=model, api_key=key)), table)
+    found = await calibrate(LlmJudge(judge), table)
     each_ms = 1000 * (time.perf_counter() - began) / len(table)
     right = found.agreement * (found.num_cases - found.errors) / found.num_cases
-    note = f"{found.num_cases} cases, {model}"
+    note = f"{found.num_cases} cases, {judge.model}"
     rows = (
         Figure(what="judge_accuracy", value=right, unit="share", note=note),
         Figure(what="judge_false_positives", value=found.false_positives, unit="cases"),
@@ -57,6 +51,19 @@ async def run(quick: bool = False) -> Report:
         Figure(what="judge_ms", value=each_ms, unit="ms"),
     )
     return Report(bench="judge", machine=machine(), rows=rows)
+
+
+def _configured() -> JudgeConfig:
+    url, model, key = (
+        os.environ.get(f"PRORL_JUDGE_{name}", "") for name in ("URL", "MODEL", "KEY")
+    )
+    if not url or not model:
+        raise UserError(
+            "no judge is configured",
+            "PRORL_JUDGE_URL and PRORL_JUDGE_MODEL",
+            "name a server that speaks OpenAI's /v1/chat/completions",
+        )
+    return JudgeConfig(url=url, model=model, api_key=key)
 
 
 def cases(path: str = "") -> list[Case]:

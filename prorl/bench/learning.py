@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -138,36 +139,23 @@ def _of(study: Study) -> dict[str, Json]:
     return {"checkpoint": study.checkpoint, "seed": study.seed, "control": study.control}
 
 
+LEGEND = (
+    "lines: training · dots: held-out tasks, 95 % Wilson · blue, orange: two checkpoints ·"
+    " grey: shuffled rewards"
+)
+
+Shares = dict[tuple[str, str], Json]
+"""(mode, when) -> a held-out share of one study and one set."""
+
+
 def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Figure]:
-    shares = {
-        (row["checkpoint"], row["seed"], row["control"], row["set"], row["mode"], row["when"]): row
-        for row in heldout.to_pylist()
-    }
+    shares = _shares(heldout)
     befores, afters, rises = [], [], []
     for study, demo in found:
         for name in SETS:
-            at = {
-                (mode, when): shares[*study, name, mode, when]
-                for mode in ("sampled", "greedy")
-                for when in ("before", "after")
-            }
-            before, after = at["sampled", "before"]["value"], at["sampled", "after"]["value"]
-            greedy = (
-                f"greedy {at['greedy', 'before']['value']:.3f} ->"
-                f" {at['greedy', 'after']['value']:.3f}"
-            )
-            note = (
-                f"{_interval(at['sampled', 'before'])} -> {_interval(at['sampled', 'after'])},"
-                f" {greedy}"
-            )
-            cost = demo["cpu_s"] / len(SETS)
-            yield Figure(
-                what=f"heldout_after.{study.name}.{name}",
-                value=after,
-                unit="share",
-                cpu_s=cost,
-                note=note,
-            )
+            at = shares[*study, name]
+            yield _after(study, name, at, demo["cpu_s"] / len(SETS))
+            before, after = (at["sampled", when]["value"] for when in ("before", "after"))
             if study.control:
                 rises.append(after - before)
             else:
@@ -178,12 +166,29 @@ def _rows(found: list[tuple[Study, Json]], heldout: pa.Table) -> Iterator[Figure
     if rises:
         yield _extreme("control_rise_max", max, rises, f"bar: at most {CONTROL_RISE}")
     diffs = tuple(demo["times"]["logprob_diff_max"] for _, demo in found)
-    yield Figure(
-        what="logprob_diff_max",
-        value=max(diffs),
-        unit="nats",
-        repeats=diffs,
-        note="sampler against trainer, whole runs; bar: 1e-4",
+    note = "sampler against trainer, whole runs; bar: 1e-4"
+    yield Figure(what="logprob_diff_max", value=max(diffs), unit="nats", repeats=diffs, note=note)
+
+
+def _shares(heldout: pa.Table) -> dict[tuple[Json, ...], Shares]:
+    """(checkpoint, seed, control, set) -> its held-out shares."""
+    found: dict[tuple[Json, ...], Shares] = defaultdict(dict)
+    for row in heldout.to_pylist():
+        key = (row["checkpoint"], row["seed"], row["control"], row["set"])
+        found[key][row["mode"], row["when"]] = row
+    return found
+
+
+def _after(study: Study, name: str, at: Shares, cpu_s: float) -> Figure:
+    """What a study could do at its end, with where it began in the note."""
+    greedy = " -> ".join(f"{at['greedy', when]['value']:.3f}" for when in ("before", "after"))
+    sampled = " -> ".join(_interval(at["sampled", when]) for when in ("before", "after"))
+    return Figure(
+        what=f"heldout_after.{study.name}.{name}",
+        value=at["sampled", "after"]["value"],
+        unit="share",
+        cpu_s=cpu_s,
+        note=f"{sampled}, greedy {greedy}",
     )
 
 
@@ -198,51 +203,51 @@ def _interval(share: Json) -> str:
 
 
 def draw(heldout: pa.Table, curves: pa.Table, path: Path) -> None:
-    """One panel a set: every study's reward per policy version, its held-out shares at both ends;
-    the control dashed and grey.
+    """One panel a set: every study's reward per version, its held-out shares at both ends.
+
+    The control is dashed and grey.
     """
     from matplotlib.figure import Figure as Plot
 
     figure = Plot(figsize=(9, 3.6), dpi=100, layout="constrained")
     points, ends = curves.to_pylist(), heldout.to_pylist()
     last = max(point["version"] for point in points)
-    studies = list(
-        dict.fromkeys(Study(row["checkpoint"], row["seed"], row["control"]) for row in ends)
-    )
+    studies = dict.fromkeys(Study(row["checkpoint"], row["seed"], row["control"]) for row in ends)
     for axes, name in zip(figure.subplots(1, len(SETS), sharey=True), SETS, strict=True):
         for study in studies:
-            color = "grey" if study.control else ("tab:blue", "tab:orange")[study.checkpoint]
-            curve = [(point["version"], point["reward"]) for point in _rows_of(points, study, name)]
-            axes.plot(
-                *zip(*curve, strict=True),
-                color=color,
-                linestyle=":" if study.control else "-",
-                linewidth=1,
-                alpha=0.8,
-            )
-            for row in _rows_of(ends, study, name):
-                if row["mode"] == "sampled":
-                    x = -1 if row["when"] == "before" else last + 1
-                    error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
-                    axes.errorbar(
-                        [x],
-                        [row["value"]],
-                        yerr=error,
-                        fmt="o",
-                        markersize=3,
-                        color=color,
-                        capsize=2,
-                    )
+            _draw_curve(axes, study, _rows_of(points, study, name))
+            _draw_ends(axes, study, _rows_of(ends, study, name), last)
         axes.set(title=name, xlabel="policy version", ylim=(0, 1))
         axes.axhline(GOAL, color="black", linewidth=0.5)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("mean reward, temperature 1")
-    legend = (
-        "lines: training · dots: held-out tasks, 95 % Wilson · blue, orange: two checkpoints ·"
-        " grey: shuffled rewards"
-    )
-    figure.suptitle(legend, fontsize=10)
+    figure.suptitle(LEGEND, fontsize=10)
     figure.savefig(path)
+
+
+def _color(study: Study) -> str:
+    return "grey" if study.control else ("tab:blue", "tab:orange")[study.checkpoint]
+
+
+def _draw_curve(axes: Any, study: Study, points: list[dict[str, Json]]) -> None:
+    axes.plot(
+        [point["version"] for point in points],
+        [point["reward"] for point in points],
+        color=_color(study),
+        linestyle=":" if study.control else "-",
+        linewidth=1,
+        alpha=0.8,
+    )
+
+
+def _draw_ends(axes: Any, study: Study, ends: list[dict[str, Json]], last: int) -> None:
+    """Held-out shares with their intervals, beside the curve's first and last version."""
+    for row in ends:
+        if row["mode"] == "sampled":
+            x = -1 if row["when"] == "before" else last + 1
+            error = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
+            style = {"fmt": "o", "markersize": 3, "capsize": 2, "color": _color(study)}
+            axes.errorbar([x], [row["value"]], yerr=error, **style)
 
 
 def _rows_of(rows: list[dict[str, Json]], study: Study, name: str) -> list[dict[str, Json]]:

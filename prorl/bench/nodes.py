@@ -233,16 +233,19 @@ async def _restart(
     leased_s = board.leased_at["after"] - began
     await _until(partial(_all_there, client, num_workers), "every worker again")
     back_s, used_s = time.monotonic() - began, cpu_s(service.children["gateway"].pid)
-    after = await asyncio.to_thread(client.run, "open")
-    want = before["counts"]["leased"] + 1
-    if after["counts"]["leased"] != want:
-        raise UnavailableError(f"{after['counts']} after the restart, expected {want} leased")
+    await _check_leased(client, before["counts"]["leased"] + 1)
     return [
         Figure(what="restart_s.answers", value=answers_s, unit="s"),
         Figure(what="restart_s.first_lease", value=leased_s, unit="s"),
         Figure(what="restart_s.every_stream", value=back_s, unit="s"),
         Figure(what="restart_cpu", value=used_s, unit="CPU s of gateway", note="until then"),
     ]
+
+
+async def _check_leased(client: Client, wanted: int) -> None:
+    counts = (await asyncio.to_thread(client.run, "open"))["counts"]
+    if counts["leased"] != wanted:
+        raise UnavailableError(f"{counts} after the restart, expected {wanted} leased")
 
 
 def _submit_until(client: Client, task: Task) -> None:

@@ -1,5 +1,6 @@
-"""`prorl bench pipeline`: what the service itself costs, through three stages that do nothing (env
-and policy `noop`), log on.
+"""`prorl bench pipeline`: what the service itself costs, through three stages that do nothing.
+
+Env and policy are `noop`, the log is on.
 
 Rows, all over real processes: `first_lease_s` from the command line to the first rollout out of the
 queue; `rollouts_per_s` and `cpu_ms_per_rollout` (supervisor, gateway, sandboxd, stages and store
@@ -18,20 +19,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stamina
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.meter import pss_mb
+from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.served import client_of, cpu_s, wait_finished
 from prorl.client.client import Client
 from prorl.client.http import Http
 from prorl.config import ServiceConfig
 from prorl.errors import NotFoundError, UnavailableError, UserError
 from prorl.flight import trace
-from prorl.linux.procfs import cpu_s, descendants, pss_bytes
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
 
@@ -62,25 +64,17 @@ async def run(quick: bool) -> Report:
     rows = [_first_lease(sizes)]
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         async with Supervisor(_config(Path(folder) / "plain")) as service:
-            client = _client(service)
-            memory = await asyncio.to_thread(
-                _burst, client, "warm-up", sizes.burst, watch_memory=True
-            )
+            client, count = client_of(service), sizes.burst
+            memory = await asyncio.to_thread(_warm_up, client, count)
             bursts = [
-                await _measured_burst(client, f"burst-{i}", sizes.burst)
-                for i in range(sizes.repeats)
+                await _measured_burst(client, f"burst-{i}", count) for i in range(sizes.repeats)
             ]
-            rows += _burst_rows(bursts, sizes.burst, memory)
+            rows += _burst_rows(bursts, count, memory)
         rate = statistics.median(burst.rate for burst in bursts) / 5
         async with Supervisor(_config(Path(folder) / "traced", trace=True)) as service:
-            rows += await _handoffs(
-                _client(service), service.config.root / "trace", rate, sizes.paced_s
-            )
+            trace_dir = service.config.root / "trace"
+            rows += await _handoffs(client_of(service), trace_dir, rate, sizes.paced_s)
     return Report(bench="pipeline", machine=machine(), rows=tuple(rows))
-
-
-def _client(service: Supervisor) -> Client:
-    return Client(http=Http(service.url, service.config.token), token=service.config.token)
 
 
 def _config(root: Path, *, trace: bool = False) -> ServiceConfig:
@@ -112,64 +106,37 @@ def _create(client: Client, name: str) -> None:
     client.create_run(run_id=name, max_open_groups=IN_FLIGHT)
 
 
-def _wait(client: Client, name: str, *, watch_memory: bool = False) -> int:
-    """Until the run is finished; the largest sum of PSS seen on the way, which costs too much to
-    look at while CPU is measured.
+def _warm_up(client: Client, count: int) -> float:
+    """A burst that is not measured; the largest memory seen on the way, in MiB.
+
+    To look at it costs too much while CPU is measured.
     """
-    largest = 0
-    while client.run(name)["state"] != "finished":
-        if watch_memory:
-            largest = max(largest, sum(pss_bytes(pid) for pid in _service_pids()))
-        time.sleep(POLL_S)
-    return largest
+    seen = [0.0]
+    _burst(client, "warm-up", count, look=lambda: seen.append(pss_mb(os.getpid())))
+    return max(seen)
 
 
-def _burst(client: Client, name: str, count: int, *, watch_memory: bool = False) -> int:
+def _burst(client: Client, name: str, count: int, look: Callable[[], None] = lambda: None) -> None:
     _create(client, name)
     client.submit(name, _tasks(name, count), 1, key=name, last=True)
-    return _wait(client, name, watch_memory=watch_memory)
+    wait_finished(client, name, POLL_S, look)
 
 
 async def _measured_burst(client: Client, name: str, count: int) -> Burst:
-    before_s, start = _cpu_s(), time.perf_counter()
+    before_s, start = cpu_s(), time.perf_counter()
     await asyncio.to_thread(_burst, client, name, count)
-    return Burst(rate=count / (time.perf_counter() - start), cpu_s=_cpu_s() - before_s)
+    return Burst(rate=count / (time.perf_counter() - start), cpu_s=cpu_s() - before_s)
 
 
-def _service_pids() -> list[int]:
-    return [os.getpid(), *descendants(os.getpid())]
-
-
-def _cpu_s() -> float:
-    return sum(cpu_s(pid) for pid in _service_pids())
-
-
-def _burst_rows(bursts: list[Burst], count: int, memory: int) -> list[Figure]:
-    rates = tuple(burst.rate for burst in bursts)
-    costs = tuple(burst.cpu_s / count * 1e3 for burst in bursts)
+def _burst_rows(bursts: list[Burst], count: int, memory_mib: float) -> list[Figure]:
+    rates = [burst.rate for burst in bursts]
+    costs = [burst.cpu_s / count * 1e3 for burst in bursts]
     total = sum(burst.cpu_s for burst in bursts)
+    megabytes, note = memory_mib * (1 << 20) / 1e6, "sum of PSS, client included; bar: under 1500"
     return [
-        Figure(
-            what="rollouts_per_s",
-            value=statistics.median(rates),
-            unit="1/s",
-            repeats=rates,
-            cpu_s=total,
-        ),
-        Figure(
-            what="cpu_ms_per_rollout",
-            value=statistics.median(costs),
-            unit="ms",
-            repeats=costs,
-            cpu_s=total,
-            note="bar: at most 2",
-        ),
-        Figure(
-            what="rss_mb_total",
-            value=memory / 1e6,
-            unit="MB",
-            note="sum of PSS, client included; bar: under 1500",
-        ),
+        median("rollouts_per_s", rates, "1/s", cpu_s=total),
+        median("cpu_ms_per_rollout", costs, "ms", cpu_s=total, note="bar: at most 2"),
+        Figure(what="rss_mb_total", value=megabytes, unit="MB", note=note),
     ]
 
 
@@ -177,23 +144,16 @@ async def _handoffs(client: Client, trace_dir: Path, rate: float, length_s: floa
     start = time.monotonic()
     await asyncio.to_thread(_paced, client, "paced", rate, length_s)
     marks = list(trace.read(trace_dir, since_s=start))
-    rows = []
-    for edge in EDGES:
-        times = tuple(1e3 * seconds for seconds in trace.handoffs(marks, edge))
-        note = (
-            f"{len(times)} rows at {rate:.0f}/s; bar: at most 1" if times else "no row was traced"
-        )
-        middle = statistics.median(times) if times else float("nan")
-        rows.append(
-            Figure(
-                what=f"handoff_p50_ms.{edge}",
-                value=middle,
-                unit="ms",
-                repeats=times[:200],
-                note=note,
-            )
-        )
-    return rows
+    return [_handoff(edge, trace.handoffs(marks, edge), rate) for edge in EDGES]
+
+
+def _handoff(edge: str, seconds: Iterable[float], rate: float) -> Figure:
+    times = tuple(1e3 * one for one in seconds)
+    what = f"handoff_p50_ms.{edge}"
+    if not times:
+        return Figure(what=what, value=float("nan"), unit="ms", note="no row was traced")
+    note = f"{len(times)} rows at {rate:.0f}/s; bar: at most 1"
+    return replace(median(what, times, "ms", note=note), repeats=times[:200])
 
 
 def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
@@ -204,18 +164,12 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
     for i, task in enumerate(_tasks(name, count)):
         time.sleep(max(0.0, start + i / rate - time.monotonic()))
         client.submit(name, [task], 1, key=f"{name}-{i}", last=i == count - 1)
-    _wait(client, name)
+    wait_finished(client, name, POLL_S)
 
 
 def _first_lease(sizes: Sizes) -> Figure:
-    times = tuple(_one_first_lease() for _ in range(sizes.starts))
-    return Figure(
-        what="first_lease_s",
-        value=statistics.median(times),
-        unit="s",
-        repeats=times,
-        note="`prorl run` typed to first lease; bar: 8",
-    )
+    times = [_one_first_lease() for _ in range(sizes.starts)]
+    return median("first_lease_s", times, "s", note="`prorl run` typed to first lease; bar: 8")
 
 
 def _one_first_lease() -> float:
@@ -232,22 +186,12 @@ def _one_first_lease() -> float:
 def _prorl_run(folder: Path) -> Iterator[float]:
     tasks = folder / "tasks.jsonl"
     tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
-    argv = [
-        sys.executable,
-        "-m",
-        "prorl.cli",
-        "run",
-        "--tasks",
-        str(tasks),
-        "--policy",
-        "noop",
-        "--root",
-        str(folder / "root"),
-        "--name",
-        "first",
-    ]
+    what = ["--tasks", str(tasks), "--policy", "noop", "--name", "first"]
+    where = ["--root", str(folder / "root"), "--quiet"]
     start = time.perf_counter()
-    process = subprocess.Popen([*argv, "--quiet"], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prorl.cli", "run", *what, *where], stdout=subprocess.DEVNULL
+    )
     try:
         yield start
         process.wait(60)

@@ -1,5 +1,6 @@
-"""`prorl bench policy`: sampled tokens per second of the embedded backend, beside
-`transformers.generate` on the same checkpoint.
+"""`prorl bench policy`: sampled tokens a second of the embedded backend.
+
+The rival is `transformers.generate` on the same checkpoint.
 
 The backend runs as the process that the service uses and is asked over HTTP, as RUN does;
 transformers runs in a process of its own, without HTTP, on one batch of equal prompts. Both have
@@ -13,23 +14,25 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.children import python
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.linux import procfs
 from prorl.types import Completion, GenerateRequest, Json, SamplingParams
 
 REQUESTS = (1, 8, 32, 64)
 PROMPT_TOKENS, SAMPLED_TOKENS = 48, 128
 RIVAL = "prorl.bench.policy_rival"
+RIVAL_NAME = "transformers.generate"
 READY_S, ANSWER_S = 120.0, 300.0
 
 
@@ -69,27 +72,13 @@ class Child:
 @asynccontextmanager
 async def child(module: str, *args: str) -> AsyncIterator[Child]:
     """A process with one BLAS and one torch thread; killed at the end."""
-    environment = {
-        **os.environ,
+    environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "VLLM_API_KEY": "",
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    try:
+    async with python("-m", module, *args, env=environment) as process:
         yield Child(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def run(quick: bool) -> Report:
@@ -114,8 +103,7 @@ async def measure(quick: bool) -> list[Figure]:
 async def _measure(
     server: Child, backend: VllmBackend, rival: Child | None, problem: str, rounds: int
 ) -> list[Figure]:
-    rows = []
-    gaps = []
+    rows, gaps = [], []
     for count in REQUESTS:
         ours, theirs = [], []
         for index in range(rounds + 1):  # the first round warms caches up and is left out
@@ -126,17 +114,17 @@ async def _measure(
         if rival is not None:
             gaps.append(await _gap(rival, completions[0], index))
         rows.append(_row(count, ours[1:], theirs[1:], problem))
-    gap = max(gaps, default=0.0)
-    rows.append(
-        Figure(
-            what="logprob_gap_max",
-            value=gap,
-            unit="nats",
-            rival="transformers forward",
-            note=problem or "bar 1e-4",
-        )
+    return [*rows, _gap_row(max(gaps, default=0.0), problem)]
+
+
+def _gap_row(gap: float, problem: str) -> Figure:
+    return Figure(
+        what="logprob_gap_max",
+        value=gap,
+        unit="nats",
+        rival="transformers forward",
+        note=problem or "bar 1e-4",
     )
-    return rows
 
 
 async def _sample(
@@ -187,27 +175,14 @@ async def _gap(rival: Child, completion: Completion, index: int) -> float:
 
 
 def _row(count: int, ours: list[Round], theirs: list[Round], problem: str) -> Figure:
-    def rates(measured: list[Round]) -> list[float]:
-        return [count * SAMPLED_TOKENS / one.seconds for one in measured]
-
-    value = statistics.median(rates(ours))
-    rival_value = statistics.median(rates(theirs)) if theirs else None
-    cpu_s = statistics.median(one.cpu_s for one in ours)
-    per_cpu = f"{count * SAMPLED_TOKENS / max(cpu_s, 1e-9):,.0f} tokens per CPU second"
-    if theirs:
-        per_cpu += (
-            ", rival"
-            f" {count * SAMPLED_TOKENS / statistics.median(one.cpu_s for one in theirs):,.0f}"
-        )
-    return Figure(
-        what=f"tokens_per_s_{count}",
-        value=value,
-        unit="tokens/s",
-        repeats=tuple(rates(ours)),
-        cpu_s=cpu_s,
-        rival="transformers.generate",
-        rival_value=rival_value,
-        rival_command=f"python -m {RIVAL} {TOY.name} # {count} prompts in one batch",
-        ratio=value / rival_value if rival_value else None,
-        note=problem or per_cpu,
-    )
+    tokens, cpu_s = count * SAMPLED_TOKENS, statistics.median(one.cpu_s for one in ours)
+    command = f"python -m {RIVAL} {TOY.name} # {count} prompts in one batch"
+    note = problem or f"{tokens / max(cpu_s, 1e-9):,.0f} tokens per CPU second"
+    rates = [tokens / one.seconds for one in ours]
+    row = median(f"tokens_per_s_{count}", rates, "tokens/s", cpu_s=cpu_s, note=note)
+    if not theirs:
+        return replace(row, rival=RIVAL_NAME, rival_command=command)
+    their_cpu = f", rival {tokens / statistics.median(one.cpu_s for one in theirs):,.0f}"
+    row = replace(row, note=problem or note + their_cpu)
+    rival = statistics.median(tokens / one.seconds for one in theirs)
+    return row.beside(RIVAL_NAME, rival, command, more_is_better=True)

@@ -1,5 +1,4 @@
-"""`prorl bench repeat`: the newest demo's stored run, replayed into fresh trainers: is everything
-equal, to the last bit?
+"""`prorl bench repeat`: the newest demo's run, replayed into fresh trainers: are all bits equal?
 
 Two trainers take 20 steps from the replay; a third is killed with SIGKILL at a random moment of a
 random step and started again. Losses and parameters must be the same bits in all three, and the
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 import pyarrow.dataset as ds
 
+from prorl.bench.children import python
 from prorl.bench.report import Figure, Report, machine
 from prorl.errors import UserError
 from prorl.types import Json
@@ -47,18 +47,31 @@ async def run(quick: bool) -> Report:
     steps = QUICK_STEPS if quick else STEPS
     with tempfile.TemporaryDirectory(prefix="prorl-repeat-") as folder:
         async with _replay(demo) as replay:
-            settings = json.loads((demo / "trainer.json").read_text()) | {
-                "service": replay["location"],
-                "steps": steps,
-                "publish": False,
-            }
-            trainer = Trainer(settings, str(replay["token"]))
+            trainer = Trainer(_settings(demo, replay, steps), str(replay["token"]))
             one, other, killed = [
                 await trainer.run(Path(folder) / name, name == "killed")
                 for name in ("one", "other", "killed")
             ]
+    same = _compared(demo, steps, one, other, killed)
+    rows = tuple(
+        Figure(what=what, value=float(equal), unit="1 = equal bits", note=note)
+        for what, (equal, note) in same.items()
+    )
+    return Report(bench="repeat", machine=machine(), rows=rows)
+
+
+def _settings(demo: Path, replay: dict[str, Json], steps: int) -> dict[str, Json]:
+    """The settings of the demo's trainer, for one that learns from the replay."""
+    settings: dict[str, Json] = json.loads((demo / "trainer.json").read_text())
+    return settings | {"service": replay["location"], "steps": steps, "publish": False}
+
+
+def _compared(
+    demo: Path, steps: int, one: Trained, other: Trained, killed: Trained
+) -> dict[str, tuple[bool, str]]:
+    """Row -> whether the bits are equal, and of what."""
     live = _losses(demo / "training")[:steps]
-    same = {
+    return {
         "losses_equal": (one.losses == other.losses, f"two fresh trainers, {steps} steps"),
         "parameters_equal": (one.weights == other.weights, f"SHA-256 {one.weights[:16]}"),
         "parameters_equal_after_kill": (
@@ -70,11 +83,6 @@ async def run(quick: bool) -> Report:
             f"the training that `prorl demo` made: {demo.name}",
         ),
     }
-    rows = tuple(
-        Figure(what=what, value=float(equal), unit="1 = equal bits", note=note)
-        for what, (equal, note) in same.items()
-    )
-    return Report(bench="repeat", machine=machine(), rows=rows)
 
 
 def _newest_demo() -> Path:
@@ -92,13 +100,9 @@ def _newest_demo() -> Path:
 @asynccontextmanager
 async def _replay(demo: Path) -> AsyncIterator[dict[str, Json]]:
     command = ("-m", "prorl.cli", "replay", demo.name, "--root", str(demo.parent), "--json")
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
-    assert process.stdout is not None
-    try:
+    async with python(*command) as process:
+        assert process.stdout is not None
         yield json.loads(await process.stdout.readuntil(b"}"))
-    finally:
-        process.terminate()
-        await process.wait()
 
 
 class Trainer:

@@ -1,5 +1,4 @@
-"""What a benchmark returns: rows of figures with their rivals, as a table for people and as JSON
-for scripts.
+"""What a benchmark returns: rows of figures with their rivals, as a table and as JSON.
 
 The JSON is `{"bench", "machine", "rows": [{"what", "value", "unit", "repeats", "cpu_s", "rival",
 "rival_value", "rival_command", "ratio"}]}`, plus `note` on rows that have one (a rival that is not
@@ -13,7 +12,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -44,6 +43,18 @@ class Figure:
     ratio: float | None = None
     note: str = ""
 
+    def beside(
+        self, rival: str, value: float, command: str = "", *, more_is_better: bool = False
+    ) -> Figure:
+        """The same figure with a rival's value.
+
+        >>> mine = Figure(what="start", value=2.0, unit="ms")
+        >>> mine.beside("theirs", 6.0).ratio, mine.beside("t", 6.0, more_is_better=True).ratio
+        (3.0, 0.3333333333333333)
+        """
+        ratio = self.value / value if more_is_better else value / self.value
+        return replace(self, rival=rival, rival_value=value, rival_command=command, ratio=ratio)
+
     def to_json(self) -> dict[str, Json]:
         """The figure as JSON values; `note` only where there is one."""
         row = asdict(self)
@@ -70,9 +81,7 @@ class Report:
         }
 
     def table(self) -> Group:
-        """What `prorl bench NAME` prints: the figures, columns that are empty left out, then the
-        notes.
-        """
+        """What `prorl bench NAME` prints: the figures without empty columns, then the notes."""
         from rich.console import Group
         from rich.padding import Padding
         from rich.text import Text
@@ -179,9 +188,7 @@ def spread(values: Iterable[float]) -> str:
 
 
 def machine() -> dict[str, Json]:
-    """What the figures were measured on: processor, cores that we may use, memory, kernel, versions
-    that matter.
-    """
+    """What the figures were measured on: processor, cores that we may use, memory, versions."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

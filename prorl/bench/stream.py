@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.children import Answering
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.bench.synthetic import Shape, group, write_run
 from prorl.types import Json
 
@@ -104,137 +105,78 @@ async def measure(dirs: list[Path], quick: bool, device: str) -> dict[str, Round
     """Start every process, then go around the paths."""
     found = {path.name: Rounds() for path in PATHS}
     async with AsyncExitStack() as stack:
-        server = await stack.enter_async_context(
-            Process("prorl.bench.stream_server", *map(str, dirs))
-        )
-        rivals = await stack.enter_async_context(Process("prorl.bench.stream_rivals", str(dirs[0])))
-        where = (str(server.ready["location"]), str(rivals.ready["port"]), RUN, "--device", device)
+        server = await stack.enter_async_context(_module("stream_server", *map(str, dirs)))
+        rivals = await stack.enter_async_context(_module("stream_rivals", str(dirs[0])))
+        location, port = (json.loads(server.ready)["location"], json.loads(rivals.ready)["port"])
+        where = (str(location), str(port), RUN, "--device", device)
         consumers = {}
         for path in PATHS:
-            consumers[path.name] = await stack.enter_async_context(
-                Process("prorl.bench.stream_paths", path.name, *where)
-            )
-            await consumers[path.name].round()
+            consumer = _module("stream_paths", path.name, *where)
+            consumers[path.name] = await stack.enter_async_context(consumer)
+            await consumer.ask()
         for number in range(max(path.rounds for path in PATHS)):
             for path in PATHS:
                 if number < (path.quick if quick else path.rounds):
-                    found[path.name].add(await consumers[path.name].round())
+                    found[path.name].add(await consumers[path.name].ask())
     return found
 
 
-class Process:
-    """A `python -m` child that says `ready {json}`, takes a round per line, and ends when its
-    standard input closes.
-    """
-
-    def __init__(self, module: str, *arguments: str) -> None:
-        self._command = [sys.executable, "-m", module, *arguments]
-        self._process: asyncio.subprocess.Process | None = None
-        self.ready: dict[str, Json] = {}
-
-    async def __aenter__(self) -> Process:
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, stdout=pipe
-        )
-        word, _, values = (await self._line()).partition(" ")
-        assert word == "ready", f"{' '.join(self._command)} said {word!r}"
-        self.ready = json.loads(values)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            async with asyncio.timeout(10):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    async def round(self) -> dict[str, Json]:
-        """Have one round done; what the child said of it."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        await self._process.stdin.drain()
-        return dict(json.loads(await self._line()))
-
-    async def _line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
-        assert line, f"{' '.join(self._command)} ended"
-        return line
+def _module(name: str, *arguments: str) -> Answering:
+    """A child of this folder that has a round done at each line."""
+    return Answering(sys.executable, "-m", f"prorl.bench.{name}", *arguments)
 
 
 def rows(found: dict[str, Rounds]) -> list[Figure]:
     """The rows of the report, in the order of the bars."""
-    received, socket = found["received"], found["socket"]
+    received, socket, tensors = found["received"], found["socket"], found["tensors"]
     payload = socket.more[-1]["bytes"]
-    wire = [more["wire_bytes"] for more in received.more]
-    share = SHAPE.sampled_share
+    read = "bar 0.5; into tensors, every byte read"
     return [
-        Figure(
-            what="bytes_per_token",
-            value=statistics.median(wire) / received.num_tokens,
-            unit="B/token",
-            repeats=tuple(w / received.num_tokens for w in wire),
-            note=f"bar {4 + 4 * share + 0.25:g}; TCP bytes as the kernel counts them",
-        ),
+        _bytes_per_token(received),
         _rate("received_vs_socket", received, socket, payload, "bar 0.7; batches in memory"),
-        _rate(
-            "tensors_vs_socket",
-            found["tensors"],
-            socket,
-            payload,
-            "bar 0.5; into tensors, every byte read",
-        ),
-        *(
-            _times(name, found["tensors"], found[rival], rival, bar)
-            for name, rival, bar in _FORMATS
-        ),
+        _rate("tensors_vs_socket", tensors, socket, payload, read),
+        *(_times(name, tensors, found[rival], rival, bar) for name, rival, bar in _FORMATS),
         Figure(
             what="vs_transferqueue",
-            value=found["tensors"].median_s * 1e3,
+            value=tensors.median_s * 1e3,
             unit="ms",
             rival="TransferQueue",
             note="bar 2; not measured: it brings Ray and is not an extra of ours",
         ),
-        *_same_host(found["first_batch"], found["mapped"]),
+        _first_batch(found["first_batch"]),
+        _mapped(found["mapped"]),
         *(_peak(name, rounds) for name, rounds in found.items() if name != "first_batch"),
     ]
 
 
-def _same_host(first: Rounds, mapped: Rounds) -> list[Figure]:
-    memcpy_s = statistics.median(more["memcpy_s"] for more in mapped.more)
+def _bytes_per_token(received: Rounds) -> Figure:
+    each = [more["wire_bytes"] / received.num_tokens for more in received.more]
+    bar = 4 + 4 * SHAPE.sampled_share + 0.25
+    note = f"bar {bar:g}; TCP bytes as the kernel counts them"
+    return median("bytes_per_token", each, "B/token", note=note)
+
+
+def _first_batch(first: Rounds) -> Figure:
     short_ms = statistics.median(more["short_s"] for more in first.more) * 1e3
-    return [
-        Figure(
-            what="same_host_first_batch_ms",
-            value=first.median_s * 1e3,
-            unit="ms",
-            repeats=_ms(first.seconds),
-            rival="64 trajectories",
-            rival_value=short_ms,
-            rival_command=f"{COMMAND} first_batch",
-            ratio=short_ms / (first.median_s * 1e3),
-            note=f"bar 1.5 times that at {SHORT}: {first.median_s * 1e3 / short_ms:.2f}",
-        ),
-        Figure(
-            what="same_host_read_vs_memcpy",
-            value=mapped.more[-1]["bytes"] / mapped.median_s / 1e9,
-            unit="GB/s",
-            repeats=tuple(mapped.more[-1]["bytes"] / s / 1e9 for s in mapped.seconds),
-            cpu_s=statistics.median(mapped.cpu_s),
-            rival="memcpy, warm",
-            rival_value=mapped.more[-1]["bytes"] / memcpy_s / 1e9,
-            rival_command=f"{COMMAND} mapped",
-            ratio=memcpy_s / mapped.median_s,
-            note="bar 0.4; mapped anew each round, every byte read",
-        ),
-    ]
+    note = f"bar 1.5 times that at {SHORT}: {first.median_s * 1e3 / short_ms:.2f}"
+    row = median("same_host_first_batch_ms", _ms(first.seconds), "ms", note=note)
+    return row.beside("64 trajectories", short_ms, f"{COMMAND} first_batch")
+
+
+def _mapped(mapped: Rounds) -> Figure:
+    """Mapped anew each round, so that no page is there yet."""
+    gigabytes = mapped.more[-1]["bytes"] / 1e9
+    memcpy_s = statistics.median(more["memcpy_s"] for more in mapped.more)
+    row = Figure(
+        what="same_host_read_vs_memcpy",
+        value=gigabytes / mapped.median_s,
+        unit="GB/s",
+        repeats=tuple(gigabytes / s for s in mapped.seconds),
+        cpu_s=statistics.median(mapped.cpu_s),
+        note="bar 0.4; mapped anew each round, every byte read",
+    )
+    rival = gigabytes / memcpy_s
+    return row.beside("memcpy, warm", rival, f"{COMMAND} mapped", more_is_better=True)
 
 
 _FORMATS = (
@@ -245,33 +187,22 @@ _FORMATS = (
 
 
 def _rate(what: str, ours: Rounds, socket: Rounds, payload: float, note: str) -> Figure:
-    return Figure(
+    row = Figure(
         what=what,
         value=payload / ours.median_s / 1e9,
         unit="GB/s",
         repeats=tuple(payload / s / 1e9 for s in ours.seconds),
         cpu_s=statistics.median(ours.cpu_s),
-        rival="raw socket",
-        rival_value=payload / socket.median_s / 1e9,
-        rival_command=f"{COMMAND} socket",
-        ratio=socket.median_s / ours.median_s,
         note=note,
     )
+    rival = payload / socket.median_s / 1e9
+    return row.beside("raw socket", rival, f"{COMMAND} socket", more_is_better=True)
 
 
 def _times(what: str, ours: Rounds, rival: Rounds, name: str, bar: int) -> Figure:
-    return Figure(
-        what=what,
-        value=ours.median_s * 1e3,
-        unit="ms",
-        repeats=_ms(ours.seconds),
-        cpu_s=statistics.median(ours.cpu_s),
-        rival=name,
-        rival_value=rival.median_s * 1e3,
-        rival_command=f"{COMMAND} {name}",
-        ratio=rival.median_s / ours.median_s,
-        note=f"bar {bar}",
-    )
+    cpu_s = statistics.median(ours.cpu_s)
+    row = median(what, _ms(ours.seconds), "ms", cpu_s=cpu_s, note=f"bar {bar}")
+    return row.beside(name, rival.median_s * 1e3, f"{COMMAND} {name}")
 
 
 def _peak(name: str, rounds: Rounds) -> Figure:

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from prorl.bench.children import Answering
 from prorl.bench.report import Figure, Report, machine
 from prorl.bench.stream import make_runs
 from prorl.bench.tls_ends import FLIGHT, RAW
 from prorl.bench.wire import HERE, far_apart
-from prorl.linux.procfs import cpu_s
 from prorl.tls import Authority
 
 ROUNDS, QUICK = 24, 8
@@ -31,41 +31,6 @@ ROLLOUT_BYTES = 42_000
 """Of 3,200 tokens: 34 kB to gateway and store, 8 kB back."""
 ROLLOUT_CPU_S = 0.0024
 PATHS = (*FLIGHT, *RAW)
-
-
-class End:
-    """A child that says `ready {json}` and answers lines."""
-
-    def __init__(self, *argv: str) -> None:
-        self._argv = argv
-
-    async def __aenter__(self) -> End:
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(*self._argv, stdin=pipe, stdout=pipe)
-        self.ready = (await self._line()).partition(" ")[2]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        await self._process.wait()
-
-    @property
-    def cpu_s(self) -> float:
-        """CPU seconds so far."""
-        return cpu_s(self._process.pid)
-
-    async def ask(self, line: str) -> dict[str, float]:
-        """Its answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n".encode())
-        return dict(json.loads(await self._line()))
-
-    async def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
-        assert line, f"{' '.join(self._argv)} ended"
-        return line
 
 
 async def run(quick: bool) -> Report:
@@ -79,9 +44,9 @@ async def run(quick: bool) -> Report:
         module = (sys.executable, "-m", "prorl.bench.tls_ends")
         async with AsyncExitStack() as stack:
             argv = (*ends.here, *module, "serve", HERE, str(run_dir), str(path / "service.json"))
-            server = await stack.enter_async_context(End(*argv))
+            server = await stack.enter_async_context(Answering(*argv))
             argv = (*ends.there, *module, "consume", server.ready, str(path / "trainer.json"))
-            consumer = await stack.enter_async_context(End(*argv))
+            consumer = await stack.enter_async_context(Answering(*argv))
             found = await _rounds(server, consumer, QUICK if quick else ROUNDS)
         num_bytes = json.loads(server.ready)["num_bytes"]
     return Report(bench="tls", machine=machine(), rows=tuple(_rows(found, num_bytes / 1e9)))
@@ -91,7 +56,7 @@ Found = dict[str, list[tuple[float, float, float]]]
 """By path: seconds, CPU seconds of the consumer and of the server, a round each."""
 
 
-async def _rounds(server: End, consumer: End, rounds: int) -> Found:
+async def _rounds(server: Answering, consumer: Answering, rounds: int) -> Found:
     found: Found = defaultdict(list)
     for number in range(rounds + 1):
         for path in PATHS:
@@ -106,28 +71,26 @@ async def _rounds(server: End, consumer: End, rounds: int) -> Found:
 def _rows(found: Found, gigabytes: float) -> list[Figure]:
     median_s = {path: statistics.median(took[0] for took in found[path]) for path in PATHS}
     cpu = {path: _cpu_per_gb(found[path], gigabytes) for path in PATHS}
-    rows = []
-    for path in PATHS:
-        seconds = [took[0] for took in found[path]]
-        note = f"CPU {cpu[path][0]:.2f} + {cpu[path][1]:.2f} s/GB (trainer + store)"
-        rows.append(
-            Figure(
-                what=path,
-                value=gigabytes / median_s[path],
-                unit="GB/s",
-                repeats=tuple(gigabytes / one for one in seconds),
-                cpu_s=sum(cpu[path]),
-                note=f"best {gigabytes / min(seconds):.2f}; {note}",
-            )
-        )
-    rows += [
-        _ratio("of_plain", median_s["plain"] / median_s["mtls"], "bar 0.35"),
-        _ratio("of_raw_tls_socket", median_s["raw_tls_socket"] / median_s["mtls"], "bar 1"),
-    ]
     added_s = (sum(cpu["mtls"]) - sum(cpu["plain"])) * ROLLOUT_BYTES / 1e9
     note = f"{1e6 * added_s:.0f} us for {ROLLOUT_BYTES} bytes; bar 0.03"
-    rows.append(_ratio("cpu_per_rollout", added_s / ROLLOUT_CPU_S, note))
-    return rows
+    return [
+        *(_rate(path, [took[0] for took in found[path]], cpu[path], gigabytes) for path in PATHS),
+        _ratio("of_plain", median_s["plain"] / median_s["mtls"], "bar 0.35"),
+        _ratio("of_raw_tls_socket", median_s["raw_tls_socket"] / median_s["mtls"], "bar 1"),
+        _ratio("cpu_per_rollout", added_s / ROLLOUT_CPU_S, note),
+    ]
+
+
+def _rate(path: str, seconds: Sequence[float], cpu: Sequence[float], gigabytes: float) -> Figure:
+    note = f"CPU {cpu[0]:.2f} + {cpu[1]:.2f} s/GB (trainer + store)"
+    return Figure(
+        what=path,
+        value=gigabytes / statistics.median(seconds),
+        unit="GB/s",
+        repeats=tuple(gigabytes / one for one in seconds),
+        cpu_s=sum(cpu),
+        note=f"best {gigabytes / min(seconds):.2f}; {note}",
+    )
 
 
 def _ratio(what: str, value: float, note: str) -> Figure:

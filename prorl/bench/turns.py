@@ -10,22 +10,19 @@ the time of a turn's tool calls as `turns.tool_s` has it. Bar: within 5 %.
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.served import client_of, cpu_s, wait_finished
 from prorl.client.client import Client
-from prorl.client.http import Http
 from prorl.config import ServiceConfig
 from prorl.flight import trace
-from prorl.linux.procfs import cpu_s, descendants
 from prorl.storage.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tasks.generated import generate
@@ -73,10 +70,6 @@ def _config(root: Path, *, traced: bool = False) -> ServiceConfig:
     return ServiceConfig.model_validate({**values, "init": pool, "run": pool, "eval": pool})
 
 
-def _client(service: Supervisor) -> Client:
-    return Client(http=Http(service.url, service.config.token), token=service.config.token)
-
-
 def _noop(count: int) -> list[Task]:
     return [Task(task_id=f"noop/{i}", env="noop", prompt="do nothing") for i in range(count)]
 
@@ -90,27 +83,21 @@ def _price(count: int) -> list[Task]:
 
 
 def _bursts(service: Supervisor, sizes: Sizes, values: Values) -> None:
-    client = _client(service)
-    kinds: tuple[tuple[str, Callable[[int], list[Task]], int], ...] = (
-        ("noop", _noop, sizes.noop),
-        ("price", _price, sizes.price),
-        ("shop", _shop, sizes.shop),
-    )
-    for name, make, count in kinds:
-        tasks = make(count)
+    client = client_of(service)
+    kinds = {"noop": _noop(sizes.noop), "price": _price(sizes.price), "shop": _shop(sizes.shop)}
+    for name, tasks in kinds.items():
         for pair in range(-1, sizes.pairs):
             for mode in _order(pair):
                 run_id = f"{name}-{mode}-{pair + 1}"
-                before = _cpu_s()
+                before = cpu_s()
                 _burst(client, run_id, tasks, mode)
-                if pair >= 0:  # the first one warms caches
-                    values[f"cpu_ms_per_rollout.{name}", mode].append(
-                        (_cpu_s() - before) / count * 1e3
-                    )
-                    if name != "noop":
-                        values[f"tool_ms_per_turn.{name}", mode].append(
-                            _tool_ms(service.config.root / run_id)
-                        )
+                if pair < 0:  # the first one warms caches
+                    continue
+                cpu_ms = (cpu_s() - before) / len(tasks) * 1e3
+                values[f"cpu_ms_per_rollout.{name}", mode].append(cpu_ms)
+                if name != "noop":
+                    tool_ms = _tool_ms(service.config.root / run_id)
+                    values[f"tool_ms_per_turn.{name}", mode].append(tool_ms)
 
 
 def _order(pair: int) -> tuple[str, ...]:
@@ -125,12 +112,7 @@ def _create(client: Client, name: str, mode: str) -> None:
 def _burst(client: Client, name: str, tasks: list[Task], mode: str) -> None:
     _create(client, name, mode)
     client.submit(name, tasks, 1, key=name, last=True)
-    _wait(client, name)
-
-
-def _wait(client: Client, name: str) -> None:
-    while client.run(name)["state"] != "finished":
-        time.sleep(POLL_S)
+    wait_finished(client, name, POLL_S)
 
 
 def _tool_ms(directory: Path) -> float:
@@ -139,13 +121,9 @@ def _tool_ms(directory: Path) -> float:
     return float(StoredRun(directory).sql(sql).to_pylist()[0]["ms"])
 
 
-def _cpu_s() -> float:
-    return sum(cpu_s(pid) for pid in (os.getpid(), *descendants(os.getpid())))
-
-
 def _handoffs(service: Supervisor, sizes: Sizes, values: Values) -> None:
     """Rows one by one; the marks of each run by themselves."""
-    client, began = _client(service), time.monotonic()
+    client, began = client_of(service), time.monotonic()
     for pair in range(sizes.pairs):
         for mode in _order(pair):
             _paced(client, f"{mode}-{pair}", _price(sizes.paced), mode)
@@ -164,7 +142,7 @@ def _paced(client: Client, name: str, tasks: list[Task], mode: str) -> None:
     for i, task in enumerate(tasks):
         time.sleep(max(0.0, start + i / RATE - time.monotonic()))
         client.submit(name, [task], 1, key=f"{name}-{i}", last=i == len(tasks) - 1)
-    _wait(client, name)
+    wait_finished(client, name, POLL_S)
 
 
 def _figures(values: Values) -> list[Figure]:
@@ -172,19 +150,8 @@ def _figures(values: Values) -> list[Figure]:
     figures = []
     for what in dict.fromkeys(name for name, _ in values):
         on, off = values[what, "node"], values[what, "off"]
-        value, rival = statistics.median(on), statistics.median(off)
         paired = statistics.median(one / other for one, other in zip(on, off, strict=True))
-        figures.append(
-            Figure(
-                what=what,
-                value=value,
-                unit="ms",
-                repeats=tuple(on),
-                rival="journal: off",
-                rival_value=rival,
-                rival_command="--set run.journal=off",
-                ratio=rival / value,
-                note=f"{100 * (paired - 1):+.1f} % (median of {len(on)} pairs); bar: 5 %",
-            )
-        )
+        note = f"{100 * (paired - 1):+.1f} % (median of {len(on)} pairs); bar: 5 %"
+        row, rival = median(what, on, "ms", note=note), statistics.median(off)
+        figures.append(row.beside("journal: off", rival, "--set run.journal=off"))
     return figures
