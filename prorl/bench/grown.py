@@ -73,6 +73,11 @@ SIZES = {
 }
 """Parameter of a statement -> the table whose rows it counts."""
 
+MARKS = """
+UPDATE runs SET counters = '', tasks_stored = tasks_stored * :times,
+    events_stored = events_stored * :times
+"""
+
 FIRST_LIFE = {
     "groups": "group_id < :groups",
     "rollouts": "rollout_id < :rollouts",
@@ -97,11 +102,7 @@ def repeat(path: Path, times: int) -> None:
         for table in DONE:
             _repeat_table(log, table, {**by, "k": k, "run": run_id})
         log.execute("COMMIT")
-    log.execute(
-        "UPDATE runs SET counters = '', tasks_stored = tasks_stored * ?,"
-        " events_stored = events_stored * ?",
-        (times, times),
-    )
+    log.execute(MARKS, {"times": times})
     log.execute("UPDATE cursors SET seq = seq * ?", (times,))
     log.close()
 

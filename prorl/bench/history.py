@@ -1,6 +1,8 @@
-"""What a long history costs its readers: 100,000 rollouts in 20,000 commits, before and after
-compaction, each reader a process of its own (CPU seconds of the whole process, imports included);
-every ready analysis over the metadata of a million rollouts; one rollout of the million, cold.
+"""What a long history costs its readers.
+
+100,000 rollouts in 20,000 commits, before and after compaction, each reader a process of its own
+(CPU seconds of the whole process, imports included); every ready analysis over the metadata of a
+million rollouts; one rollout of the million, cold.
 
 The directories are made through the store's own encoder; the whole takes about a quarter of an hour
 and 2 GB of disk. `quick`: a fiftieth and a twentieth of it.
@@ -16,7 +18,7 @@ import time
 from pathlib import Path
 
 from prorl.bench.readers import READERS, Spent, reader
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.report import Figure, Report, machine, median
 from prorl.bench.stored import make_run
 from prorl.storage.analyses import ANALYSES
 from prorl.storage.catalog import StoredRun
@@ -59,26 +61,11 @@ async def _readers(root: Path, rollouts: int, commits: int) -> list[Figure]:
 
 
 def _pair(name: str, after: Spent, before: Spent, rival: str) -> list[Figure]:
-    return [
-        Figure(
-            what=f"{name}_cpu_s",
-            value=after.cpu_s,
-            unit="s",
-            rival=rival,
-            rival_value=before.cpu_s,
-            ratio=before.cpu_s / after.cpu_s,
-            note=f"{_met(after.cpu_s, BAR_S, 's')}; wall {after.wall_s:.2f} s",
-        ),
-        Figure(
-            what=f"{name}_rss_mb",
-            value=after.rss_mb,
-            unit="MB",
-            rival=rival,
-            rival_value=before.rss_mb,
-            ratio=before.rss_mb / after.rss_mb,
-            note=_met(after.rss_mb, BAR_MB, "MB"),
-        ),
-    ]
+    wall = f"{_met(after.cpu_s, BAR_S, 's')}; wall {after.wall_s:.2f} s"
+    cpu = Figure(what=f"{name}_cpu_s", value=after.cpu_s, unit="s", note=wall)
+    met = _met(after.rss_mb, BAR_MB, "MB")
+    memory = Figure(what=f"{name}_rss_mb", value=after.rss_mb, unit="MB", note=met)
+    return [cpu.beside(rival, before.cpu_s), memory.beside(rival, before.rss_mb)]
 
 
 def _met(value: float, bar: float, unit: str) -> str:
@@ -106,14 +93,8 @@ def _lookup(run: RunDir, rollouts: int) -> Figure:
         began = time.perf_counter()
         StoredRun(run.where).rollout(chance.randrange(rollouts))
         waits.append(1e3 * (time.perf_counter() - began))
-    value = statistics.median(waits)
-    return Figure(
-        what="one_rollout_cold_p50_ms",
-        value=value,
-        unit="ms",
-        repeats=tuple(waits),
-        note=f"{_met(value, BAR_MS, 'ms')}; of {rollouts:,}",
-    )
+    met = _met(statistics.median(waits), BAR_MS, "ms")
+    return median("one_rollout_cold_p50_ms", waits, "ms", note=f"{met}; of {rollouts:,}")
 
 
 def _forget(root: Path) -> None:

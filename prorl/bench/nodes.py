@@ -33,7 +33,7 @@ from prorl.errors import ProrlError, UnavailableError
 from prorl.flight import ControlClient, FlightNetwork, Identity, Inlet
 from prorl.linux.procfs import cpu_s, stat
 from prorl.supervisor.service import Supervisor
-from prorl.tls import Credentials, Join
+from prorl.tls import Join
 from prorl.types import AttemptKey, Task
 
 NUM_NODES, NUM_OPEN = 64, 10_000
@@ -141,18 +141,13 @@ async def _measure(service: Supervisor, num_nodes: int, num_open: int) -> list[F
     join = Join.read(config.root / "join" / "node.json")
     client = await asyncio.to_thread(connect, config.root)
     board, slots = Board(), -(-(num_open + SINGLES) // num_nodes) + SPARE
-    credentials: Credentials = join.credentials
-    async with FlightNetwork(join.token, credentials) as network:
-        names = [f"n{i}" for i in range(num_nodes)]
-        nodes = [Node(network, config.listener.gateway, name, slots, board) for name in names]
+    async with FlightNetwork(join.token, join.credentials) as network:
+        gateway = config.listener.gateway
+        nodes = [Node(network, gateway, f"n{i}", slots, board) for i in range(num_nodes)]
         try:
             pid = service.children["gateway"].pid or 0
             rows = [_memory(pid, "alone")]
-            began, used = time.monotonic(), cpu_s(pid)
-            for node in nodes:
-                node.start()
-            await _until(partial(_all_there, client, len(STAGES) * num_nodes), "every worker")
-            rows += _joined(board, num_nodes, time.monotonic() - began, cpu_s(pid) - used)
+            rows += await _join(client, nodes, board, pid)
             rows += await _fill(client, board, pid, num_open)
             rows += await _singles(client, board)
             rows.append(await _idle(pid))
@@ -163,8 +158,14 @@ async def _measure(service: Supervisor, num_nodes: int, num_open: int) -> list[F
     return rows
 
 
-def _joined(board: Board, num_nodes: int, took_s: float, used_s: float) -> list[Figure]:
-    note = f"{3 * num_nodes} streams in {took_s:.1f} s"
+async def _join(client: Client, nodes: list[Node], board: Board, pid: int) -> list[Figure]:
+    """Have all nodes come, and wait until the gateway has every worker of them."""
+    began, used = time.monotonic(), cpu_s(pid)
+    for node in nodes:
+        node.start()
+    await _until(partial(_all_there, client, len(STAGES) * len(nodes)), "every worker")
+    used_s = cpu_s(pid) - used
+    note = f"{3 * len(nodes)} streams in {time.monotonic() - began:.1f} s"
     joins = Figure(what="joins", value=float(board.told), unit="messages", note=note)
     return [joins, Figure(what="joins_cpu", value=used_s, unit="CPU s of gateway")]
 

@@ -186,19 +186,18 @@ async def _flat(
         statistics.median(ours[part]) / statistics.median(raws[part])
         for part in (slice(-tenth, None), slice(tenth))
     )
+    drift, note = last / first, verdict(last / first, DRIFT_BAR)
+    return [
+        _leftovers(kind, before, after, lives),
+        Figure(what=f"drift.{kind}", value=drift, unit="x", note=note),
+    ]
+
+
+def _leftovers(kind: str, before: dict[str, int], after: dict[str, int], lives: int) -> Figure:
     grown = {name: after[name] - before[name] for name in before if after[name] != before[name]}
     note = f"after {lives} lives: {grown or 'exactly flat'} ({', '.join(before)})"
-    return [
-        Figure(
-            what=f"leftovers.{kind}", value=float(sum(map(abs, grown.values()))), unit="", note=note
-        ),
-        Figure(
-            what=f"drift.{kind}",
-            value=last / first,
-            unit="x",
-            note=verdict(last / first, DRIFT_BAR),
-        ),
-    ]
+    value = float(sum(map(abs, grown.values())))
+    return Figure(what=f"leftovers.{kind}", value=value, unit="", note=note)
 
 
 async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:

@@ -23,7 +23,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,7 +107,6 @@ async def _measure(
     from prorl.deploy.leavers import Leavers
 
     leavers = Leavers(drain_s=5.0, term_s=1.0)
-    points = []
     with tempfile.TemporaryDirectory(prefix="prorl-scale-") as folder:
         root = Path(folder) / "root"
         async with Supervisor(_config(root, waits, host)) as service:
@@ -116,10 +115,11 @@ async def _measure(
             join = root / "join" / "node.json"
             placing = clusters.local(join, settings, leavers, host=host, before=before)
             async with placing as cluster:
+                pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
+                points = []
                 for nodes in counts:
                     cluster.scale(nodes)
                     await asyncio.to_thread(_wait_for_nodes, client, nodes)
-                    pids = [service.children[name].pid or 0 for name in ("gateway", "store")]
                     point = await asyncio.to_thread(_point, client, root, nodes, pids, waits)
                     points.append(point)
                 leavers.ending = True
@@ -274,33 +274,35 @@ class Model:
     def rows(self) -> list[Figure]:
         """Its part of the report."""
         costs = self.costs
-        rows = [
+        return [
             Figure(what="node_share", value=1000 * costs.node_share, unit="ms CPU/s of gateway"),
             Figure(what="full_gateway", value=1000 * costs.gateway_s, unit="ms CPU/rollout"),
             Figure(what="full_store", value=1000 * costs.store_s, unit="ms CPU/rollout"),
             Figure(what="handoffs", value=1000 * costs.handoff_s, unit="ms between two rollouts"),
+            *self._simulated(),
+            *self._saturations(),
         ]
+
+    def _simulated(self) -> Iterator[Figure]:
         points = self.points()
         for point in points:
             note = f"gateway {point.gateway_busy:.0%}, store {point.store_busy:.0%} of a core"
             what = f"simulated.{point.nodes}"
             value = point.rate / (point.nodes * points[0].rate)
-            rows.append(Figure(what=what, value=value, unit="of ideal", note=note))
+            yield Figure(what=what, value=value, unit="of ideal", note=note)
+
+    def _saturations(self) -> Iterator[Figure]:
+        """With how many nodes the service is full, as it is and with what would help."""
+        half = replace(self.costs, node_share=self.costs.node_share / 2)
         helped = {
-            "": (costs, SLOTS, self.lived),
-            ".two_gateways": (replace(costs, gateways=2), SLOTS, self.lived),
-            ".half_the_heartbeats": (
-                replace(costs, node_share=costs.node_share / 2),
-                SLOTS,
-                self.lived,
-            ),
-            ".rollouts_of_a_minute": (costs, SLOTS, tuple(7.5 * wait for wait in self.lived)),
+            "": (self.costs, self.lived),
+            ".two_gateways": (replace(self.costs, gateways=2), self.lived),
+            ".half_the_heartbeats": (half, self.lived),
+            ".rollouts_of_a_minute": (self.costs, tuple(7.5 * wait for wait in self.lived)),
         }
-        for name, (changed, slots, waits) in helped.items():
-            value = float(saturation(slots, waits, changed))
-            what = f"saturates_at_nodes{name}"
-            rows.append(Figure(what=what, value=value, unit="nodes at 95 %"))
-        return rows
+        for name, (costs, waits) in helped.items():
+            value = float(saturation(SLOTS, waits, costs))
+            yield Figure(what=f"saturates_at_nodes{name}", value=value, unit="nodes at 95 %")
 
 
 def _rate(point: Measured, waited: tuple[float, ...]) -> float:

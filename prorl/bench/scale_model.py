@@ -60,34 +60,44 @@ class Point:
 def simulate(
     nodes: int, slots: int, times_s: Sequence[float], costs: Costs, *, per_slot: int = 16
 ) -> Point:
-    """Run `nodes` of `slots` slots until each slot has had `per_slot` rollouts on average. Equal
-    arguments give an equal point.
+    """Run `nodes` of `slots` slots until each slot has had `per_slot` rollouts on average.
+
+    Equal arguments give an equal point.
 
     >>> alone = simulate(1, 16, [10.0], Costs(gateway_s=0.002, store_s=0.002))
     >>> 0.98 < alone.efficiency <= 1.0
     True
     """
     mean_s = sum(times_s) / len(times_s)
-    # Slots start spread over the mean time, as they do once a service has run for a while.
-    spread = random.Random(nodes + 1).uniform
-    starts = [spread(0.0, mean_s) for _ in range(-(-nodes * slots // costs.gateways))]
-    total = len(starts) * per_slot
-    ended, times = np.array(_stored(starts, nodes, times_s, costs, total)).T
+    starts = _starts(mean_s, nodes, -(-nodes * slots // costs.gateways))
+    ended, times = np.array(_stored(starts, nodes, times_s, costs, len(starts) * per_slot)).T
     worked = worked_share(ended, times, len(starts))
     rate = worked * nodes * slots / mean_s
-    shared = costs.base_share + nodes / costs.gateways * costs.node_share
     return Point(
         nodes=nodes,
         rate=rate,
         efficiency=min(1.0, worked),
-        gateway_busy=min(1.0, rate / costs.gateways * costs.gateway_s + shared),
+        gateway_busy=min(1.0, rate / costs.gateways * costs.gateway_s + _shared(nodes, costs)),
         store_busy=min(1.0, rate / costs.gateways * costs.store_s),
     )
 
 
+def _starts(mean_s: float, nodes: int, slots: int) -> list[float]:
+    """When slots are free first: spread over the mean time, as after a service has run a while."""
+    spread = random.Random(nodes + 1).uniform
+    return [spread(0.0, mean_s) for _ in range(slots)]
+
+
+def _shared(nodes: int, costs: Costs) -> float:
+    """The share of a gateway's core that goes to its nodes and itself, whatever the rate."""
+    return costs.base_share + nodes / costs.gateways * costs.node_share
+
+
 def worked_share(ended: Times, worked: Times, slots: int) -> float:
-    """Share of the time of so many slots in which work was done, from when `FIRST` of all rollouts
-    had ended until `LAST` had. When they ended, and how long each was work, in seconds.
+    """Share of the time of so many slots in which work was done.
+
+    From when `FIRST` of all rollouts had ended until `LAST` had. `ended`: when they did; `worked`:
+    how long each was work, both in seconds.
     """
     began, until = np.quantile(ended, (FIRST, LAST), method="nearest")
     inside = np.minimum(ended, until) - np.maximum(ended - worked, began)
@@ -104,8 +114,7 @@ def _stored(
 ) -> list[_Stored]:
     """The first `total` rollouts of many, given when each slot is free for its first one."""
     deal = _dealt(times_s, random.Random(nodes))
-    shared = costs.base_share + nodes / costs.gateways * costs.node_share
-    lease_s = costs.gateway_s / max(1e-3, 1.0 - shared)
+    lease_s = costs.gateway_s / max(1e-3, 1.0 - _shared(nodes, costs))
     slots = list(free_at)
     heapq.heapify(slots)
     # Rollouts that work, by their end; a slot is either here or there.
@@ -127,17 +136,16 @@ def _stored(
 
 
 def _dealt(times_s: Sequence[float], draw: random.Random) -> Iterator[float]:
-    """The times in random order, again and again: each comes as often as the others, as it does
-    from servers that are kept equally busy.
+    """The times in random order, again and again.
+
+    Each comes as often as the others, as it does from servers that are kept equally busy.
     """
     while True:
         yield from draw.sample(times_s, len(times_s))
 
 
 def saturation(slots: int, times_s: Sequence[float], costs: Costs, floor: float = 0.95) -> int:
-    """The largest power of two up to 1,024 of which each node still gives `floor` of what one alone
-    does.
-    """
+    """The most nodes, a power of two up to 1,024, of which each gives `floor` of what one does."""
     best, one = 0, simulate(1, slots, times_s, costs).rate
     for nodes in (2**power for power in range(11)):
         if simulate(nodes, slots, times_s, costs).rate >= floor * nodes * one:

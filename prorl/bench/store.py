@@ -14,6 +14,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,9 @@ from prorl.storage.durable import write_durably
 from prorl.storage.layout import Commit, RunDir
 from prorl.storage.parts import encode, part_file
 
+SAME_ROWS = "the same rows, the same run"
+BARS = (2.0, 20.0)
+"""Of size and speed beside JSON lines."""
 GROWTH = ("count_sql", "show_rollout", "replay_first_batch")
 
 
@@ -52,40 +57,32 @@ def _format(folder: Path, rollouts: int, tokens: int) -> list[Figure]:
     rows = stored.read("sequences")
     total = len(rows.column("token_ids").combine_chunks().flatten())
     ours = sum(file.bytes for file in stored.files("sequences"))
-
-    def scan() -> int:
-        found = StoredRun(run.where).read("sequences", COLUMNS)
-        return sum(len(column.combine_chunks().flatten().to_numpy()) for column in found.columns)
-
-    mine = _cpu(scan)
+    scan = partial(_scan, run)
+    size = Figure(what="bytes_per_token", value=ours / total, unit="B")
+    speed = Figure(what="scan_tokens_per_cpu_s", value=total / _cpu(scan), unit="tokens/s")
     figures = []
     for rival in rivals(folder, rows):
         assert rival.scan() == scan(), rival.name
-        theirs = _cpu(rival.scan)
+        scanned = total / _cpu(rival.scan)
+        pair = (
+            size.beside(rival.name, rival.num_bytes / total, SAME_ROWS),
+            speed.beside(rival.name, scanned, SAME_ROWS, more_is_better=True),
+        )
         barred = rival.name.startswith("JSON lines")
         figures += [
-            Figure(
-                what="bytes_per_token",
-                value=ours / total,
-                unit="B",
-                rival_value=rival.num_bytes / total,
-                ratio=rival.num_bytes / ours,
-                note=_bar(rival.num_bytes / ours, 2.0) if barred else "",
-                rival=rival.name,
-                rival_command="the same rows, the same run",
-            ),
-            Figure(
-                what="scan_tokens_per_cpu_s",
-                value=total / mine,
-                unit="tokens/s",
-                rival_value=total / theirs,
-                ratio=theirs / mine,
-                note=_bar(theirs / mine, 20.0) if barred else "",
-                rival=rival.name,
-                rival_command="the same rows, the same run",
-            ),
+            _barred(row, bar) if barred else row for row, bar in zip(pair, BARS, strict=True)
         ]
     return figures
+
+
+def _scan(run: RunDir) -> int:
+    """Open the run and read every value of the sequences."""
+    found = StoredRun(run.where).read("sequences", COLUMNS)
+    return sum(len(column.combine_chunks().flatten().to_numpy()) for column in found.columns)
+
+
+def _barred(row: Figure, bar: float) -> Figure:
+    return replace(row, note=_bar(row.ratio or 0.0, bar))
 
 
 def _bar(ratio: float, bar: float) -> str:
@@ -137,15 +134,7 @@ async def _growth(folder: Path, commits: int, each: int) -> list[Figure]:
     for name in GROWTH:
         code = READERS[name]
         after = await reader(run.where, code)
-        rows.append(
-            Figure(
-                what=f"{name}_cpu_s",
-                value=after.cpu_s,
-                unit="s",
-                rival=f"{commits:,} commits, not compacted",
-                rival_value=before[name].cpu_s,
-                ratio=before[name].cpu_s / after.cpu_s,
-                note=f"{after.rss_mb:.0f} MB, before {before[name].rss_mb:.0f}",
-            )
-        )
+        note = f"{after.rss_mb:.0f} MB, before {before[name].rss_mb:.0f}"
+        row = Figure(what=f"{name}_cpu_s", value=after.cpu_s, unit="s", note=note)
+        rows.append(row.beside(f"{commits:,} commits, not compacted", before[name].cpu_s))
     return rows

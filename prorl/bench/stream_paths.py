@@ -1,5 +1,4 @@
-"""The consumers of `prorl bench stream`: one process per path, so that each has its own memory
-peak.
+"""The consumers of `prorl bench stream`: a process per path, so that each has its own memory peak.
 
     python -m prorl.bench.stream_paths PATH LOCATION PORT RUN [--device cpu]
 
@@ -266,15 +265,7 @@ def _wire_bytes() -> int:
 
 def main() -> None:
     """Serve rounds until stdin ends."""
-    options = argparse.ArgumentParser()
-    options.add_argument(
-        "path", choices=[name for name in vars(Consumer) if not name.startswith("_")]
-    )
-    options.add_argument("location")
-    options.add_argument("port", type=int)
-    options.add_argument("run")
-    options.add_argument("--device", default="cpu")
-    given = options.parse_args()
+    given = _options().parse_args()
     tune()
     if given.path not in ("received", "socket"):
         import torch
@@ -287,13 +278,26 @@ def main() -> None:
     before_mib = _peak_mib()
     print("ready", "{}", flush=True)
     for _ in sys.stdin:
-        cpu = time.process_time()
-        took = sorted((consume() for _ in range(TURNS)), key=attrgetter("seconds"))[TURNS // 2]
-        values = took._asdict() | {
-            "cpu_s": (time.process_time() - cpu) / TURNS,
-            "peak_mib": _peak_mib() - before_mib,
-        }
+        values = _round(consume) | {"peak_mib": _peak_mib() - before_mib}
         print(json.dumps(values), flush=True)
+
+
+def _options() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser()
+    paths = [name for name in vars(Consumer) if not name.startswith("_")]
+    options.add_argument("path", choices=paths)
+    options.add_argument("location")
+    options.add_argument("port", type=int)
+    options.add_argument("run")
+    options.add_argument("--device", default="cpu")
+    return options
+
+
+def _round(consume: Callable[[], Took]) -> dict[str, Any]:
+    """The middle one of some turns, with the CPU of each."""
+    cpu = time.process_time()
+    took = sorted((consume() for _ in range(TURNS)), key=attrgetter("seconds"))[TURNS // 2]
+    return took._asdict() | {"cpu_s": (time.process_time() - cpu) / TURNS}
 
 
 if __name__ == "__main__":

@@ -87,19 +87,13 @@ def _arrow_stream(batch: PackedBatch) -> pa.Buffer:
 
 
 def _padded(batch: PackedBatch) -> dict[str, Any]:
-    """What trainers of the verl family pass around: every row padded to the longest, int64 ids,
-    masks and positions.
+    """What trainers of the verl family pass around: every row padded to the longest.
+
+    Ids, masks and positions are int64.
     """
     import torch
 
-    shape = (batch.num_sequences, batch.max_seqlen)
-    columns: dict[str, NDArray[Any]] = {
-        "input_ids": np.full(shape, PAD_ID, np.int64),
-        "attention_mask": np.zeros(shape, np.int64),
-        "position_ids": np.zeros(shape, np.int64),
-        "loss_mask": np.zeros(shape, np.int64),
-        "rollout_log_probs": np.zeros(shape, np.float32),
-    }
+    columns = _blank(batch.num_sequences, batch.max_seqlen)
     dense = batch.dense()
     mask, logprobs = (dense.column(name).flatten().to_numpy() for name in ("loss_mask", "logprobs"))
     for row in range(batch.num_sequences):
@@ -112,6 +106,17 @@ def _padded(batch: PackedBatch) -> dict[str, Any]:
         columns["rollout_log_probs"][row, :length] = logprobs[here]
     return {name: torch.from_numpy(values) for name, values in columns.items()} | {
         "rewards": torch.from_numpy(batch.rewards.copy())
+    }
+
+
+def _blank(rows: int, width: int) -> dict[str, NDArray[Any]]:
+    shape = (rows, width)
+    return {
+        "input_ids": np.full(shape, PAD_ID, np.int64),
+        "attention_mask": np.zeros(shape, np.int64),
+        "position_ids": np.zeros(shape, np.int64),
+        "loss_mask": np.zeros(shape, np.int64),
+        "rollout_log_probs": np.zeros(shape, np.float32),
     }
 
 

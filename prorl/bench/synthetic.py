@@ -1,6 +1,6 @@
-"""Synthetic groups of token sequences for benchmarks and tests: seeded, valid by
-`validate_sequences`, built with numpy only.
+"""Synthetic groups of token sequences for benchmarks and tests: seeded, built with numpy only.
 
+They are valid by `validate_sequences`.
 A sequence alternates context and sampled spans, as a tool conversation does. What it says is noise:
 token ids are uniform, logprobs are exponential, rewards are 0 or 1 and differ inside a group of two
 or more. `write_run` makes a run directory of them that replay, SQL and verify take for a real one;
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,8 @@ class Shape:
 def group(group_id: int, shape: Shape, seed: int = 0) -> pa.RecordBatch:
     """All sequences of one group, in the SEQUENCES schema; equal arguments give equal rows."""
     rng = np.random.default_rng([seed, group_id])
-    samples = np.repeat(
-        np.arange(shape.n, dtype=np.int32), 1 + (rng.random(shape.n) < shape.rewritten_share)
-    )
+    num_segments = 1 + (rng.random(shape.n) < shape.rewritten_share)
+    samples = np.repeat(np.arange(shape.n, dtype=np.int32), num_segments)
     segments = np.concatenate([np.zeros(1, np.int32), (np.diff(samples) == 0).astype(np.int32)])
     rewards = rng.integers(0, 2, shape.n).astype(np.float32)
     rewards[:2] = [0.0, 1.0][: shape.n]
@@ -65,9 +65,8 @@ def group(group_id: int, shape: Shape, seed: int = 0) -> pa.RecordBatch:
         "segment": segments,
         "reward": rewards[samples],
     }
-    arrays = {name: pa.array(values) for name, values in scalars.items()} | _lists(
-        len(samples), shape, rng
-    )
+    arrays = {name: pa.array(values) for name, values in scalars.items()}
+    arrays |= _lists(len(samples), shape, rng)
     return pa.RecordBatch.from_arrays([arrays[name] for name in SEQUENCES.names], schema=SEQUENCES)
 
 
@@ -82,10 +81,7 @@ def delivered(groups: list[pa.RecordBatch], first_seq: int = 0) -> pa.RecordBatc
 
 def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, pa.Array]:
     pairs = num_rows * shape.num_turns
-    total = shape.num_tokens * rng.uniform(2 / 3, 4 / 3, pairs) / shape.num_turns
-    widths = np.empty((pairs, 2), np.int64)
-    widths[:, 1] = np.maximum(total * shape.sampled_share, 1)
-    widths[:, 0] = np.maximum(total - widths[:, 1], 1)
+    widths = _widths(pairs, shape, rng)
     spans = widths.reshape(num_rows, -1)
     kinds = np.tile(np.array([SpanKind.CONTEXT, SpanKind.TRAINED], np.uint8), pairs)
     per_span: dict[str, NDArray[Any]] = {
@@ -97,15 +93,22 @@ def _lists(num_rows: int, shape: Shape, rng: np.random.Generator) -> dict[str, p
     }
     span_counts = np.full(num_rows, spans.shape[1])
     lengths, sampled = spans.sum(1), widths[:, 1].reshape(num_rows, -1).sum(1)
+    ids = rng.integers(0, shape.vocab_size, lengths.sum(), dtype=np.int32)
+    logprobs = -rng.exponential(0.5, sampled.sum()).astype(np.float32)
     return {
-        "token_ids": _list(
-            "token_ids", rng.integers(0, shape.vocab_size, lengths.sum(), dtype=np.int32), lengths
-        ),
-        "logprobs": _list(
-            "logprobs", -rng.exponential(0.5, sampled.sum()).astype(np.float32), sampled
-        ),
+        "token_ids": _list("token_ids", ids, lengths),
+        "logprobs": _list("logprobs", logprobs, sampled),
         **{name: _list(name, values, span_counts) for name, values in per_span.items()},
     }
+
+
+def _widths(pairs: int, shape: Shape, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Tokens of each pair of spans: context, then sampled."""
+    total = shape.num_tokens * rng.uniform(2 / 3, 4 / 3, pairs) / shape.num_turns
+    widths = np.empty((pairs, 2), np.int64)
+    widths[:, 1] = np.maximum(total * shape.sampled_share, 1)
+    widths[:, 0] = np.maximum(total - widths[:, 1], 1)
+    return widths
 
 
 def _list(name: str, values: NDArray[Any], lengths: NDArray[Any]) -> pa.Array:
@@ -125,23 +128,12 @@ def write_run(where: Path, groups: Iterable[pa.RecordBatch], run_id: str = "synt
     """Write a run directory in which these groups were delivered in this order; returns `where`."""
     run = RunDir(where)
     run.create(empties(run_id).items())
-    write_durably(
-        run.fs,
-        run.path(MANIFEST),
-        orjson.dumps(
-            {"run_id": run_id, "schema_version": SCHEMA_VERSION, "config": {"run_id": run_id}}
-        ),
-    )
-    waiting: list[pa.RecordBatch] = []
-    num_parts = num_groups = 0
-    for batch in [*groups, None]:
-        if batch is not None:
-            waiting.append(batch)
-        if waiting and (batch is None or len(waiting) == GROUPS_PER_PART):
-            num_parts += 1
-            _write_part(run, run_id, num_parts, waiting, num_groups)
-            num_groups += len(waiting)
-            waiting = []
+    manifest = {"run_id": run_id, "schema_version": SCHEMA_VERSION, "config": {"run_id": run_id}}
+    write_durably(run.fs, run.path(MANIFEST), orjson.dumps(manifest))
+    rest, num_parts = iter(groups), 0
+    while part := list(islice(rest, GROUPS_PER_PART)):
+        _write_part(run, run_id, num_parts + 1, part, num_parts * GROUPS_PER_PART)
+        num_parts += 1
     return where
 
 
@@ -163,6 +155,10 @@ def _write_part(
     write_durably(run.fs, run.commit_path(number), commit.dumps())
 
 
+PER_ROLLOUT = ("group_id", "sample_index", "reward")
+"""Columns of a sequence that all of its rollout share."""
+
+
 def _rollouts(batch: pa.RecordBatch) -> pa.Table:
     ids, first, inverse = np.unique(
         batch.column("rollout_id").to_numpy(), return_index=True, return_inverse=True
@@ -172,10 +168,8 @@ def _rollouts(batch: pa.RecordBatch) -> pa.Table:
     )
     known = {
         "rollout_id": ids,
-        "group_id": batch.column("group_id").to_numpy()[first],
-        "sample_index": batch.column("sample_index").to_numpy()[first],
+        **{name: batch.column(name).to_numpy()[first] for name in PER_ROLLOUT},
         "attempt": np.ones(len(ids), np.int32),
-        "reward": batch.column("reward").to_numpy()[first],
         "valid": np.ones(len(ids), bool),
         "status": [RolloutState.COMPLETED.value] * len(ids),
         "num_sequences": np.bincount(inverse),
@@ -183,9 +177,8 @@ def _rollouts(batch: pa.RecordBatch) -> pa.Table:
         "num_sampled": np.bincount(inverse, sampled),
         "committed_at": [_AT] * len(ids),
     }
-    return pa.table(
-        [_column(known.get(f.name), f.type, len(ids)) for f in ROLLOUTS], schema=ROLLOUTS
-    )
+    columns = [_column(known.get(field.name), field.type, len(ids)) for field in ROLLOUTS]
+    return pa.table(columns, schema=ROLLOUTS)
 
 
 def _column(values: Any, dtype: pa.DataType, length: int) -> pa.Array:

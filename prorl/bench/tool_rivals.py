@@ -47,11 +47,13 @@ def times_ms(work: Callable[[], object], repeats: int) -> list[float]:
     return found
 
 
+CALL = json.dumps(
+    {"id": 1, "op": "call", "tool": "bash", "arguments": {"command": "true"}, "timeout_s": 5}
+).encode()
+
+
 def uds_echo(repeats: int) -> list[float]:
     """JSON there and back over a Unix socket between two processes: the floor of any tool call."""
-    message = json.dumps(
-        {"id": 1, "op": "call", "tool": "bash", "arguments": {"command": "true"}, "timeout_s": 5}
-    ).encode()
     with tempfile.TemporaryDirectory() as folder:
         server = subprocess.Popen(
             [sys.executable, "-c", ECHO, f"{folder}/s"], stdout=subprocess.PIPE
@@ -62,7 +64,7 @@ def uds_echo(repeats: int) -> list[float]:
             client.connect(f"{folder}/s")
 
             def once() -> None:
-                client.sendall(message)
+                client.sendall(CALL)
                 json.loads(client.recv(65536))
 
             found = times_ms(once, repeats)
@@ -89,15 +91,14 @@ def fork_exec(repeats: int) -> list[float]:
     return [end - begin for begin, end in zip(stamps[2::2], stamps[3::2], strict=True)]
 
 
+PTY_BASH = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
+
+
 def poll_10ms_pty(repeats: int) -> list[float]:
     """A pty shell whose reader selects for 10 ms and sleeps 10 ms, as EfficientBash does."""
     pid, fd = pty.fork()
     if pid == 0:
-        os.execvpe(
-            "bash",
-            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
-            {"PATH": os.environ["PATH"], "PS1": "", "TERM": "dumb"},
-        )
+        os.execvpe("bash", PTY_BASH, {"PATH": os.environ["PATH"], "PS1": "", "TERM": "dumb"})
     try:
 
         def once() -> None:
@@ -158,18 +159,21 @@ def tmux_busy_poll(repeats: int) -> list[float] | None:
         return times_ms(once, repeats)
 
 
+JSON_PROMPT = (
+    'export PROMPT_COMMAND=\'export PS1="###PS1JSON###{\\"exit_code\\":'
+    " $?}###PS1END###\"'; export PS2=''"
+)
+
+
 def tmux_as_agents(repeats: int) -> list[float] | None:
-    """OpenHands' BashSession: clear the screen, sleep, send the command, look for the prompt's JSON
-    each half second.
+    """OpenHands' BashSession: clear the screen, sleep, send the command, look for the prompt.
+
+    It looks for the prompt's JSON each half second.
     """
     with _tmux() as pane:
         if pane is None:
             return None
-        pane.send_keys(
-            'export PROMPT_COMMAND=\'export PS1="###PS1JSON###{\\"exit_code\\":'
-            " $?}###PS1END###\"'; export PS2=''",
-            enter=True,
-        )
+        pane.send_keys(JSON_PROMPT, enter=True)
         time.sleep(1.0)
 
         def prompts() -> int:
@@ -201,12 +205,10 @@ async def swe_rex_local(repeats: int) -> list[float] | None:
     try:
         for _ in range(repeats + 1):
             begin = time.perf_counter()
-            try:
+            # it has time-outs within that no caller sets; on a loaded machine they fail
+            with contextlib.suppress(SwerexException):
                 await runtime.run_in_session(BashAction(command="true", timeout=REX_S))
-            except SwerexException:
-                # it has time-outs within that no caller sets; on a loaded machine they fail
-                continue
-            found.append((time.perf_counter() - begin) * 1e3)
+                found.append((time.perf_counter() - begin) * 1e3)
     finally:
         await runtime.close()
     return found[1:] or None

@@ -15,7 +15,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from prorl.bench import tool_rivals
 from prorl.bench.report import Figure, Report, machine, median, verdict
@@ -41,37 +42,35 @@ async def run(quick: bool) -> Report:
     if not quick:
         print("bench tools: about 3 minutes on two cores; --quick takes one", file=sys.stderr)
     repeats = 100 if quick else 1000
-    echo = tool_rivals.uds_echo(repeats)
-    rows = [
-        _lean(
-            median(
-                "uds_echo_p50_ms",
-                echo,
-                "ms",
-                note="JSON there and back between two processes: the floor of any call",
-            )
-        ),
-        Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
-        _lean(median("fork_exec_p50_ms", tool_rivals.fork_exec(repeats), "ms", note=FORK)),
-    ]
+    rows = _floors(repeats)
     order = tuple(dict.fromkeys((*reversed(kinds.automatic()), *kinds.known())))
     works = {kind: await probe_one(kind) for kind in order}
     able = [kind for kind in order if works[kind].works]
     for kind in able:  # lightest first: in quick runs only the first has all rows
         rows += await _kind(kind, repeats, quick and kind != able[0])
-    for kind in order:
-        if kind not in able:
-            rows.append(
-                Figure(
-                    what=f"bash_true_p50_ms.{kind}",
-                    value=float("nan"),
-                    unit="ms",
-                    note=works[kind].reason,
-                )
-            )
+    rows += [
+        _absent(f"bash_true_p50_ms.{kind}", works[kind].reason)
+        for kind in order
+        if kind not in able
+    ]
     rows += await _reliability(able[0], 300 if quick else 10_000)
     ours = next(row for row in rows if row.what == f"bash_true_p50_ms.{able[0]}").value
     return Report(bench="tools", machine=machine(), rows=(*rows, *await _rivals(quick, ours)))
+
+
+def _floors(repeats: int) -> list[Figure]:
+    """What no tool call can be faster than."""
+    echo, note = tool_rivals.uds_echo(repeats), "JSON there and back between two processes"
+    return [
+        _lean(median("uds_echo_p50_ms", echo, "ms", note=f"{note}: the floor of any call")),
+        Figure(what="uds_echo_p99_ms", value=_p99(echo), unit="ms"),
+        _lean(median("fork_exec_p50_ms", tool_rivals.fork_exec(repeats), "ms", note=FORK)),
+    ]
+
+
+def _absent(what: str, why: str) -> Figure:
+    """A row without a value, which says why it has none."""
+    return Figure(what=what, value=float("nan"), unit="ms", note=why)
 
 
 async def _kind(kind: str, repeats: int, only_bash: bool) -> list[Figure]:
@@ -110,20 +109,12 @@ async def _bash(kind: str, where: str, sandbox: Sandbox, repeats: int) -> list[F
         forked += await _times(
             lambda: sandbox.call("bash", {"command": "/bin/true"}, 10.0), repeats // FORK_ROUNDS
         )
+    bar_ms, note = statistics.median(forks) + FORK_BAR_MS, f"{FORK}, in turns with the next row"
     return [
         _with_bar(f"bash_true{where}_p50_ms.{kind}", true, BASH_BAR_MS),
         Figure(what=f"bash_true{where}_p99_ms.{kind}", value=_p99(true), unit="ms"),
-        _lean(
-            median(
-                f"fork_exec{where}_p50_ms.{kind}",
-                forks,
-                "ms",
-                note=f"{FORK}, in turns with the next row",
-            )
-        ),
-        _with_bar(
-            f"bash_bin_true{where}_p50_ms.{kind}", forked, statistics.median(forks) + FORK_BAR_MS
-        ),
+        _lean(median(f"fork_exec{where}_p50_ms.{kind}", forks, "ms", note=note)),
+        _with_bar(f"bash_bin_true{where}_p50_ms.{kind}", forked, bar_ms),
     ]
 
 
@@ -136,9 +127,7 @@ async def _interpreters(kind: str, where: str, sandbox: Sandbox, repeats: int) -
         what = f"{name}{where}_p50_ms.{kind}"
         first = await sandbox.call(tool, {"code": "1+1"}, 60.0)
         if first.exit_code != 0:
-            rows.append(
-                Figure(what=what, value=float("nan"), unit="ms", note=first.output.strip()[-80:])
-            )
+            rows.append(_absent(what, first.output.strip()[-80:]))
             continue
         found = await _times(lambda tool=tool: sandbox.call(tool, {"code": "1+1"}, 10.0), repeats)  # type: ignore[misc]
         rows.append(_with_bar(what, found, bar_ms))
@@ -186,35 +175,34 @@ async def _all_busy(
 
 async def _reliability(kind: str, count: int) -> list[Figure]:
     """Outputs that were lost or cut while both cores are loaded by something else."""
-    burners = [
-        multiprocessing.get_context("spawn").Process(target=_burn, daemon=True)
-        for _ in os.sched_getaffinity(0)
-    ]
-    for burner in burners:
-        burner.start()
-    bad = 0
-    draw = random.Random(7)
-    try:
+    spec, bad, draw = SandboxSpec(tools=("bash",)), 0, random.Random(7)
+    with _burning():
         async with (
             spawned(kind) as (host, _),
-            host.connect(
-                await host.start("bench/1/1", "run", SandboxSpec(tools=("bash",)))
-            ) as sandbox,
+            host.connect(await host.start("bench/1/1", "run", spec)) as sandbox,
         ):
             for number in range(count):
                 size = draw.choice((1, 10, 100, 5000, 60_000))
                 command = f"head -c {size} /dev/zero | tr '\\0' x; echo end{number}"
                 done = await sandbox.call("bash", {"command": command}, 30.0)
                 bad += done.output != "x" * size + f"end{number}\n"
+    what, note = f"outputs_lost_or_cut.{kind}", verdict(bad, 0)
+    return [Figure(what=what, value=bad, unit=f"of {count}", note=note)]
+
+
+@contextmanager
+def _burning() -> Iterator[None]:
+    """Every core has something else to do."""
+    spawn = multiprocessing.get_context("spawn")
+    burners = [spawn.Process(target=_burn, daemon=True) for _ in os.sched_getaffinity(0)]
+    for burner in burners:
+        burner.start()
+    try:
+        yield
     finally:
         for burner in burners:
             burner.kill()
             burner.join()
-    return [
-        Figure(
-            what=f"outputs_lost_or_cut.{kind}", value=bad, unit=f"of {count}", note=verdict(bad, 0)
-        )
-    ]
 
 
 def _burn() -> None:
@@ -235,21 +223,11 @@ async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
 def rival(what: str, values: list[float] | None, bar: float, ours_ms: float, absent: str) -> Figure:
     """A rival's row; one without figures says why it has none."""
     if values is None:
-        return Figure(what=what, value=float("nan"), unit="ms", note=f"not installed: {absent}")
-    value = statistics.median(values)
-    ratio = value / ours_ms
+        return _absent(what, f"not installed: {absent}")
+    ratio = statistics.median(values) / ours_ms
     note = f"ours is {ratio:.0f}x faster; bar {bar:g}x: {'met' if ratio >= bar else 'missed'}"
-    return Figure(
-        what=what,
-        value=value,
-        unit="ms",
-        repeats=tuple(values),
-        rival="bash_true_p50_ms",
-        rival_value=ours_ms,
-        rival_command="prorl bench tools --json",
-        ratio=ratio,
-        note=note,
-    )
+    row = median(what, values, "ms", note=note)
+    return row.beside("bash_true_p50_ms", ours_ms, "prorl bench tools --json", more_is_better=True)
 
 
 async def _times(work: Callable[[], Awaitable[object]], repeats: int) -> list[float]:

@@ -59,8 +59,9 @@ class Ends:
 
 @contextmanager
 def far_apart(delay_s: float) -> Iterator[Ends]:
-    """Two hosts for the length of the block; this thread is back where it was at its end. Raises
-    ConfigError where they cannot be made.
+    """Two hosts for the length of the block; this thread is back where it was at its end.
+
+    Raises ConfigError where they cannot be made.
     """
     ends = Ends(near=f"prorl-near-{os.getpid()}", far=f"prorl-far-{os.getpid()}")
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -68,29 +69,39 @@ def far_apart(delay_s: float) -> Iterator[Ends]:
     try:
         for name in (ends.near, ends.far):
             _ip("netns", "add", name)
-        if delay_s:
-            wire = _slow_wire(ends, delay_s)
-        else:
-            _wire(ends)
+        wire = _wire(ends, delay_s)
         for name, address in ((ends.near, HERE), (ends.far, THERE)):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
-            _ip("-n", name, "link", "set", "wire", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+            _set_up(name, address)
         yield ends
     finally:
         _enter(f"/proc/self/fd/{home}")
         os.close(home)
-        if wire is not None and wire.stdout is not None:
-            wire.kill()
-            wire.wait()
-            wire.stdout.close()
+        if wire is not None:
+            _cut(wire)
         for name in (ends.near, ends.far):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def _wire(ends: Ends) -> None:
+def _set_up(host: str, address: str) -> None:
+    _ip("-n", host, "addr", "add", f"{address}/24", "dev", "wire")
+    _ip("-n", host, "link", "set", "wire", "up")
+    _ip("-n", host, "link", "set", "lo", "up")
+
+
+def _cut(wire: subprocess.Popen[bytes]) -> None:
+    assert wire.stdout is not None
+    wire.kill()
+    wire.wait()
+    wire.stdout.close()
+
+
+def _wire(ends: Ends, delay_s: float) -> subprocess.Popen[bytes] | None:
+    """Lay the wire; a slow one is a process."""
+    if delay_s:
+        return _slow_wire(ends, delay_s)
     peer = ("peer", "name", "wire", "netns", ends.far)
     _ip("-n", ends.near, "link", "add", "wire", "type", "veth", *peer)
+    return None
 
 
 def _slow_wire(ends: Ends, delay_s: float) -> subprocess.Popen[bytes]:
