@@ -303,14 +303,7 @@ class _Attempt:
         return GenerateRequest(
             prompt_ids_L=self._record.sequence.ids_L,
             sampling=replace(context.sampling, max_tokens=max_tokens),
-            seed=derive_seed(
-                context.run_seed,
-                context.task.task_id,
-                context.sample_index,
-                self._journal.seed_attempt(key.attempt),
-                turn,
-                part,
-            ),
+            seed=self._seed(turn, part),
             stop_token_ids=context.renderer.stop_token_ids,
             request_id=f"{key.run_id}/{key.rollout_id}/{key.attempt}/{turn}"
             + (f".{part}" if part else ""),
@@ -322,6 +315,13 @@ class _Attempt:
             turn=turn,
             run_seed=context.run_seed,
         )
+
+    def _seed(self, turn: int, part: int) -> int:
+        """Equal for a turn of equal attempts of a run that is repeated."""
+        context = self._context
+        attempt = self._journal.seed_attempt(context.key.attempt)
+        task_id, sample = context.task.task_id, context.sample_index
+        return derive_seed(context.run_seed, task_id, sample, attempt, turn, part)
 
     async def _call_tools(self, turn: int, calls: Sequence[ToolCall]) -> list[Message]:
         """Run the calls in order; what the policy is told of each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cyclopts import App, CycloptsError
 
@@ -57,6 +58,13 @@ COMMANDS = (
     ("bench", "Measure, with rivals in the same run."),
 )
 
+QUIETLY: dict[str, Any] = {
+    "exit_on_error": False,
+    "print_error": False,
+    "result_action": "return_value",
+}
+"""How cyclopts is called: errors and answers come back to `dispatch`."""
+
 _MODULES = {
     "import": "commands.import_:import_",
     "eval": "commands.evaluate:evaluate",
@@ -90,9 +98,7 @@ def dispatch(argv: Sequence[str]) -> int:
     try:
         _check_environment()
         _check_command(argv)
-        answer = build()(
-            list(argv), exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        answer = build()(list(argv), **QUIETLY)
         sys.stdout.flush()
         return answer if isinstance(answer, int) else DONE
     except CycloptsError as error:

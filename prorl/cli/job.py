@@ -1,5 +1,4 @@
-"""One task file as one run: check everything, start a service, submit, follow to the end, sum up
-from what was stored.
+"""One task file as one run: check, start a service, submit, follow to the end, sum up.
 
 Everything that can be wrong with the request is found before a process starts, so a mistake leaves
 nothing behind. Submitting uses the idempotency key `tasks/<position>`: a resumed run submits again
@@ -26,7 +25,7 @@ from prorl.agents import check_agent
 from prorl.backends.catalogue import is_server
 from prorl.cli.output import note
 from prorl.cli.progress import Show, follow
-from prorl.cli.runs import latest_run
+from prorl.cli.runs import latest_run, root_option
 from prorl.cli.settings import Job, job_settings, run_settings, service_settings
 from prorl.cli.summary import present
 from prorl.config import RunConfig, ServiceConfig
@@ -63,8 +62,9 @@ class JobPlan:
 
     @property
     def directory(self) -> Path:
-        """Directory of the run's job on this host; what it stores lies there too unless the root is
-        a URL.
+        """Directory of the run's job on this host.
+
+        What it stores lies there too unless the root is a URL.
         """
         return self.service.root / self.run.run_id
 
@@ -75,7 +75,7 @@ class JobPlan:
 
     @property
     def num_rollouts(self) -> int:
-        """That will be asked for."""
+        """How many rollouts will be asked for."""
         return len(self.tasks) * (self.job.num_samples + self.job.greedy)
 
     @classmethod
@@ -93,10 +93,8 @@ class JobPlan:
         Raises ConfigError, TaskError, ConflictError.
         """
         job = job_settings(config, flags, sets)
-        service = service_settings(job.service, root)
         if resume:
-            job = _resumed(job, service.root.absolute())
-            service = service_settings(job.service, root)
+            job = _resumed(job, service_settings(job.service, root).root.absolute())
         if not job.tasks:
             raise ConfigError(
                 "no task file",
@@ -106,28 +104,35 @@ class JobPlan:
         service = service_settings(job.service, root, job.policy)
         service = service.model_copy(update={"root": service.root.absolute(), "load_code": True})
         name = job.name or free_name(service.root, job)
-        run = run_settings(
-            {
-                **job.run,
-                "filter": filter_text(str(job.run.get("filter", "none"))),
-                "agent": plugins.absolute(str(job.run.get("agent", "native")), Path.cwd()),
-            },
-            name,
-        )
+        plan = cls._checked(job.model_copy(update={"name": name}), service, resume)
+        _check_existing(plan)
+        return plan
+
+    @classmethod
+    def _checked(cls, job: Job, service: ServiceConfig, resume: bool) -> Self:
+        """The plan of a job that has a name: its agent is there, its server answers, its tasks."""
+        run = _run_of(job)
         check_agent(run.agent)
         check_backend(service.backends)
         check_model(job, service, run)
-        sets_of_tasks = load(job)
-        plan = cls(
-            job=job.model_copy(update={"name": name}),
+        found = load(job)
+        return cls(
+            job=job,
             service=service,
             run=run,
-            tasks=tuple(task for found in sets_of_tasks for task in found.tasks),
-            about=tuple(found.about for found in sets_of_tasks),
+            tasks=tuple(task for one in found for task in one.tasks),
+            about=tuple(one.about for one in found),
             resume=resume,
         )
-        _check_existing(plan)
-        return plan
+
+
+def _run_of(job: Job) -> RunConfig:
+    """The run's config, with what files of the user are named from here. Raises ConfigError."""
+    own = {
+        "filter": filter_text(str(job.run.get("filter", "none"))),
+        "agent": plugins.absolute(str(job.run.get("agent", "native")), Path.cwd()),
+    }
+    return run_settings({**job.run, **own}, job.name)
 
 
 def _check_existing(plan: JobPlan) -> None:
@@ -181,8 +186,7 @@ def _read(path: Path) -> dict[str, Json]:
 
 
 def load(job: Job) -> list[TaskSet]:
-    """The tasks of a file or folder, or of one or more generated sets separated by commas, each one
-    checked by its env.
+    """The tasks of a file, a folder or generated sets (with commas), each checked by its env.
 
     Raises TaskError.
     """
@@ -200,8 +204,9 @@ def load(job: Job) -> list[TaskSet]:
 
 
 def check_model(job: Job, service: ServiceConfig, run: RunConfig) -> None:
-    """Whether a model server's model is known: its vocabulary is never guessed. Raises
-    ConfigError.
+    """Refuse a model server whose model is not known: its vocabulary is never guessed.
+
+    Raises ConfigError.
     """
     if not any(map(is_server, service.backends)) or "tokenizer" in job.service:
         return
@@ -214,20 +219,17 @@ def check_model(job: Job, service: ServiceConfig, run: RunConfig) -> None:
 
 
 def check_backend(backends: Iterable[str]) -> None:
-    """Whether each model server listens. Raises ConfigError."""
-    for url in backends:
-        if is_server(url):
-            parts = urlsplit(url)
-            try:
-                socket.create_connection(
-                    (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)),
-                    5,
-                ).close()
-            except (OSError, ValueError) as error:
-                hint = "start it, or use a scripted policy such as oracle"
-                raise ConfigError(
-                    f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", hint
-                ) from None
+    """Refuse a model server that does not listen. Raises ConfigError."""
+    for url in filter(is_server, backends):
+        parts = urlsplit(url)
+        try:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            socket.create_connection((parts.hostname or "", port), 5).close()
+        except (OSError, ValueError) as error:
+            hint = "start it, or use a scripted policy such as oracle"
+            raise ConfigError(
+                f"no model server answers at {url} ({error})", "http://HOST:PORT of vLLM", hint
+            ) from None
 
 
 def free_name(root: Path, job: Job) -> str:
@@ -282,15 +284,8 @@ async def run_plan(
         async with service(plan.service, stop) as running:
             finished = await first(stop, running, _follow(plan, running, stop, show))
         if finished is None:
-            root = (
-                ""
-                if plan.service.root == Path("prorl-runs").absolute()
-                else f" --root {plan.service.root}"
-            )
-            note(
-                f"interrupted: what was done is kept in {plan.directory}; `prorl run --resume"
-                f" {plan.run.run_id}{root}` continues"
-            )
+            again = f"prorl run --resume {plan.run.run_id}{root_option(plan.service.root)}"
+            note(f"interrupted: what was done is kept in {plan.directory}; `{again}` continues")
             return 130
     tidy(plan.where)
     return present(plan.where, json=json, elapsed_s=finished)

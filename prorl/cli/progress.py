@@ -21,6 +21,8 @@ from prorl.deploy.running import POLL_S, in_thread
 from prorl.types import Json, RolloutState, Stage
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from prorl.client.client import Client
     from prorl.deploy.running import Running
 
@@ -170,16 +172,9 @@ class Bars:
     def __init__(self) -> None:
         from rich.console import Console, Group
         from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.text import Text
 
-        columns = (
-            TextColumn("{task.description:<5}"),
-            BarColumn(40),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[more]}"),
-        )
-        self._progress = Progress(*columns)
+        self._progress = _bars()
         self._tasks = {
             stage: self._progress.add_task(stage.upper(), total=None, more="") for stage in Stage
         }
@@ -203,6 +198,13 @@ class Bars:
     def close(self) -> None:
         """Leave the last picture on the screen."""
         self._live.stop()
+
+
+def _bars() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    name, more = TextColumn("{task.description:<5}"), TextColumn("{task.fields[more]}")
+    return Progress(name, BarColumn(40), MofNCompleteColumn(), more)
 
 
 class _Nothing:

@@ -10,6 +10,11 @@ from prorl.errors import ConfigError, NotFoundError
 DEFAULT_ROOT = Path("prorl-runs")
 
 
+def root_option(root: Path) -> str:
+    """` --root ROOT` for a command line that a person is shown; empty for the usual root."""
+    return "" if root.absolute() == DEFAULT_ROOT.absolute() else f" --root {root}"
+
+
 def latest_run(root: Path, marker: str) -> str:
     """Name of the run of `root` whose file `marker` was written last: what `--resume` goes on with.
 

@@ -1,9 +1,8 @@
-"""Settings of a job or a service: default < file < environment `PRORL_*` < flag, every key checked,
-mistakes in one line.
+"""Settings of a job or a service: default < file < environment `PRORL_*` < flag.
 
-A config file (YAML or JSON) has the keys of `Job`: its own, and the sections `service` and `run`
-with the keys of `ServiceConfig` and `RunConfig`. The same keys are set by `--set
-service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
+Every key is checked, a mistake is one line. A config file (YAML or JSON) has the keys of `Job`: its
+own, and the sections `service` and `run` with the keys of `ServiceConfig` and `RunConfig`. The same
+keys are set by `--set service.init.slots=8`, and those of the service by `PRORL_INIT__SLOTS=8`.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ FAULTS = "error=0.1&nan=0.05&delay_s=0.02"
 
 
 class Job(BaseModel):
-    """One task file run as one run: what `prorl run` takes, and what it writes to RUN/job.json so
-    that it can be resumed.
+    """One task file run as one run: what `prorl run` takes.
+
+    It writes it to RUN/job.json too, so that the run can be resumed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -110,15 +110,12 @@ def job_settings(config: Path | None, flags: Mapping[str, Json], sets: Iterable[
 def service_settings(
     values: Mapping[str, Json], root: str | Path | None, policy: str = ""
 ) -> ServiceConfig:
-    """The service of a job: its section, with the policy as backend. A root that is a URL holds the
-    run directories; control log, sockets and logs stay on this host. Raises ConfigError.
+    """The service of a job: its section, with the policy as backend.
+
+    A root that is a URL holds the run directories; control log, sockets and logs stay on this host.
+    Raises ConfigError.
     """
-    merged = dict(values)
-    if root is not None and "://" in str(root):
-        merged["root"] = str(local_root(str(root)))
-        merged["store"] = {**dict(merged.get("store") or {}), "url": str(root).rstrip("/")}
-    elif root is not None:
-        merged["root"] = str(root)
+    merged = dict(values) | ({} if root is None else _rooted(values, str(root)))
     if policy:
         merged["backends"] = [backend(policy)]
     config = parse(ServiceConfig, merged, "service")
@@ -129,6 +126,14 @@ def service_settings(
     if config.tokenizer != "bytes" and Path(config.tokenizer).exists():
         config = config.model_copy(update={"tokenizer": str(Path(config.tokenizer).absolute())})
     return config
+
+
+def _rooted(values: Mapping[str, Json], root: str) -> dict[str, Json]:
+    """The settings that a root changes."""
+    if "://" not in root:
+        return {"root": root}
+    store = dict(values.get("store") or {}) | {"url": root.rstrip("/")}
+    return {"root": str(local_root(root)), "store": store}
 
 
 def local_root(url: str) -> Path:

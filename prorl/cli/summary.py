@@ -1,5 +1,6 @@
-"""What a run was, read back from its Parquet files by SQL: never from counters of the processes
-that wrote them.
+"""What a run was, read back from its Parquet files by SQL.
+
+Never from counters of the processes that wrote them.
 """
 
 from __future__ import annotations
@@ -7,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from prorl.cli.output import clean, say, say_json
+from prorl.cli.output import answer, clean
+from prorl.cli.runs import root_option
 from prorl.types import Json
 
 TOTALS = """
@@ -65,11 +67,7 @@ def present(directory: str | Path, *, json: bool, elapsed_s: float | None = None
     summary = summarise(directory)
     if elapsed_s is not None:
         summary["elapsed_s"] = elapsed_s
-    if json:
-        say_json(summary)
-    else:
-        for line in lines(summary):
-            say(line)
+    answer(summary, lines(summary), json=json)
     return 0 if summary["states"].get("completed") or not summary["rollouts"] else 1
 
 
@@ -77,53 +75,48 @@ def lines(summary: dict[str, Json]) -> Iterator[str]:
     """The summary as lines for people."""
     elapsed_s = summary.get("elapsed_s")
     took = f" in {elapsed_s:.1f} s" if elapsed_s else ""
-    yield (
-        f"{summary['run']}: {summary['rollouts']:,} rollouts in {summary['groups']:,} groups{took}"
-    )
-    mean = summary["mean_reward"]
-    masked = summary["rollouts"] - summary["valid"]
-    reward = "-" if mean is None else f"mean {mean:.3f}"
-    yield f"  reward    {reward} · rewarded {summary['rewarded']:,}/{summary['rollouts']:,}" + (
-        f" · masked {masked:,}" if masked else ""
-    )
-    yield "  states    " + (
-        " · ".join(f"{state} {n:,}" for state, n in summary["states"].items()) or "none"
-    )
+    groups = f"{summary['groups']:,} groups{took}"
+    yield f"{summary['run']}: {summary['rollouts']:,} rollouts in {groups}"
+    yield f"  reward    {_reward(summary)}"
+    states = " · ".join(f"{state} {n:,}" for state, n in summary["states"].items())
+    yield f"  states    {states or 'none'}"
     for row in summary["failures"]:
-        yield (
-            f"  failure   {row['failure_class']}/{row['failure_code']} {row['n']:,}:"
-            f" {clean(row['example'])[:100]}"
-        )
-    decided = (
-        f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})"
-        for row in summary["groups_decided"]
-    )
-    yield "  groups    " + (" · ".join(decided) or "none decided")
-    rate = (
-        f" · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {summary['rollouts'] / elapsed_s:.1f}"
-        " rollouts/s"
-        if elapsed_s
-        else ""
-    )
-    yield (
-        f"  tokens    {summary['tokens']:,} ({summary['sampled_tokens']:,} sampled) in"
-        f" {summary['model_calls']:,} model calls{rate}"
-    )
+        what = f"{row['failure_class']}/{row['failure_code']} {row['n']:,}"
+        yield f"  failure   {what}: {clean(row['example'])[:100]}"
+    yield f"  groups    {' · '.join(map(_decided, summary['groups_decided'])) or 'none decided'}"
+    yield f"  tokens    {_tokens(summary, elapsed_s)}"
     timings = (
         f"{what} {row['p50_s'] or 0:.2f}/{row['p95_s'] or 0:.2f}"
         for what, row in summary["timings"].items()
     )
     yield "  seconds   p50/p95: " + " · ".join(timings)
-    directory = Path(summary["directory"])
-    yield (
-        f"  stored    {directory}  ({summary['bytes'] / 1e6:.1f} MB of Parquet; every figure above"
-        " is SQL over it)"
-    )
-    root = (
-        "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
-    )
+    yield from _stored(Path(summary["directory"]), summary["bytes"])
+
+
+def _reward(summary: dict[str, Json]) -> str:
+    mean, masked = summary["mean_reward"], summary["rollouts"] - summary["valid"]
+    words = ["-" if mean is None else f"mean {mean:.3f}"]
+    words.append(f"rewarded {summary['rewarded']:,}/{summary['rollouts']:,}")
+    return " · ".join([*words, f"masked {masked:,}"] if masked else words)
+
+
+def _decided(row: dict[str, Json]) -> str:
+    return f"{'kept' if row['kept'] else 'dropped'} {row['n']:,} ({row['reason']})"
+
+
+def _tokens(summary: dict[str, Json], elapsed_s: float | None) -> str:
+    sampled = f"{summary['tokens']:,} ({summary['sampled_tokens']:,} sampled)"
+    said = f"{sampled} in {summary['model_calls']:,} model calls"
+    if not elapsed_s:
+        return said
+    rollouts = f"{summary['rollouts'] / elapsed_s:.1f} rollouts/s"
+    return f"{said} · {summary['tokens'] / elapsed_s:,.0f} tokens/s · {rollouts}"
+
+
+def _stored(directory: Path, num_bytes: int) -> Iterator[str]:
+    """Where the run is, and what to look at next."""
+    megabytes, root = f"{num_bytes / 1e6:.1f} MB of Parquet", root_option(directory.parent)
+    yield f"  stored    {directory}  ({megabytes}; every figure above is SQL over it)"
     yield f"  next      prorl show {directory.name} --worst{root}"
-    yield (
-        f'            prorl sql {directory.name} "select failure_code, count(*) from rollouts group'
-        f' by all"{root}'
-    )
+    query = "select failure_code, count(*) from rollouts group by all"
+    yield f'            prorl sql {directory.name} "{query}"{root}'

@@ -61,12 +61,13 @@ log = logging.getLogger("prorl.client")
 
 
 def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY_S) -> Client:
-    """A client of a service (the local root directory it works on, `http://host:port` on the same
-    host, or a join file `FILE.json` from another one) or of a replay (`grpc://host:port`).
+    """A client of a service or of a replay.
 
-    The token is the argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet.
-    `retry_s`: how long a request looks for a gateway that does not answer, and for a service
-    that has just been started to have a port. Raises ConfigError, UnavailableError.
+    A service is the local root directory that it works on, `http://host:port` on the same host, or
+    a join file `FILE.json` from another one; a replay is `grpc://host:port`. The token is the
+    argument, else `PRORL_TOKEN`, else the root's own. Nothing is contacted yet. `retry_s`: how long
+    a request looks for a gateway that does not answer, and for a service that has just been started
+    to have a port. Raises ConfigError, UnavailableError.
     """
     url = str(url)
     token = os.environ.get("PRORL_TOKEN", "") if token is None else token
@@ -77,11 +78,8 @@ def connect(url: str | Path, token: str | None = None, *, retry_s: float = RETRY
     if url.endswith(".json"):
         join = Join.read(Path(url))
         credentials, token = join.credentials, token or join.token
-        return Client(
-            http=Http(join.url, token, retry_s=retry_s, credentials=credentials),
-            token=token,
-            credentials=credentials,
-        )
+        http = Http(join.url, token, retry_s=retry_s, credentials=credentials)
+        return Client(http=http, token=token, credentials=credentials)
     service = listening(Path(url), retry_s)
     token = token or str(service.get("token", ""))
     address = f"http://{service['host']}:{service['http_port']}"
@@ -134,8 +132,7 @@ class Client:
         extra: Mapping[str, Json] | None = None,
         last: bool = False,
     ) -> list[Json]:
-        """Ask for n sibling rollouts of each task; returns the service's answer per group, in
-        order.
+        """Ask for n sibling rollouts of each task; returns the service's answer per group.
 
         `key` names the submission: group i, counted from `first`, has the idempotency key `KEY/i`,
         so that the same call again, after a crash too, adds nothing. Without one a random key makes
@@ -147,23 +144,21 @@ class Client:
             raise UserError(
                 f"tasks {tasks!r}"[:300], "tasks", "prorl.load_tasks(FILE) gives those of a file"
             )
-        http, key = self._http, key or uuid.uuid4().hex
+        key = key or uuid.uuid4().hex
         bodies = (
             group_body(task, n, f"{key}/{i}", sampling, extra)
             for i, task in enumerate(tasks, first)
         )
-        answers: list[Json] = []
+        return self._send_groups(run, bodies, last)
+
+    def _send_groups(self, run: str, bodies: Iterator[Json], last: bool) -> list[Json]:
+        """Send the groups in pieces, with `last` in the last one, which may be empty."""
+        http, answers = self._http, list[Json]()
         chunk = list(islice(bodies, GROUPS_PER_REQUEST))
         while chunk or last:
             following = list(islice(bodies, GROUPS_PER_REQUEST))
-            answer = http.request(
-                "POST",
-                "v1",
-                "runs",
-                run,
-                "groups",
-                body={"groups": chunk, "last": last and not following},
-            )
+            body = {"groups": chunk, "last": last and not following}
+            answer = http.request("POST", "v1", "runs", run, "groups", body=body)
             answers.extend(answer["groups"])
             chunk, last = following, last and bool(following)
         return answers
@@ -239,17 +234,17 @@ class Client:
         advantages: Advantages = "group",
         on_idle: Callable[[], None] | None = None,
     ) -> Iterator[PackedBatch]:
-        """Kept groups in delivery order until the run's end, from `cursor` (None: where this
-        consumer committed last).
+        """Kept groups in delivery order until the run's end.
 
-        Without `groups_per_batch` batches come as they lie in memory, at least one whole group
-        each; with it each has that many groups (one copy where they lay apart), the last one of a
-        run perhaps fewer, and no group is handed out before its batch is asked for. `max_bytes` and
-        `max_groups` bound one fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a
-        function, or None. `on_idle` is called each time that `wait_s` passed without a group.
-        A run that does not move is a warning of the logger `prorl.client`, with what it waits for,
-        within half a minute. Raises ConflictError for a cursor of another run or ahead of the log,
-        UserError for batches that could never fill.
+        They begin at `cursor`; None: where this consumer committed last. Without `groups_per_batch`
+        batches come as they lie in memory, at least one whole group each; with it each has that
+        many groups (one copy where they lay apart), the last one of a run perhaps fewer, and no
+        group is handed out before its batch is asked for. `max_bytes` and `max_groups` bound one
+        fetch. `advantages`: "group" (GRPO), "centred" (Dr. GRPO), a function, or None. `on_idle` is
+        called each time that `wait_s` passed without a group. A run that does not move is a warning
+        of the logger `prorl.client`, with what it waits for, within half a minute. Raises
+        ConflictError for a cursor of another run or ahead of the log, UserError for batches that
+        could never fill.
         """
         if groups_per_batch is not None:
             self._check_fills(run, groups_per_batch)

@@ -66,6 +66,17 @@ class Fetched:
     """Why there are none, if the run does not move."""
 
 
+def _fetched(plan: ReadPlan, batches: Iterator[pa.RecordBatch], *, is_mapped: bool) -> Fetched:
+    return Fetched(
+        batches=batches,
+        num_groups=plan.num_groups,
+        cursor=plan.cursor,
+        end=plan.end,
+        mapped=is_mapped,
+        stuck="" if plan.num_groups else plan.stuck,
+    )
+
+
 class FlightSource:
     """A connection to a store's or replay's Flight endpoint.
 
@@ -98,25 +109,12 @@ class FlightSource:
             return self._fetch_remote(ticket)
         plan, pinned = self._plan(ticket)
         if plan.num_groups == 0:
-            return Fetched(
-                batches=iter(()),
-                num_groups=0,
-                cursor=plan.cursor,
-                end=plan.end,
-                mapped=False,
-                stuck=plan.stuck,
-            )
+            return _fetched(plan, iter(()), is_mapped=False)
         mapped = self._map(plan)
         batches = mapped if mapped is not None else iter(self._get(pinned, 0.0).to_batches())
         if plan.boot_id != self._boot_id:
             self._boot_id = ""
-        return Fetched(
-            batches=batches,
-            num_groups=plan.num_groups,
-            cursor=plan.cursor,
-            end=plan.end,
-            mapped=mapped is not None,
-        )
+        return _fetched(plan, batches, is_mapped=mapped is not None)
 
     def action(self, verb: str, body: Mapping[str, Json] | bytes) -> dict[str, Json]:
         """A DoAction: a JSON object, or bytes as they are, and a JSON object back."""

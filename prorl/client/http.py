@@ -13,7 +13,7 @@ import http.client
 import ssl
 from collections.abc import Mapping
 from typing import NoReturn
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 import orjson
 import stamina
@@ -33,6 +33,15 @@ WAIT_S = 1.0
 """Longest wait between two tries: a gateway is back in seconds, and has few clients."""
 
 
+def _address(url: str) -> SplitResult:
+    """The parts of a service's address. Raises ConfigError for what is none."""
+    parts = urlsplit(url)
+    is_http = parts.scheme in ("http", "https") and parts.hostname
+    if not is_http or parts.path.strip("/") or parts.query:
+        raise ConfigError(f"service address {url!r}", "http://HOST:PORT")
+    return parts
+
+
 class Http:
     """The gateway at `url`, e.g. `http://127.0.0.1:8000`."""
 
@@ -45,19 +54,16 @@ class Http:
         retry_s: float = 60.0,
         credentials: Credentials | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or parts.path.strip("/")
-            or parts.query
-        ):
-            raise ConfigError(f"service address {url!r}", "http://HOST:PORT")
+        parts = _address(url)
         self.url = url.rstrip("/")
         if parts.scheme == "https" and credentials is None:
             raise ConfigError(f"service address {url!r}", "a join file", JOIN_HINT)
         self._context = credentials.client_context() if credentials is not None else None
-        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._secure, self._host, self._port = (
+            parts.scheme == "https",
+            parts.hostname or "",
+            parts.port,
+        )
         self._token, self._timeout_s, self._retry_s = token, timeout_s, retry_s
 
     def request(

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import orjson
@@ -132,6 +132,9 @@ def write_settings(folder: Path, settings: Mapping[str, Json]) -> Path:
     return path
 
 
+LOCAL_SCHEDULER = {"dashboard": False, "dashboard_address": ":0"}
+
+
 def local(
     join: Path,
     config: Path,
@@ -140,17 +143,16 @@ def local(
     host: str = "127.0.0.1",
     before: Sequence[str] = (),
 ) -> SpecCluster:
-    """Nodes as processes of this host; to be entered with `async with`. `host`: address of the
-    scheduler; `before`: words that go before the command of a node (`nsenter ...`).
+    """Nodes as processes of this host; to be entered with `async with`.
+
+    `host`: address of the scheduler; `before`: words that go before the command of a node
+    (`nsenter ...`).
     """
-    options = {"host": host, "dashboard": False, "dashboard_address": ":0"}
+    node = {"join": join, "config": config, "leavers": leavers, "before": before}
     return SpecCluster(
         workers={},
-        scheduler={"cls": Scheduler, "options": options},
-        worker={
-            "cls": NodeProcess,
-            "options": {"join": join, "config": config, "leavers": leavers, "before": before},
-        },
+        scheduler={"cls": Scheduler, "options": LOCAL_SCHEDULER | {"host": host}},
+        worker={"cls": NodeProcess, "options": node},
         asynchronous=True,
         name="prorl",
     )
@@ -165,25 +167,39 @@ def jobs(system: str, join: Path, config: Path, leavers: Leavers, **options: Any
     if system not in JOBS:
         raise ConfigError(f"batch system {system!r}", f"one of {', '.join(JOBS)}")
     dask.config.set({"distributed.deploy.lost-worker-timeout": PATIENCE})
-    slurm = system == "slurm"
-    step = "exec srun --ntasks=1 --kill-on-bad-exit=0 " if slurm else ""
-    directives = ["--requeue", "--open-mode=append"] if slurm else []
-    left = ["--left", LEFT_OF_SLURM] if slurm else []
-    cluster = JOBS[system]
+    own, cluster = OF_SLURM if system == "slurm" else OF_OTHERS, JOBS[system]
     # Any free port: two clusters of one host must not want the same one for Dask's dashboard.
     scheduler = {"dashboard_address": ":0", **options.pop("scheduler_options", {})}
     return cluster(
         job_cls=type("Job", (DrainedJob, cluster.job_cls), {"leavers": leavers}),
-        python=step + sys.executable,
+        python=own.step + sys.executable,
         worker_command=MODULE,
         job_name="prorl-node",
-        worker_extra_args=[*arguments(join, config), *left],
+        worker_extra_args=[*arguments(join, config), *own.arguments],
         processes=1,
-        job_extra_directives=[*directives, *options.pop("job_extra_directives", ())],
+        job_extra_directives=[*own.directives, *options.pop("job_extra_directives", ())],
         asynchronous=True,
         scheduler_options=scheduler,
         **options,
     )
+
+
+class OwnWays(NamedTuple):
+    """What a job of one batch system has that others do not."""
+
+    step: str = ""
+    """Words before the command, with a space behind them."""
+    directives: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """Of the node."""
+
+
+OF_OTHERS = OwnWays()
+OF_SLURM = OwnWays(
+    "exec srun --ntasks=1 --kill-on-bad-exit=0 ",
+    ("--requeue", "--open-mode=append"),
+    ("--left", LEFT_OF_SLURM),
+)
 
 
 class NodeAdaptive(Adaptive):  # type: ignore[misc]

@@ -115,34 +115,39 @@ async def _start(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> In
         running.add(spec.name, asyncio.ensure_future(model.exited()))
     network = LocalNetwork()
     stack.push_async_callback(network.close)
-    served = await stack.enter_async_context(serving_gateway(config, network))
+    await _gateway(stack, running, network)
+    trainers = await stack.enter_async_context(FlightNetwork(config.token, keys=keys_of(config)))
+    _, work = await stack.enter_async_context(serving_store(running.config, network, trainers))
+    running.add("store", work)
+    await _stages(stack, running, network)
+    root.write(running.config)
+    return running
+
+
+async def _gateway(stack: AsyncExitStack, running: Inline, network: LocalNetwork) -> None:
+    """Serve it; from then on the config knows its port."""
+    served = await stack.enter_async_context(serving_gateway(running.config, network))
     running.add("gateway", served.work)
     for number, web in enumerate(served.web):
         running.add(f"http {number}", web)
-    config = running.config = config.model_copy(update={"http_port": served.http_port})
-    host = await stack.enter_async_context(
-        UnixSandboxHost(str(config.sandbox_socket), config.node_id)
-    )
-    trainers = await stack.enter_async_context(FlightNetwork(config.token, keys=keys_of(config)))
-    _, work = await stack.enter_async_context(serving_store(config, network, trainers))
-    running.add("store", work)
+    running.config = running.config.model_copy(update={"http_port": served.http_port})
+
+
+async def _stages(stack: AsyncExitStack, running: Inline, network: LocalNetwork) -> None:
+    """Every stage's workers, over one connection to sandboxd."""
+    config = running.config
+    sandboxes = UnixSandboxHost(str(config.sandbox_socket), config.node_id)
+    host = await stack.enter_async_context(sandboxes)
     for stage in (Stage.EVAL, Stage.RUN, Stage.INIT):
         for index in range(getattr(config, stage.value).workers):
             name = f"{stage.value}-{index}"
             worker = await stack.enter_async_context(Worker(config, stage, name, network, host))
             running.add(name, _task(stack, worker.wait()))
-    root.write(config)
-    return running
 
 
 async def _sandboxd(stack: AsyncExitStack, config: ServiceConfig, root: Root) -> Child:
-    return await _child(
-        stack,
-        next(
-            spec for spec in child_specs(config, str(root.service_file)) if spec.name == "sandboxd"
-        ),
-        root,
-    )
+    specs = child_specs(config, str(root.service_file))
+    return await _child(stack, next(spec for spec in specs if spec.name == "sandboxd"), root)
 
 
 async def _child(stack: AsyncExitStack, spec: ChildSpec, root: Root) -> Child:

@@ -76,20 +76,14 @@ async def stay(
     left_s: float | None = None,
     *others: Coroutine[object, object, None],
 ) -> None:
-    """Work until the node has left. `left_s`: seconds of its walltime. `others`: what runs as long
-    as it does. Raises what broke it, or one of them.
+    """Work until the node has left.
+
+    `left_s`: seconds of its walltime. `others`: what runs as long as it does. Raises what broke it,
+    or one of them.
     """
-    works = [
-        asyncio.ensure_future(work)
-        for work in (
-            supervisor.failed(),
-            supervisor.left.wait(),
-            asks.kill.wait(),
-            _obey(supervisor, asks),
-            _watch_clock(supervisor.config, asks, left_s),
-            *others,
-        )
-    ]
+    watched = (supervisor.failed(), supervisor.left.wait(), asks.kill.wait())
+    done_here = (_obey(supervisor, asks), _watch_clock(supervisor.config, asks, left_s))
+    works = [asyncio.ensure_future(work) for work in (*watched, *done_here, *others)]
     try:
         done, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
         for work in done:

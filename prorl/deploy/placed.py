@@ -106,13 +106,7 @@ async def leave_when_retired(scheduler: str, name: str, asks: Asks, drain_s: flo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; exit code 1 with one line for what somebody can mend."""
-    parser = argparse.ArgumentParser(prog="python -m prorl.deploy.placed")
-    parser.add_argument("scheduler")
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--join", type=Path, required=True)
-    parser.add_argument("--config", type=Path, help="YAML or JSON of service settings")
-    parser.add_argument("--left", type=seconds, help="walltime that is left, as Slurm writes it")
-    given, _ = parser.parse_known_args(argv)
+    given, _ = _parser().parse_known_args(argv)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     dask.config.set(FRUGAL)
     scratch = Path(tempfile.gettempdir()) / f"prorl-node-{given.name}-{os.getpid()}"
@@ -127,6 +121,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m prorl.deploy.placed")
+    parser.add_argument("scheduler")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--join", type=Path, required=True)
+    parser.add_argument("--config", type=Path, help="YAML or JSON of service settings")
+    parser.add_argument("--left", type=seconds, help="walltime that is left, as Slurm writes it")
+    return parser
 
 
 if __name__ == "__main__":

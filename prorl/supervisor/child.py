@@ -86,20 +86,10 @@ class Child:
         await self._end_reader()
         loop = asyncio.get_running_loop()
         self._rotate()
-        argv = [sys.executable, "-P", "-m", self.spec.module, *self.spec.args]
         log_fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._heart, beat_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log_fd,
-                cwd=self._log_dir,
-                env={**self._environment(), heartbeat.VARIABLE: str(beat_fd)},
-                start_new_session=True,
-                pass_fds=(beat_fd,),
-            )
+            self._process = self._spawn(log_fd, beat_fd)
         except OSError:
             os.close(self._heart)
             raise
@@ -113,8 +103,20 @@ class Child:
         self._exited, self._ready = loop.create_future(), loop.create_future()
         self._pidfd = os.pidfd_open(self._process.pid)
         loop.add_reader(self._pidfd, self._on_exit)
-        self._reader = loop.create_task(
-            self._read(self._process), name=f"stdout of {self.spec.name}"
+        reading = self._read(self._process)
+        self._reader = loop.create_task(reading, name=f"stdout of {self.spec.name}")
+
+    def _spawn(self, log_fd: int, beat_fd: int) -> subprocess.Popen[bytes]:
+        """The process, in a session of its own, with its log and where its heart beats."""
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", self.spec.module, *self.spec.args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log_fd,
+            cwd=self._log_dir,
+            env={**self._environment(), heartbeat.VARIABLE: str(beat_fd)},
+            start_new_session=True,
+            pass_fds=(beat_fd,),
         )
 
     def _environment(self) -> dict[str, str]:

@@ -54,9 +54,8 @@ class Root:
         """
         try:
             self._made = make_folder(self.path, 0o700)
-            self._lock_fd = os.open(
-                self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-            )
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock_fd = os.open(self.path / "lock", flags, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"root {self.path}: {error.strerror}",
@@ -92,9 +91,7 @@ class Root:
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
 
     def token(self) -> str:
-        """The bearer token of this root: made once, kept over restarts, in a file for its owner
-        only.
-        """
+        """The bearer token of this root: made once, kept over restarts, for its owner only."""
         path = self.path / "token"
         try:
             return path.read_text().strip()

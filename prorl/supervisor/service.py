@@ -65,18 +65,10 @@ def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...
     common = ("--config", config_file)
     specs = [
         ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
-        ChildSpec(
-            name="sandboxd",
-            module=SANDBOXD,
-            args=sandboxd_args(config),
-            stop_rank=4,
-        ),
+        ChildSpec(name="sandboxd", module=SANDBOXD, args=sandboxd_args(config), stop_rank=4),
     ]
-    for stage, pool, rank in (
-        ("init", config.init, 0),
-        ("run", config.run, 0),
-        ("eval", config.eval, 1),
-    ):
+    pools = (("init", config.init, 0), ("run", config.run, 0), ("eval", config.eval, 1))
+    for stage, pool, rank in pools:
         for index in range(pool.workers):
             worker = f"{stage}-{index}"
             args = (*common, "--stage", stage, "--worker", worker)
@@ -113,8 +105,9 @@ Specs = Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]
 
 
 class Supervisor:
-    """`async with Supervisor(config) as supervisor:` is a service that listens; leaving the block
-    ends it and removes its traces.
+    """`async with Supervisor(config) as supervisor:` is a service that listens.
+
+    Leaving the block ends it and removes its traces.
     """
 
     def __init__(
@@ -125,12 +118,8 @@ class Supervisor:
         silence_s: float = SILENCE_S,
         again_s: float = AGAIN_S,
     ) -> None:
-        self._specs, self._grace_s, self._silence_s, self._again_s = (
-            specs,
-            grace_s,
-            silence_s,
-            again_s,
-        )
+        self._specs, self._grace_s = specs, grace_s
+        self._silence_s, self._again_s = silence_s, again_s
         self._root = Root(config.root)
         self.config = config
         self.children: dict[str, Child] = {}
@@ -268,11 +257,8 @@ class Supervisor:
                 )
             lived_s = time.monotonic() - child.started_at_s
             history, wait_s = on_death(history, self._commits, lived_s)
-            while full := disk_full(self._root.path):
-                self.trouble = full
+            if await self._outlast_full_disk():
                 wait_s = FULL_WAIT_S
-                await asyncio.sleep(FULL_WAIT_S)
-            self.trouble = ""
             if wait_s is None:
                 self._give_up(child, code)
                 return
@@ -281,6 +267,15 @@ class Supervisor:
             if self._has_left(child, code):
                 return
             await self._restart(child)
+
+    async def _outlast_full_disk(self) -> bool:
+        """Wait as long as the root's disk is full; whether it was."""
+        was_full = False
+        while full := disk_full(self._root.path):
+            self.trouble, was_full = full, True
+            await asyncio.sleep(FULL_WAIT_S)
+        self.trouble = ""
+        return was_full
 
     async def _restart(self, child: Child) -> None:
         (self.config.socket_dir / f"{child.spec.name}.sock").unlink(missing_ok=True)

@@ -73,28 +73,34 @@ def read_tasks(
     """As `load_tasks`, with what was found; rows that `check` refuses are bad rows, too."""
     if limit is not None and limit < 1:
         raise TaskError(f"limit {limit}", "a positive number of tasks")
+    check = check or _fine
     if is_generated(str(path)):
-        found = TaskSet(source=str(path), format="a generated set")
-        found.tasks = [_with_env(task, env, Path.cwd()) for task in from_spec(str(path))[:limit]]
-        for task in found.tasks if check else ():
-            assert check is not None
-            check(task)
-        return found
+        return _generated(str(path), env, limit, check)
     path = Path(path)
+    if is_task_folder(path):
+        return _folders(path, env, limit, check, skip_bad=skip_bad)
+    return _rows(path, env, limit, check, skip_bad=skip_bad)
+
+
+def _fine(task: Task) -> None:
+    """Refuses no task."""
+
+
+def _generated(spec: str, env: str, limit: int | None, check: Check) -> TaskSet:
+    found = TaskSet(source=spec, format="a generated set")
+    found.tasks = [_with_env(task, env, Path.cwd()) for task in from_spec(spec)[:limit]]
+    for task in found.tasks:
+        check(task)
+    return found
+
+
+def _rows(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:
+    """Rows of a file, or of a folder of files; before the first good one no row is left out."""
     found = TaskSet(source=str(path), format="")
     reader = _Reader(path if path.is_dir() else path.parent, env, check)
-    if is_task_folder(path):
-        return _folders(found, path, env, limit, skip_bad=skip_bad, check=check)
     for placed in read_rows(path):
-        try:
-            with _at(placed.place):
-                task = reader.task(placed)
-        except TaskError as error:
-            if not skip_bad or reader.layout is None:
-                raise
-            found.bad.append(error)
-            continue
-        found.tasks.append(task)
+        with _bad_row(found, placed.place, skip=lambda: skip_bad and reader.layout is not None):
+            found.tasks.append(reader.task(placed))
         if len(found.tasks) == limit:
             break
     if not found.tasks:
@@ -104,23 +110,14 @@ def read_tasks(
     return found
 
 
-def _folders(
-    found: TaskSet, path: Path, env: str, limit: int | None, *, skip_bad: bool, check: Check | None
-) -> TaskSet:
+def _folders(path: Path, env: str, limit: int | None, check: Check, *, skip_bad: bool) -> TaskSet:
     """Task folders, one a task."""
-    found.format = "task folders"
+    found = TaskSet(source=str(path), format="task folders")
     for folder in find(path):
-        try:
-            with _at(str(folder)):
-                task = _with_env(read_folder(folder), env, folder)
-                if check is not None:
-                    check(task)
-        except TaskError as error:
-            if not skip_bad:
-                raise
-            found.bad.append(error)
-            continue
-        found.tasks.append(task)
+        with _bad_row(found, str(folder), skip=lambda: skip_bad):
+            task = _with_env(read_folder(folder), env, folder)
+            check(task)
+            found.tasks.append(task)
         if len(found.tasks) == limit:
             break
     if not found.tasks:
@@ -131,7 +128,7 @@ def _folders(
 class _Reader:
     """Rows of one file -> tasks; remembers the format and the ids."""
 
-    def __init__(self, folder: Path, env: str, check: Check | None) -> None:
+    def __init__(self, folder: Path, env: str, check: Check) -> None:
         self._folder, self._env, self._check = folder, env, check
         self._places: dict[str, str] = {}
         self._num_rows = 0
@@ -151,24 +148,24 @@ class _Reader:
                 "unique ids",
                 "rename or remove one",
             )
-        if self._check is not None:
-            self._check(task)
+        self._check(task)
         self._places[task.task_id] = placed.place
         return task
 
 
 def _with_env(task: Task, env: str, folder: Path) -> Task:
-    """The tasks with the env that was asked for; a file of one's own is found from where it was
-    named.
-    """
+    """A task with the env that was asked for; one's own file is found from where it is named."""
     name = absolute(task.env, folder) if env == "auto" else absolute(env, Path.cwd())
     return task if name == task.env else replace(task, env=name)
 
 
 @contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Add its place to a TaskError that passes."""
+def _bad_row(found: TaskSet, place: str, skip: Callable[[], bool]) -> Iterator[None]:
+    """Add its place to a TaskError; where bad rows may be left out, it is noted and ends here."""
     try:
         yield
     except TaskError as error:
-        raise TaskError(f"{place}: {error.given}", error.expected, error.hint) from None
+        placed = TaskError(f"{place}: {error.given}", error.expected, error.hint)
+        if not skip():
+            raise placed from None
+        found.bad.append(placed)

@@ -81,11 +81,8 @@ def _files(folder: Path) -> list[Path]:
     if (splits := folder / "dataset_dict.json").exists():
         names = _splits(splits)
         if len(names) > 1:
-            raise TaskError(
-                f"{folder} holds the splits {', '.join(names)}",
-                "one of them",
-                f"name it: {folder / names[0]}",
-            )
+            given = f"{folder} holds the splits {', '.join(names)}"
+            raise TaskError(given, "one of them", f"name it: {folder / names[0]}")
         folder = folder / names[0]
     if (folder / "state.json").exists():
         return sorted(folder.glob("*.arrow"))

@@ -11,6 +11,7 @@ from prorl.errors import StorageError
 from prorl.storage.compact import Compacted
 from prorl.storage.compact import compact as merge
 from prorl.storage.layout import RunDir
+from prorl.types import Json
 
 
 def compact(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonObject = False) -> int:
@@ -27,15 +28,18 @@ def compact(run: StoredName, /, *, root: RunsRoot = "prorl-runs", json: JsonObje
         done = merge(directory, everything=True)
     except StorageError as error:
         raise _with_mending(error, directory.name) from None
-    found = {
-        "run": directory.name,
+    answer(_figures(directory, done), [f"{directory.name}: {_words(done)}"], json=json)
+    return 0
+
+
+def _figures(run: RunDir, done: Compacted | None) -> dict[str, Json]:
+    return {
+        "run": run.name,
         "compacted": done is not None,
         "files_before": done.num_before if done else None,
         "files_after": done.num_after if done else None,
         "commits": done.commit.commit_seq if done else None,
     }
-    answer(found, [f"{directory.name}: {_words(done)}"], json=json)
-    return 0
 
 
 def _with_mending(error: StorageError, run: str) -> StorageError:

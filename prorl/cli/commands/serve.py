@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prorl.backends.catalogue import is_server
@@ -57,26 +58,27 @@ def serve(
 
 async def _serve(config: ServiceConfig) -> int:
     async with signals() as stop, service(config, stop) as running:
-        say(f"serving  {running.url}   root {running.config.root}")
-        say(
-            f"connect  prorl.connect({str(running.config.root)!r})   token in"
-            f" {running.config.root / 'token'}"
-        )
-        if running.config.listener is not None:
-            say(
-                f"others   {running.config.listener.url}"
-                f"   join files in {running.config.root / 'join'}"
-            )
-        say(
-            "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the"
-            " next `prorl serve`"
-        )
+        for line in _lines(running):
+            say(line)
         for line in await asyncio.gather(*map(dead_server, config.backends)):
             if line:
                 say(line)
         await first(stop, running, _watch(running))
     say("stopped")
     return 0
+
+
+def _lines(running: Running) -> Iterator[str]:
+    """Where the service is, and how it is reached and stopped."""
+    root, listener = running.config.root, running.config.listener
+    yield f"serving  {running.url}   root {root}"
+    yield f"connect  prorl.connect({str(root)!r})   token in {root / 'token'}"
+    if listener is not None:
+        yield f"others   {listener.url}   join files in {root / 'join'}"
+    yield (
+        "stop     Ctrl-C: finishes cleanly and keeps what was done; open runs go on with the next"
+        " `prorl serve`"
+    )
 
 
 async def dead_server(backend: str) -> str:

@@ -22,10 +22,7 @@ GAUGES = ("busy", "slots", "queued", "done", "failed")
 
 
 def status(
-    *,
-    root: ServiceRoot = DEFAULT_ROOT,
-    url: ServiceUrl = "",
-    json: JsonObject = False,
+    *, root: ServiceRoot = DEFAULT_ROOT, url: ServiceUrl = "", json: JsonObject = False
 ) -> int:
     """What the service of a root is doing: its workers, its open runs."""
     with connect(url or root, retry_s=LOOK_S) as client:

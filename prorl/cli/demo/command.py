@@ -1,5 +1,4 @@
-"""`prorl demo`: a tiny policy learns to use tools, through the whole service, offline, on two CPU
-cores.
+"""`prorl demo`: a tiny policy learns to use tools, through the whole service, offline.
 
 Everything is real: processes, Flight, sandboxes, tools, exact tokens, Parquet, DAPO's decisions in
 SQL, a policy update from zero-copy batches, weights published back. The policy is a toy of 0.4
@@ -24,7 +23,7 @@ from prorl.cli.demo.report import draw, present, report
 from prorl.cli.job import tidy
 from prorl.cli.output import note, say_json
 from prorl.cli.progress import Show
-from prorl.cli.runs import latest_run
+from prorl.cli.runs import latest_run, root_option
 from prorl.config import ServiceConfig, parse
 from prorl.config_file import load_file
 from prorl.deploy.running import first, service, signals
@@ -53,8 +52,9 @@ def demo(
     config: Annotated[Path | None, Parameter(name=["--config", "-c"])] = None,
     json: Flag = False,
 ) -> int:
-    """A tiny policy learns to use tools in five minutes on two cores: held-out reward before, DAPO
-    training, held-out reward after.
+    """A tiny policy learns to use tools in five minutes on two cores.
+
+    Held-out reward before, DAPO training, held-out reward after.
 
     Parameters
     ----------
@@ -108,8 +108,9 @@ def _need_torch() -> None:
 
 
 def _recipe(directory: Path, config: Path | None, given: dict[str, Json], resume: bool) -> Recipe:
-    """The recipe: a resumed demo's own with what is given now on top, else the file's or the
-    default one.
+    """The recipe: a resumed demo's own, else the file's or the default one.
+
+    What is given now is on top of either.
     """
     file = directory / DEMO_FILE
     if resume:
@@ -140,33 +141,35 @@ async def _demo(recipe: Recipe, root: Path, name: str, sandbox: str, json: bool)
         await Servers(service, lambda name: True).check(recipe.policy, ours=True)
     shown = display(recipe, Show.NOTHING if json else Show.AUTO)
     if not json:
-        groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
-        note(
-            f"prorl demo {name}: a toy policy learns arith and shop with real tools · {groups} · at"
-            f" most {recipe.minutes:g} minutes"
-        )
+        note(f"prorl demo {name}: {_about(recipe)}")
     try:
-        done = await _learn(recipe, name, model, service, shown)
+        spent_s = await _learn(recipe, name, model, service, shown)
     finally:
         shown.close()
-    if done is None:
-        where = "" if root == Path("prorl-runs").absolute() else f" --root {root}"
-        note(
-            f"interrupted: what was done is kept in {root / name}; `prorl demo --resume{where}`"
-            " continues"
-        )
+    if spent_s is None:
+        again = f"prorl demo --resume{root_option(root)}"
+        note(f"interrupted: what was done is kept in {root / name}; `{again}` continues")
         return 130
     tidy(root / name)
-    found = report(root, name, service.run.slots)
-    found |= {"elapsed_s": time.monotonic() - started, "cpu_s": done, "recipe": recipe.model_dump()}
-    found["curve_png"] = (
-        str(root / name / "reward.png") if draw(found, root / name / "reward.png") else ""
-    )
+    found = report(root, name, service.run.slots) | {"recipe": recipe.model_dump()}
+    _tell(found | {"elapsed_s": time.monotonic() - started, "cpu_s": spent_s}, json=json)
+    return 0
+
+
+def _about(recipe: Recipe) -> str:
+    groups = f"{recipe.steps} steps of {recipe.groups_per_step} groups x {recipe.n}"
+    most = f"at most {recipe.minutes:g} minutes"
+    return f"a toy policy learns arith and shop with real tools · {groups} · {most}"
+
+
+def _tell(found: dict[str, Json], *, json: bool) -> None:
+    """Draw the curve, then the report as one JSON value or for people."""
+    curve = Path(found["directory"]) / "reward.png"
+    found["curve_png"] = str(curve) if draw(found, curve) else ""
     if json:
         say_json(found)
     else:
         present(found, elapsed_s=found["elapsed_s"], cpu=found["cpu_s"])
-    return 0
 
 
 async def _lightest() -> str:
@@ -187,8 +190,9 @@ async def _lightest() -> str:
 async def _learn(
     recipe: Recipe, name: str, model: Path, config: ServiceConfig, shown: StoryDisplay
 ) -> float | None:
-    """The three runs over one service; CPU seconds of all of it, or None when somebody asked to
-    stop.
+    """The three runs over one service; CPU seconds of all of it.
+
+    None when somebody asked to stop.
     """
     async with signals() as stop, service(config, stop) as running:
         assert isinstance(running, Supervisor)

@@ -1,6 +1,4 @@
-"""How a demo ended: every figure is SQL over the Parquet files of its three runs and of its
-trainer's metrics.
-"""
+"""How a demo ended: every figure is SQL over the Parquet files of its runs and its trainer."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING
 from prorl.cli.demo.learning import AFTER, BEFORE
 from prorl.cli.output import say, table
 from prorl.cli.passk import evaluation
+from prorl.cli.runs import root_option
 from prorl.types import Json
 
 if TYPE_CHECKING:
@@ -58,25 +57,28 @@ def report(root: Path, name: str, run_slots: int) -> dict[str, Json]:
     from prorl.storage.catalog import StoredRun
 
     stored = StoredRun(root / name)
-    before, after = _passed(root / (name + BEFORE)), _passed(root / (name + AFTER))
-    sets = stored.sql(SETS).to_pylist()
-    for row in sets:
-        for when, found in (("before", before), ("after", after)):
-            for mode in ("sampled", "greedy"):
-                one = found.get((row["set"], mode))
-                row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
-    rows = steps(root / name / "training" / "metrics")
-    rows = rows[1:] or rows  # the first step waits for torch and for the evaluation
+    all_steps = steps(root / name / "training" / "metrics")
+    rows = all_steps[1:] or all_steps  # the first step waits for torch and for the evaluation
+    (times,) = stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()
     return {
         "run": name,
         "directory": str(root / name),
-        "sets": sets,
+        "sets": _with_held_out(stored.sql(SETS).to_pylist(), root, name),
         "curve": stored.sql(CURVE).to_pylist(),
-        "steps": steps(root / name / "training" / "metrics"),
-        "times": _times(
-            stored.sql(TIMES.format(oldest=min(1, len(rows) - 1))).to_pylist()[0], rows, run_slots
-        ),
+        "steps": all_steps,
+        "times": _times(times, rows, run_slots),
     }
+
+
+def _with_held_out(sets: list[dict[str, Json]], root: Path, name: str) -> list[dict[str, Json]]:
+    """The rows of the sets, each with what was right of its held-out tasks, before and after."""
+    runs = {"before": _passed(root / (name + BEFORE)), "after": _passed(root / (name + AFTER))}
+    for row in sets:
+        for when, found in runs.items():
+            for mode in ("sampled", "greedy"):
+                one = found.get((row["set"], mode))
+                row[f"{mode}_{when}"] = one.at[1]._asdict() if one and one.at else None
+    return sets
 
 
 def _passed(directory: Path) -> dict[tuple[str, str], Passed]:
@@ -94,15 +96,27 @@ def steps(metrics: Path) -> list[dict[str, Json]]:
 def _times(
     rollouts: dict[str, Json], rows: list[dict[str, Json]], run_slots: int
 ) -> dict[str, Json]:
-    """Where the time of a step goes.
-
-    The trainer's wait is split as its rollouts spent their time.
-    """
+    """Where the time of a step goes."""
     spent = {
         name: sum(row.get(f"{name}_s", 0.0) for row in rows)
         for name in ("wait", "train", "checkpoint", "publish")
     }
     wall_s, count = sum(spent.values()), max(len(rows), 1)
+    sampled, run_s = sum(row["sampled_tokens"] for row in rows), rollouts["run_s"] or 0.0
+    waiting = max(0.0, 1.0 - run_s / (run_slots * wall_s)) if wall_s else None
+    return {
+        "step_s": wall_s / count,
+        **_waits(rollouts, spent["wait"] / count),
+        "training_s": spent["train"] / count,
+        "checkpoint and publish_s": (spent["checkpoint"] + spent["publish"]) / count,
+        "run_waiting_share": waiting,
+        "sampled_tokens_per_s": sampled / wall_s if wall_s else None,
+        "logprob_diff_max": max((row["logprob_diff_max"] for row in rows), default=None),
+    }
+
+
+def _waits(rollouts: dict[str, Json], wait_s: float) -> dict[str, Json]:
+    """The trainer's wait in a step, split as its rollouts spent their time."""
     parts = {
         "sampling": rollouts["llm_s"],
         "tools": rollouts["tool_s"],
@@ -110,45 +124,29 @@ def _times(
         "scoring": rollouts["eval_s"],
     }
     whole = sum(value or 0.0 for value in parts.values()) or 1.0
-    return {
-        "step_s": wall_s / count,
-        **{
-            f"{name}_s": spent["wait"] / count * (value or 0.0) / whole
-            for name, value in parts.items()
-        },
-        "training_s": spent["train"] / count,
-        "checkpoint and publish_s": (spent["checkpoint"] + spent["publish"]) / count,
-        "run_waiting_share": (
-            max(0.0, 1.0 - (rollouts["run_s"] or 0.0) / (run_slots * wall_s)) if wall_s else None
-        ),
-        "sampled_tokens_per_s": (
-            sum(row["sampled_tokens"] for row in rows) / wall_s if wall_s else None
-        ),
-        "logprob_diff_max": max((row["logprob_diff_max"] for row in rows), default=None),
-    }
+    return {f"{name}_s": wait_s * (value or 0.0) / whole for name, value in parts.items()}
+
+
+COLUMNS = (
+    "set",
+    "groups",
+    "held-out before",
+    "held-out after",
+    "greedy before",
+    "greedy after",
+    "DAPO kept",
+    "dropped",
+    "turns",
+    "tokens",
+    "exact tokens",
+)
 
 
 def present(found: dict[str, Json], *, elapsed_s: float, cpu: float) -> None:
     """Print the report for people."""
     say()
-    columns = (
-        "set",
-        "groups",
-        "held-out before",
-        "held-out after",
-        "greedy before",
-        "greedy after",
-        "DAPO kept",
-        "dropped",
-        "turns",
-        "tokens",
-        "exact tokens",
-    )
-    table(
-        columns,
-        _rows(found),
-        title=f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it",
-    )
+    title = f"{found['run']}: held-out reward at temperature 1 (95 % Wilson), greedy beside it"
+    table(COLUMNS, _rows(found), title=title)
     for line in _lines(found, elapsed_s, cpu):
         say(line)
 
@@ -193,11 +191,12 @@ def _lines(found: dict[str, Json], elapsed_s: float, cpu: float) -> Iterator[str
             " over the whole run"
         )
     yield f"  cost      {elapsed_s:.0f} s, {cpu:.0f} CPU s, sandboxes included"
-    directory = Path(found["directory"])
-    root = (
-        "" if directory.parent == Path("prorl-runs").absolute() else f" --root {directory.parent}"
-    )
-    name = directory.name
+    yield from _left(Path(found["directory"]))
+
+
+def _left(directory: Path) -> Iterator[str]:
+    """What the demo left behind, and what to look at next."""
+    name, root = directory.name, root_option(directory.parent)
     yield f"  curve     {directory / 'reward.png'}"
     yield (
         f"  weights   {directory / 'training' / 'checkpoints'}  (transformers, vLLM and `prorl eval"
@@ -212,7 +211,8 @@ def _lines(found: dict[str, Json], elapsed_s: float, cpu: float) -> Iterator[str
 
 
 def draw(found: dict[str, Json], path: Path) -> bool:
-    """The reward of what each version sampled, and held-out reward before and after, as a PNG;
+    """The reward of what each version sampled, and held-out reward at both ends, as a PNG.
+
     False without matplotlib.
     """
     try:
@@ -224,23 +224,14 @@ def draw(found: dict[str, Json], path: Path) -> bool:
     last = max((row["version"] for row in found["curve"]), default=0)
     for color, row in zip(("tab:blue", "tab:orange", "tab:green"), found["sets"], strict=False):
         points = [point for point in found["curve"] if point["set"] == row["set"]]
-        axes.plot(
-            [p["version"] for p in points],
-            [p["reward"] for p in points],
-            color=color,
-            label=f"{row['set']}, training",
-        )
+        versions, rewards = ([point[key] for point in points] for key in ("version", "reward"))
+        axes.plot(versions, rewards, color=color, label=f"{row['set']}, training")
         for x, when in ((-0.8, "before"), (last + 0.8, "after")):
-            held = row[f"sampled_{when}"]
-            if held:
+            if held := row[f"sampled_{when}"]:
                 error = [[held["value"] - held["low"]], [held["high"] - held["value"]]]
                 axes.errorbar([x], [held["value"]], yerr=error, fmt="o", color=color, capsize=3)
-    axes.set(
-        xlabel="policy version",
-        ylabel="mean reward",
-        ylim=(0, 1),
-        title="prorl demo: sampled at temperature 1; dots: held-out tasks",
-    )
+    title = "prorl demo: sampled at temperature 1; dots: held-out tasks"
+    axes.set(xlabel="policy version", ylabel="mean reward", ylim=(0, 1), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path)

@@ -1,8 +1,8 @@
-"""Multi-SWE-bench and Multi-SWE-RL (Zan et al. 2025, github.com/multi-swe-bench): pull requests in
-several languages.
+"""Multi-SWE-bench and Multi-SWE-RL: pull requests in several languages.
 
-The producer's image `mswebench/ORG_m_REPO:pr-NUMBER` holds the repository in /home/REPO and what
-runs its tests in /home/run.sh. Names of tests are as the language's runner prints them.
+Zan et al. 2025, github.com/multi-swe-bench. The producer's image
+`mswebench/ORG_m_REPO:pr-NUMBER` holds the repository in /home/REPO and what runs its tests in
+/home/run.sh. Names of tests are as the language's runner prints them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,27 @@ BECOMES_GOOD = ("f2p_tests", "s2p_tests", "n2p_tests")
 
 
 def read(row: Row, index: int) -> Task:
-    """org, repo, number, fix_patch, test_patch, f2p_tests, p2p_tests [, title, body,
-    resolved_issues, lang].
+    """A task of org, repo, number, fix_patch, test_patch, f2p_tests and p2p_tests.
+
+    title, body, resolved_issues and lang are read where they are there.
     """
     org, repo, number = text(row, "org"), text(row, "repo"), row["number"]
+    return Task(
+        task_id=str(row.get("instance_id") or f"{org}__{repo}-{number}"),
+        env="swe",
+        prompt=_prompt(row),
+        data=_data(row, f"mswebench/{org}_m_{repo}:pr-{number}".lower(), repo),
+        data_source="multi-swe",
+    )
+
+
+def _data(row: Row, image: str, repo: str) -> dict[str, Json]:
     good = [name for key in BECOMES_GOOD for name in _names(row, key)]
     if not good:
         raise TaskError("f2p_tests, s2p_tests and n2p_tests name no test", "at least one")
     language = str(row.get("lang") or row.get("language") or "").lower()
     data: dict[str, Json] = {
-        "image": image_of(f"mswebench/{org}_m_{repo}:pr-{number}".lower()),
+        "image": image_of(image),
         "setup": f"cp -a /home/{repo}/. .",
         "test_command": f'sed "s#/home/{repo}#$PWD#g" /home/run.sh | bash',
         "patch": text(row, "fix_patch"),
@@ -51,13 +62,7 @@ def read(row: Row, index: int) -> Task:
     }
     if parser := PARSERS.get(language):
         data["log_parser"] = parser
-    return Task(
-        task_id=str(row.get("instance_id") or f"{org}__{repo}-{number}"),
-        env="swe",
-        prompt=_prompt(row),
-        data=data,
-        data_source="multi-swe",
-    )
+    return data
 
 
 def _names(row: Row, key: str) -> list[str]:

@@ -121,40 +121,55 @@ class _TextOnly(pickle.Unpickler):
 
 
 def _private(value: Json) -> list[Json]:
-    """The private cases, which come as JSON, or packed: base64 of zlib of a pickled text of JSON.
-    Raises TaskError.
-    """
+    """The private cases, which come as JSON, or packed. Raises TaskError."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = _parsed(value)
     if isinstance(value, list):
         return value
     try:
-        unpacker = zlib.decompressobj()
-        content = unpacker.decompress(base64.b64decode(str(value)), MAX_UNPACKED_BYTES)
-        found = _parsed(_TextOnly(io.BytesIO(content)).load())
-    except (
-        ValueError,
-        zlib.error,
-        pickle.UnpicklingError,
-        EOFError,
-        IndexError,
-        KeyError,
-    ) as cause:
-        raise TaskError(
-            f"private_test_cases cannot be read ({cause})", "what was published"
-        ) from None
+        found = _parsed(_unpacked(str(value)))
+    except UNPACKING_ERRORS as cause:
+        given = f"private_test_cases cannot be read ({cause})"
+        raise TaskError(given, "what was published") from None
     if not isinstance(found, list):
         raise TaskError("private_test_cases are no list", "what was published")
     return found
+
+
+UNPACKING_ERRORS = (ValueError, EOFError, LookupError, zlib.error, pickle.UnpicklingError)
+
+
+def _unpacked(value: str) -> Json:
+    """What base64 of zlib of a pickled text holds. Raises one of `UNPACKING_ERRORS`."""
+    unpacker = zlib.decompressobj()
+    content = unpacker.decompress(base64.b64decode(value), MAX_UNPACKED_BYTES)
+    return _TextOnly(io.BytesIO(content)).load()
 
 
 # ---- code_contests, Codeforces
 
 
 def read_contest(row: Row, index: int) -> Task:
-    """description, and cases: public_tests, private_tests, generated_tests {input, output}, or
-    official_tests or examples, lists of {input, output} [, solutions, time_limit].
+    """A task of a description and cases.
+
+    Cases are public_tests, private_tests, generated_tests {input, output}, or official_tests or
+    examples, lists of {input, output}. solutions and time_limit are read where they are there.
     """
+    parts = [text(row, "description")]
+    for name in ("input_format", "output_format", "note"):
+        if isinstance(row.get(name), str) and row[name].strip():
+            parts.append(f"{name.replace('_', ' ').capitalize()}\n\n{row[name].strip()}")
+    data: dict[str, Json] = {
+        "cases": _cases(row),
+        "canonical_solution": _python_of(row.get("solutions")),
+    }
+    limit = row.get("time_limit")
+    limit = limit.get("seconds") if isinstance(limit, dict) else limit
+    data["case_s"] = float(limit) if isinstance(limit, int | float) and limit > 0 else None
+    return _task(row, "contest", index, "\n\n".join(parts), data)
+
+
+def _cases(row: Row) -> list[Json]:
     cases: list[Json] = []
     for name in ("public_tests", "private_tests", "generated_tests"):
         tests = row.get(name)
@@ -165,15 +180,7 @@ def read_contest(row: Row, index: int) -> Task:
         tests = row.get(name)
         if not cases and isinstance(tests, list):
             cases = [{"input": one["input"], "output": one["output"]} for one in _pairs(tests)]
-    parts = [text(row, "description")]
-    for name in ("input_format", "output_format", "note"):
-        if isinstance(row.get(name), str) and row[name].strip():
-            parts.append(f"{name.replace('_', ' ').capitalize()}\n\n{row[name].strip()}")
-    data: dict[str, Json] = {"cases": cases, "canonical_solution": _python_of(row.get("solutions"))}
-    limit = row.get("time_limit")
-    limit = limit.get("seconds") if isinstance(limit, dict) else limit
-    data["case_s"] = float(limit) if isinstance(limit, int | float) and limit > 0 else None
-    return _task(row, "contest", index, "\n\n".join(parts), data)
+    return cases
 
 
 def _pairs(tests: Iterable[Json]) -> Iterable[dict[str, str]]:

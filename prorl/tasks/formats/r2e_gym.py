@@ -30,30 +30,27 @@ _PATH = "/testbed/.venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 def read(row: Row, index: int) -> Task:
-    """docker_image, expected_output_json, problem_statement [, repo_name, commit_hash,
-    parsed_commit_content].
+    """A task of docker_image, expected_output_json and problem_statement.
+
+    repo_name, commit_hash and parsed_commit_content are read where they are there.
     """
     expected = _object(row["expected_output_json"], "expected_output_json")
     names = [_plain(name) for name, said in expected.items() if said == "PASSED"]
     if not names:
         raise TaskError("expected_output_json has no test that passes", "at least one")
-    image = image_of(text(row, "docker_image"))
-    commit = str(row.get("commit_hash") or "")
-    return Task(
-        task_id=f"{row.get('repo_name') or 'r2e'}-{commit or index}",
-        env="swe",
-        prompt=text(row, "problem_statement"),
-        data={
-            "image": image,
-            "setup": SETUP,
-            "environment": {"PATH": _PATH, "PYTHONPATH": f"{WORKSPACE}/src:{WORKSPACE}"},
-            "test_command": COMMAND,
-            "FAIL_TO_PASS": names,
-            "PASS_TO_PASS": [],
-            **({"patch": patch} if (patch := _patch(row.get("parsed_commit_content"))) else {}),
-        },
-        data_source="r2e-gym",
-    )
+    data: dict[str, Json] = {
+        "image": image_of(text(row, "docker_image")),
+        "setup": SETUP,
+        "environment": {"PATH": _PATH, "PYTHONPATH": f"{WORKSPACE}/src:{WORKSPACE}"},
+        "test_command": COMMAND,
+        "FAIL_TO_PASS": names,
+        "PASS_TO_PASS": [],
+    }
+    if patch := _patch(row.get("parsed_commit_content")):
+        data["patch"] = patch
+    task_id = f"{row.get('repo_name') or 'r2e'}-{row.get('commit_hash') or index}"
+    prompt = text(row, "problem_statement")
+    return Task(task_id=task_id, env="swe", prompt=prompt, data=data, data_source="r2e-gym")
 
 
 def _plain(name: str) -> str:

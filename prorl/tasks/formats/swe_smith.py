@@ -16,6 +16,7 @@ from prorl.tasks.formats.swebench import PYTEST, in_image, names_of
 from prorl.types import Task
 
 _END = "PRORL_END_OF_PATCH"
+_OTHER_SIGN = {"+": "-", "-": "+"}
 _HUNK = re.compile(r"^@@ -(\S+) \+(\S+) @@(.*)$", re.DOTALL)
 
 
@@ -33,20 +34,19 @@ def reverse(patch: str) -> str:
     lines: list[str] = []
     is_head = True
     for line in patch.splitlines(keepends=True):
-        if line.startswith("diff --git "):
-            is_head = True
         hunk = _HUNK.match(line)
-        if hunk:
-            is_head = False
-            line = f"@@ -{hunk[2]} +{hunk[1]} @@{hunk[3]}"
-        elif is_head:
-            line = _head(line)
-            if line.startswith("--- ") and lines and lines[-1].startswith("+++ "):
-                line, lines[-1] = lines[-1], line
-        elif line[0] in "+-":
-            line = ("-" if line[0] == "+" else "+") + line[1:]
-        lines.append(line)
+        is_head = not hunk and (is_head or line.startswith("diff --git "))
+        lines.append(_head(line) if is_head else _body(line))
+        if is_head and lines[-1].startswith("--- ") and lines[:-1] and lines[-2].startswith("+++ "):
+            lines[-2], lines[-1] = lines[-1], lines[-2]
     return "".join(lines)
+
+
+def _body(line: str) -> str:
+    """A line of a hunk, with what goes and what comes exchanged."""
+    if hunk := _HUNK.match(line):
+        return f"@@ -{hunk[2]} +{hunk[1]} @@{hunk[3]}"
+    return _OTHER_SIGN.get(line[0], line[0]) + line[1:]
 
 
 def _head(line: str) -> str:

@@ -68,10 +68,29 @@ PRODUCERS_PARSERS = (
 
 
 def read(row: Row, index: int) -> Task:
-    """instance_id, problem_statement, test_patch, FAIL_TO_PASS; all else is kept as it is."""
+    """A task of instance_id, problem_statement, test_patch and FAIL_TO_PASS.
+
+    All else is kept as it is.
+    """
     data = {key: value for key, value in row.items() if key != "problem_statement"}
     config = data.pop("install_config", None) or {}
-    config = config if isinstance(config, dict) else {}
+    _rename(data, row, config if isinstance(config, dict) else {})
+    if not any(data.get(name) for name in ("files", "archive", "image")):
+        data |= in_image(row, data, _image(row))
+    packages = config.get("pip_packages") if isinstance(config, dict) else None
+    if data.get("archive") and packages and not data.get("requirements"):
+        data["requirements"] = packages
+    if isinstance(parser := data.get("log_parser"), str):
+        data["log_parser"] = parser_of(parser)
+    for name in (*IMAGES, "test_command", "setup"):
+        if name in IMAGES or data.get(name) == "":
+            data.pop(name, None)
+    task_id, prompt = text(row, "instance_id"), text(row, "problem_statement")
+    return Task(task_id=task_id, env="swe", prompt=prompt, data=data, data_source="swebench")
+
+
+def _rename(data: dict[str, Json], row: Row, config: Mapping[str, Json]) -> None:
+    """What producers call by other names, or keep in `install_config`, under ours."""
     if not data.get("test_command"):
         command = data.pop("test_cmd", None) or data.pop("test_commands", None)
         command = _joined(command or config.get("test_cmd"))
@@ -81,23 +100,6 @@ def read(row: Row, index: int) -> Task:
             data[ours] = _joined(data.pop(theirs))
     if isinstance(config.get("env_vars"), dict) and not data.get("environment"):
         data["environment"] = {str(key): str(value) for key, value in config["env_vars"].items()}
-    if not any(data.get(name) for name in ("files", "archive", "image")):
-        data |= in_image(row, data, _image(row))
-    packages = config.get("pip_packages")
-    if data.get("archive") and packages and not data.get("requirements"):
-        data["requirements"] = packages
-    if isinstance(parser := data.get("log_parser"), str):
-        data["log_parser"] = parser_of(parser)
-    for name in (*IMAGES, "test_command", "setup"):
-        if name in IMAGES or data.get(name) == "":
-            data.pop(name, None)
-    return Task(
-        task_id=text(row, "instance_id"),
-        env="swe",
-        prompt=text(row, "problem_statement"),
-        data=data,
-        data_source="swebench",
-    )
 
 
 def _image(row: Row) -> str:

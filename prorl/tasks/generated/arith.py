@@ -9,6 +9,7 @@ on every machine.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import NamedTuple
 
 from prorl.tasks.generated.split import Split, distinct, split_of, wordings
@@ -95,31 +96,26 @@ FORMS = (
 def generate(split: Split, seed: int, n: int) -> list[Task]:
     """n different tasks. Raises TaskError when the set has not that many."""
     rng = random.Random(f"arith:{split}:{seed}")
+    return distinct(n, rng, partial(_draw, split, seed))
 
-    def draw(rng: random.Random, index: int) -> Task | None:
-        form = rng.choice(FORMS)
-        operands = tuple(_operand(rng, digits) for digits in form.digits)
-        letters = dict(zip("abc", operands, strict=False))
-        answer = _answer(form, letters)
-        if answer is None or split_of(operands) != split:
-            return None
-        opening, phrase = rng.choice(wordings(OPENINGS, form.phrases, split))
-        data = {
-            "operands": list(operands),
-            "expression": form.expression.format(**letters),
-            "answer": str(answer),
-            "form": form.name,
-        }
-        prompt = opening.format(phrase.format(**letters))
-        return Task(
-            task_id=f"arith:{split}:{seed}:{index}",
-            env="arith",
-            prompt=prompt,
-            data=data,
-            data_source="arith",
-        )
 
-    return distinct(n, rng, draw)
+def _draw(split: Split, seed: int, rng: random.Random, index: int) -> Task | None:
+    """A task, or None for a question of the other split or one that is not fair."""
+    form = rng.choice(FORMS)
+    operands = tuple(_operand(rng, digits) for digits in form.digits)
+    letters = dict(zip("abc", operands, strict=False))
+    answer = _answer(form, letters)
+    if answer is None or split_of(operands) != split:
+        return None
+    opening, phrase = rng.choice(wordings(OPENINGS, form.phrases, split))
+    data = {
+        "operands": list(operands),
+        "expression": form.expression.format(**letters),
+        "answer": str(answer),
+        "form": form.name,
+    }
+    prompt, task_id = opening.format(phrase.format(**letters)), f"arith:{split}:{seed}:{index}"
+    return Task(task_id=task_id, env="arith", prompt=prompt, data=data, data_source="arith")
 
 
 def _operand(rng: random.Random, digits: int) -> int:

@@ -11,10 +11,11 @@ machine.
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import NamedTuple
 
 from prorl.tasks.generated.split import Split, distinct, split_of, wordings
-from prorl.types import Task
+from prorl.types import Json, Task
 
 ITEMS = (
     "apples",
@@ -74,48 +75,64 @@ FORMS = (
 def generate(split: Split, seed: int, n: int) -> list[Task]:
     """n different tasks. Raises TaskError when the set has not that many."""
     rng = random.Random(f"shop:{split}:{seed}")
+    return distinct(n, rng, partial(_draw, split, seed))
 
-    def draw(rng: random.Random, index: int) -> Task | None:
-        form = rng.choice(FORMS)
+
+class Basket(NamedTuple):
+    """What is bought, and the money that there is."""
+
+    prices: dict[str, int]
+    quantities: list[int]
+    money: int
+
+    @classmethod
+    def draw(cls, rng: random.Random, form: Form) -> Basket:
+        """One that the form can ask about."""
         items = rng.sample(ITEMS, form.num_items)
         prices = {item: rng.randint(2, 99) for item in items}
         quantities = [rng.randint(2, 20) for _ in items]
-        money = rng.randint(10, 999) if "{m}" in form.expression else 0
-        if split_of((*items, *quantities, money)) != split:
-            return None
-        names = (
-            dict(zip("xy", items, strict=False))
-            | dict(zip("qr", quantities, strict=False))
-            | {"m": money}
-        )
-        cost = [quantity * prices[item] for quantity, item in zip(quantities, items, strict=True)]
-        answer = {
-            "cost": sum(cost),
-            "cost_two": sum(cost),
-            "change": money - cost[0],
-            "more": cost[0] - sum(cost[1:]),
-        }[form.name]
-        if answer < 0:
-            return None
-        opening, phrase = rng.choice(wordings(form.openings, form.phrases, split))
-        data = {
-            "prices": prices,
-            "items": items,
-            "quantities": quantities,
-            "money": money,
-            "expression": form.expression.format(
-                **names, **dict(zip("ps", prices.values(), strict=False))
-            ),
-            "answer": str(answer),
-            "form": form.name,
-        }
-        prompt = opening.format(phrase.format(**names))
-        return Task(
-            task_id=f"shop:{split}:{seed}:{index}",
-            env="shop",
-            prompt=prompt,
-            data=data,
-            data_source="shop",
+        return cls(prices, quantities, rng.randint(10, 999) if "{m}" in form.expression else 0)
+
+    @property
+    def items(self) -> list[str]:
+        """What is bought, in order."""
+        return list(self.prices)
+
+    def letters(self) -> dict[str, Json]:
+        """What the letters of a form stand for."""
+        return (
+            dict(zip("xy", self.items, strict=False))
+            | dict(zip("qr", self.quantities, strict=False))
+            | {"m": self.money}
         )
 
-    return distinct(n, rng, draw)
+    def answer(self, form: Form) -> int:
+        """The value that the form asks for; negative where the question is not a fair one."""
+        pairs = zip(self.quantities, self.prices.values(), strict=True)
+        first, *others = (quantity * price for quantity, price in pairs)
+        if form.name == "change":
+            return self.money - first
+        return first - sum(others) if form.name == "more" else first + sum(others)
+
+
+def _draw(split: Split, seed: int, rng: random.Random, index: int) -> Task | None:
+    """A task, or None for a question of the other split or one that is not fair."""
+    form = rng.choice(FORMS)
+    basket = Basket.draw(rng, form)
+    if split_of((*basket.items, *basket.quantities, basket.money)) != split:
+        return None
+    if (answer := basket.answer(form)) < 0:
+        return None
+    opening, phrase = rng.choice(wordings(form.openings, form.phrases, split))
+    letters, prices = basket.letters(), dict(zip("ps", basket.prices.values(), strict=False))
+    data = {
+        "prices": basket.prices,
+        "items": basket.items,
+        "quantities": basket.quantities,
+        "money": basket.money,
+        "expression": form.expression.format(**letters, **prices),
+        "answer": str(answer),
+        "form": form.name,
+    }
+    prompt, task_id = opening.format(phrase.format(**letters)), f"shop:{split}:{seed}:{index}"
+    return Task(task_id=task_id, env="shop", prompt=prompt, data=data, data_source="shop")

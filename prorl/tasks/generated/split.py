@@ -85,7 +85,6 @@ def distinct(
             tasks[task.prompt] = task
             tries = 0
         if tries > _TRIES:
-            raise TaskError(
-                f"{n} tasks asked for, {len(tasks)} different ones found", "fewer tasks", "lower n"
-            )
+            found = f"{n} tasks asked for, {len(tasks)} different ones found"
+            raise TaskError(found, "fewer tasks", "lower n")
     return list(tasks.values())
