@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +52,7 @@ from prorl.errors import (
     StorageError,
     UnavailableError,
 )
+from prorl.flight.backoff import Backoff
 from prorl.flight.edge import NO_KEY
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.protocols import Channel, Network
@@ -69,7 +69,6 @@ FAR_HEARTBEAT_S = 2.0
 blip of the network is no silence that anybody acts on within seconds.
 """
 
-FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.5
 
 log = logging.getLogger("prorl.flight")
@@ -255,17 +254,16 @@ class ControlClient:
             self._channel.send(to_batch(said))
 
     async def _keep(self) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(self._location, LAST_BACKOFF_S)
         while True:
             hello = self._identity.hello()
             try:
                 channel = await self._network.dial(self._location, PATH, hello, CONTROL, CONTROL)
             except ProrlError as error:
                 log.info("cannot dial the gateway: %s", error)
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                await backoff.wait()
             else:
-                backoff_s = FIRST_BACKOFF_S
+                backoff.reset()
                 await self._session(channel)
 
     async def _session(self, channel: Channel) -> None:

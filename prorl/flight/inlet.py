@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +35,7 @@ import pyarrow as pa
 from prorl.columns import keys
 from prorl.errors import ProrlError
 from prorl.flight import trace
+from prorl.flight.backoff import Backoff
 from prorl.flight.credit import CreditBook, Grant
 from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.flight.pacing import BACK_S, Paced
@@ -50,7 +50,6 @@ REMEMBERED = 4096
 _NOBODY = -1
 """The upstream of a row that no stream of this life brought."""
 
-FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 1.0
 """Between two tries to dial an upstream: doubled from the first to the last."""
 
@@ -240,7 +239,7 @@ class Inlet:
 
     async def _keep(self, location: str) -> None:
         """Dial and serve one upstream for as long as it is announced."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(location, LAST_BACKOFF_S)
         try:
             while location in self._announced and not self._closed:
                 try:
@@ -249,10 +248,9 @@ class Inlet:
                     )
                 except ProrlError as error:
                     log.info("cannot dial %s: %s", location, error)
-                    await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
-                    backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+                    await backoff.wait()
                 else:
-                    backoff_s = FIRST_BACKOFF_S
+                    backoff.reset()
                     await self._serve(channel)
         finally:
             self._dialling.pop(location, None)
