@@ -1,5 +1,6 @@
-"""What an agent is given for one attempt, as a plain record: implements
-`prorl.protocols.AgentContext`.
+"""What an agent is given for one attempt, as a plain record.
+
+It implements `prorl.protocols.AgentContext`.
 """
 
 from __future__ import annotations

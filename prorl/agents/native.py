@@ -1,5 +1,6 @@
-"""The native tool loop: sample, parse, run the calls, append their output, again, until the policy
-answers or a budget ends.
+"""The native tool loop: sample, parse, run the calls, append their output, again.
+
+It ends when the policy answers or a budget is used up:
 
     prompt -> [completion -> calls -> tool output]* -> completion without calls -> artefact
 
@@ -197,8 +198,9 @@ class _Attempt:
     # ---- the model
 
     async def _sample(self, turn: int) -> Completion:
-        """One turn's completion: recorded, or sampled; pieces that a weight update cut are
-        continued from their exact ids.
+        """One turn's completion: recorded, or sampled.
+
+        Pieces that a weight update cut are continued from their exact ids.
         """
         record, parts = self._record, list[Completion]()
         if (said := self._journal.said(turn)) is not None:
@@ -286,8 +288,9 @@ class _Attempt:
             ) from None
 
     def _check_versions(self, completion: Completion) -> None:
-        """Refuse tokens of weights older than those that this rollout has seen, or than its lease
-        allows: another attempt is due.
+        """Refuse tokens of weights older than this rollout has seen, or than its lease allows.
+
+        Another attempt is due.
         """
         known = [version for version in completion.versions if version != UNKNOWN_VERSION]
         oldest = min(known, default=self._min_version)

@@ -1,5 +1,6 @@
-"""What an attempt writes down while it runs: one growing sequence of exact ids, its spans, turns
-and messages.
+"""What an attempt writes down while it runs.
+
+That is one growing sequence of exact ids, with its spans, turns and messages.
 
 Invariants: ids are appended and never changed, so a view that was handed out stays true; spans tile
 the ids; each sampled id has one logprob; where the weights changed inside a turn the span is split
@@ -138,8 +139,9 @@ class AttemptRecord:
         return len(self._sequences) - 1
 
     def new_segment(self) -> None:
-        """What follows is a sequence of its own, since the past is told anew. One without a sampled
-        id leaves nothing behind.
+        """What follows is a sequence of its own, since the past is told anew.
+
+        One without a sampled id leaves nothing behind.
         """
         if not self.sequence.num_sampled:
             self._sequences.pop()

@@ -1,5 +1,6 @@
-"""What an agent does when a tool's output does not fit: stop, drop old outputs, or let the policy
-sum up.
+"""What an agent does when a tool's output does not fit.
+
+It stops, drops old outputs, or lets the policy sum up:
 
     prorl run ... --set run.agent=native-drop    # or native, native-summary
 
@@ -45,8 +46,9 @@ async def stop(messages: Sequence[Message], room: Room) -> None:
 
 
 async def drop_outputs(messages: Sequence[Message], room: Room) -> Sequence[Message] | None:
-    """Drop tool outputs, the oldest first, until the rest fits; what the last turn's calls gave
-    stays.
+    """Drop tool outputs, the oldest first, until the rest fits.
+
+    What the last turn's calls gave stays.
     """
     shorter = list(messages)
     last = max(index for index, message in enumerate(messages) if message.role == "assistant")

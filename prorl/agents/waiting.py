@@ -1,5 +1,6 @@
-"""Waiting under a `Deadline` that others may pause: what `asyncio.timeout` cannot do, since it
-fixes the end when it starts.
+"""Waiting under a `Deadline` that others may pause.
+
+`asyncio.timeout` cannot do it, since it fixes the end when it starts.
 """
 
 from __future__ import annotations

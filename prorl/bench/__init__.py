@@ -1,6 +1,6 @@
-"""Benchmarks: programs that measure this system against its rivals in the same run; never timed
-tests.
+"""Benchmarks: programs that measure this system against its rivals in the same run.
 
-`prorl bench NAME` loads `prorl.bench.NAME` and awaits its `run(quick)`, which returns a
-`prorl.bench.report.Report`. Row names (`what`) are stable. Losing rows are printed like the others.
+They are never timed tests. `prorl bench NAME` loads `prorl.bench.NAME` and awaits its `run(quick)`,
+which returns a `prorl.bench.report.Report`. Row names (`what`) are stable. Losing rows are printed
+like the others.
 """

@@ -1,9 +1,9 @@
-"""What one more rollout costs the gateway when a thousand, ten thousand, a hundred thousand (in the
-full form a million) came before it: nothing may grow with history.
+"""What one more rollout costs the gateway after many others: nothing may grow with history.
 
-The gateway's mind and its log, driven by hand: every step is what the gateway does on its one loop,
-so the longest step is how long that loop was blocked (the transaction runs on a thread of its own
-and is counted apart). CPU milliseconds per item and of the longest step; `ratio` is the cost at the
+Others are a thousand, ten thousand, a hundred thousand; in the full form a million. The gateway's
+mind and its log, driven by hand: every step is what the gateway does on its one loop, so the
+longest step is how long that loop was blocked (the transaction runs on a thread of its own and is
+counted apart). CPU milliseconds per item and of the longest step; `ratio` is the cost at the
 smallest size divided by the cost at this one: below 0.67 it has grown by more than half.
 
 Logs of all sizes are open at once and take turns, so that whatever else the machine does is in
@@ -273,8 +273,9 @@ def _make(path: Path, what: str, size: int) -> None:
 
 
 def _longest(meter: Meter, size: int) -> Figure:
-    """Of what the loop does while it serves: transactions have a thread of their own, and a restart
-    comes before anybody is served.
+    """The longest step of what the loop does while it serves.
+
+    Transactions have a thread of their own, and a restart comes before anybody is served.
     """
     steps = {
         what: took

@@ -82,8 +82,9 @@ def pss_mb(root: int) -> float:
 
 
 def counts(root: int, sockets: Path, folder: Path) -> dict[str, int]:
-    """What must be the same after a thousand sandboxes, for a sandboxd with this folder of sockets
-    and this root.
+    """What must be the same after a thousand sandboxes.
+
+    It is counted for a sandboxd with this folder of sockets and this root.
     """
     pids = tree(root)
     return {

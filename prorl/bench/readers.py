@@ -1,5 +1,6 @@
-"""What people and trainers do first with a stored run, each as a Python process of its own, from
-its start to its end: imports, opening, answer.
+"""What people and trainers do first with a stored run, each as a process of its own.
+
+Each is measured from its start to its end: imports, opening, answer.
 """
 
 from __future__ import annotations

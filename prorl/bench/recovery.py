@@ -1,10 +1,9 @@
-"""`prorl bench recovery`: how long a service needs after a fault until it works again, over real
-processes; medians of `TRIALS`.
+"""`prorl bench recovery`: how long a service needs after a fault until it works again.
 
-Rows: from a RUN worker's SIGKILL, and from its SIGSTOP, to the next lease of a rollout that it
-held; from the gateway's SIGKILL with ten thousand open rollouts to its next lease; from a trainer
-that connects anew to its first row. The policy is a script, no sandbox is used: what is measured is
-the service.
+It is measured over real processes; values are medians of `TRIALS`. Rows: from a RUN worker's
+SIGKILL, and from its SIGSTOP, to the next lease of a rollout that it held; from the gateway's
+SIGKILL with ten thousand open rollouts to its next lease; from a trainer that connects anew to its
+first row. The policy is a script, no sandbox is used: what is measured is the service.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""`prorl bench sandbox`: what a sandbox costs to start, keep and stop, for each kind that works
-here.
+"""`prorl bench sandbox`: what a sandbox costs to start, keep and stop.
 
-`cold_start` is from `host.start` to the answer of bash `true`; its bar is the raw launch of the
-kind plus a bare Python inside plus 25 ms, all three measured in turn. `drift` compares the last
-tenth of many lives with the first, each against raw launches in between. CPU is that of sandboxd
-and everything below it (`meter.py`). The full run, 1,000 lives of each kind, takes about 6 minutes
-on two cores.
+It is measured for each kind that works here. `cold_start` is from `host.start` to the answer of
+bash `true`; its bar is the raw launch of the kind plus a bare Python inside plus 25 ms, all three
+measured in turn. `drift` compares the last tenth of many lives with the first, each against raw
+launches in between. CPU is that of sandboxd and everything below it (`meter.py`). The full run,
+1,000 lives of each kind, takes about 6 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -201,8 +200,9 @@ def _leftovers(kind: str, before: dict[str, int], after: dict[str, int], lives: 
 
 
 async def _settled(count: Callable[[], dict[str, int]]) -> dict[str, int]:
-    """The counts when they no longer change: a thread of sandboxd empties the trash after a life
-    has ended.
+    """The counts when they no longer change.
+
+    A thread of sandboxd empties the trash after a life has ended.
     """
     until = time.monotonic() + SETTLE_S
     found = count()

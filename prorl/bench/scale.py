@@ -247,7 +247,9 @@ class Model:
 
     @classmethod
     def of(cls, points: list[Measured]) -> Model:
-        """Costs of a rollout from the largest point at full rate, of a node from the idle times of
+        """The model that follows from measured points.
+
+        Costs of a rollout are from the largest point at full rate, of a node from the idle times of
         all; the hand-offs from the first point, so that it is the others that are foretold.
         """
         counts = [point.nodes for point in points]

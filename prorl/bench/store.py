@@ -1,11 +1,10 @@
-"""What stored trajectories cost: bytes a token and the time to read them all into arrays, against
-JSON lines with zstd and others (`store_rivals.py`) of the same rows; a durable commit; and what
-readers pay for the number of commits, before and after compaction, each measured in a process of
-its own.
+"""What stored trajectories cost: bytes a token, time to read, commits.
 
-Tokens are drawn as words are (Zipf over 50,000 ids), each by itself; real text compresses better on
-both sides. Logprobs are continuous float32, as a log-softmax gives them; every
-second token has one.
+Bytes and the time to read them all into arrays stand beside JSON lines with zstd and others
+(`store_rivals.py`) of the same rows. Then come a durable commit, and what readers pay for the
+number of commits, before and after compaction, each measured in a process of its own. Tokens are
+drawn as words are (Zipf over 50,000 ids), each by itself; real text compresses better on both
+sides. Logprobs are continuous float32, as a log-softmax gives them; every second token has one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Other ways to keep token sequences, each with the same rows: how many bytes, and how long until
-all ids and logprobs are arrays. Every one reads what it needs and nothing else. Parquet lists that
-are neither compressed nor checked are what a reader of lists cannot be faster than.
+"""Other ways to keep token sequences, each with the same rows.
+
+Rows say how many bytes they take, and how long it is until all ids and logprobs are arrays. Every
+one reads what it needs and nothing else. Parquet lists that are neither compressed nor checked are
+what a reader of lists cannot be faster than.
 """
 
 from __future__ import annotations

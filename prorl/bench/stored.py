@@ -1,5 +1,7 @@
-"""Run directories as a long run leaves them, made in minutes: rows of the store's own tables, cut
-into many commits by the store's own encoder. Nothing is fsynced.
+"""Run directories as a long run leaves them, made in minutes.
+
+They hold rows of the store's own tables, cut into many commits by the store's own encoder. Nothing
+is fsynced.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""`prorl bench stream`: a run's trajectories from the store's Flight endpoint into tensors, beside
-a raw socket and the usual formats.
+"""`prorl bench stream`: a run's trajectories from the store's Flight endpoint into tensors.
 
-512 trajectories of 16k tokens, a quarter of them sampled, are written as a run directory and served
-by the replay's own endpoint. Each path has a consumer process of its own (so that memory peaks do
-not mix); a process with all rivals' producers has the same trajectories in memory in each rival's
-own form. Rounds go around all paths, so that a busy neighbour meets all of them; medians are
-reported, and every round's checksum must be equal. Bars stand in the notes. Nothing here is a test.
+They stand beside a raw socket and the usual formats. 512 trajectories of 16k tokens, a quarter of
+them sampled, are written as a run directory and served by the replay's own endpoint. Each path has
+a consumer process of its own (so that memory peaks do not mix); a process with all rivals'
+producers has the same trajectories in memory in each rival's own form. Rounds go around all paths,
+so that a busy neighbour meets all of them; medians are reported, and every round's checksum must be
+equal. Bars stand in the notes. Nothing here is a test.
 """
 
 from __future__ import annotations

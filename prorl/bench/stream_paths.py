@@ -82,8 +82,9 @@ class Consumer:
         return self._into_tensors(same_host=False)
 
     def mapped(self) -> Took:
-        """The mapped file of the same host into tensors, every byte read; memcpy of as many bytes
-        beside it.
+        """The mapped file of the same host into tensors, every byte read.
+
+        A memcpy of as many bytes is timed beside it.
         """
         took = self._into_tensors(same_host=True)
         return took._replace(
@@ -91,8 +92,9 @@ class Consumer:
         )
 
     def first_batch(self) -> Took:
-        """Time to the first batch of the same host, of the whole run and, in turns with it, of the
-        short one.
+        """Time to the first batch of the same host.
+
+        It is that of the whole run and, in turns with it, of the short one.
         """
         whole, short = self._first(self._run), self._first(f"{self._run}-short")
         return whole._replace(more={"short_s": short.seconds})
@@ -145,8 +147,9 @@ class Consumer:
         return Took(time.perf_counter() - start, num_tokens, checksum, {"read": len(read)})
 
     def _from_lists(self, form: str, loads: Callable[[Any], Any]) -> Took:
-        """Lists become tensors by way of numpy: 1.3 times faster than the `torch.tensor(list)` that
-        trainers write.
+        """Lists become tensors by way of numpy.
+
+        That is 1.3 times faster than the `torch.tensor(list)` that trainers write.
         """
         import torch
 
@@ -209,8 +212,9 @@ def _exactly(source: socket.socket, into: memoryview) -> memoryview:
 
 
 def _total(tensor: Any) -> int:
-    """Reads every byte: the sum of the tensor's memory taken as int64 (a sum of int32 would be
-    bound by the widening).
+    """Reads every byte: the sum of the tensor's memory taken as int64.
+
+    A sum of int32 would be bound by the widening.
     """
     import torch
 
@@ -243,8 +247,9 @@ def _peak_mib() -> float:
 
 
 def _wire_bytes() -> int:
-    """Bytes that this process's TCP connections have received, as the kernel counts them
-    (tcp_info.tcpi_bytes_received).
+    """Bytes that this process's TCP connections have received, as the kernel counts them.
+
+    The figure is tcp_info.tcpi_bytes_received.
     """
     total = 0
     for name in os.listdir("/proc/self/fd"):

@@ -1,5 +1,7 @@
-"""The producers that `prorl bench stream` compares with: one process, a raw TCP socket, the same
-trajectories in each rival's own form.
+"""The producers that `prorl bench stream` compares with.
+
+They are one process with a raw TCP socket, which has the same trajectories in each rival's own
+form.
 
     python -m prorl.bench.stream_rivals RUN_DIR
         prints `ready {"port"}`, ends when its standard input closes

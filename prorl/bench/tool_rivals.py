@@ -1,7 +1,7 @@
-"""The rivals of `bench tools`, each the real program driven as its users drive it, with the tuning
-that we get.
+"""The rivals of `bench tools`, each the real program driven as its users drive it.
 
-A rival that is not installed gives None and its reason is told in the row.
+Each has the tuning that we get. A rival that is not installed gives None and its reason is told in
+the row.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ LOOP = (
 
 
 def fork_exec(repeats: int) -> list[float]:
-    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock: nothing between it
-    and the program.
+    """What it costs a bash to fork, run `/bin/true` and wait, by its own clock.
+
+    Nothing is between it and the program.
     """
     command = ["bash", "--norc", "--noprofile", "-c", LOOP.format(repeats)]
     lines = subprocess.run(
@@ -119,8 +120,9 @@ def poll_10ms_pty(repeats: int) -> list[float]:
 
 @contextlib.contextmanager
 def _tmux() -> Iterator[Any]:
-    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it; None when tmux
-    or libtmux is missing.
+    """A libtmux pane of 1000 x 1000 on a server of its own, as OpenHands makes it.
+
+    It is None when tmux or libtmux is missing.
     """
     try:
         import libtmux

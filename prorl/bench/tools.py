@@ -1,9 +1,9 @@
-"""`prorl bench tools`: what a tool call costs, seen from the RUN side of the socket, beside what
-others pay for the same.
+"""`prorl bench tools`: what a tool call costs, seen from the RUN side of the socket.
 
-For each kind of sandbox that works here: bash `true`, bash `/bin/true`, IPython direct and jupyter,
-a file edit; alone, beside 31 idle sandboxes, and with 32 busy ones. Rows of rivals carry `ratio` =
-their time over ours (`bash_true_p50_ms` of the first kind).
+It stands beside what others pay for the same. For each kind of sandbox that works here: bash
+`true`, bash `/bin/true`, IPython direct and jupyter, a file edit; alone, beside 31 idle sandboxes,
+and with 32 busy ones. Rows of rivals carry `ratio` = their time over ours (`bash_true_p50_ms` of
+the first kind).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Two hosts on one machine: two network namespaces and a wire between them, which is a veth pair
-or, where it is to be slow, a TAP device each and a process that hands frames on some time later.
+"""Two hosts on one machine: two network namespaces and a wire between them.
+
+The wire is a veth pair or, where it is to be slow, a TAP device each and a process that hands
+frames on some time later.
 
     with far_apart(delay_s=0.05) as ends:          # each way; a round trip takes twice that
         ends.enter()                               # this thread, and what it starts from now on

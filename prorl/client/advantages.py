@@ -37,8 +37,9 @@ def mean_centred(batch: PackedBatch) -> Float32:
 
 
 def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
-    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO (arXiv 2402.03300 section 4.1.2), DAPO
-    (arXiv 2503.14476 equation 9).
+    """A_i = (R_i - mean(R)) / (std(R) + epsilon): GRPO and DAPO.
+
+    GRPO is arXiv 2402.03300 section 4.1.2, DAPO arXiv 2503.14476 equation 9.
 
     std is the sample standard deviation (n - 1). A group of one rollout has nothing to compare
     with: advantage 0.
@@ -51,8 +52,9 @@ def mean_std(batch: PackedBatch, epsilon: float = 1e-6) -> Float32:
 
 
 def add_advantages(batch: PackedBatch, how: Advantages) -> PackedBatch:
-    """The batch with advantages: "group" is `mean_std`, "centred" is `mean_centred`, None leaves it
-    as it is.
+    """The batch with advantages of a kind.
+
+    "group" is `mean_std`, "centred" is `mean_centred`, None leaves it as it is.
     """
     if how is None:
         return batch

@@ -1,5 +1,6 @@
-"""`connect` and `Client`: what a trainer, a notebook and the CLI use to reach a service or a
-replay. Synchronous on purpose.
+"""`connect` and `Client`: what a trainer, a notebook and the CLI reach a service with.
+
+They reach a replay, too, and are synchronous on purpose.
 
     client = prorl.connect("http://127.0.0.1:8000")
     client.create_run(run_id="mine", filter="dapo", delivery="stream")
@@ -174,9 +175,10 @@ class Client:
     def publish(
         self, run: str, version: int, path: str | Path, *, pause: str = "abort"
     ) -> dict[str, Json]:
-        """Have the backends load the weights in `path` (a Hugging Face directory) as `version`, one
-        above the last; waits as long as they load. `pause`: what becomes of calls that run
-        (`abort`, `wait` or `keep`).
+        """Have the backends load the weights in `path` (a Hugging Face directory) as `version`.
+
+        `version` is one above the last; waits as long as they load. `pause`: what becomes of calls
+        that run (`abort`, `wait` or `keep`).
         """
         body = {"version": version, "path": str(Path(path).absolute()), "pause": pause}
         while True:
@@ -205,8 +207,10 @@ class Client:
     def drain(
         self, node: str, *, deadline_s: float | None = None, reason: str = ""
     ) -> dict[str, Json]:
-        """Have a node take nothing new, end what it has (or give it back after `deadline_s`) and
-        leave; no rollout is charged. Raises NotFoundError once it has left.
+        """Have a node take nothing new, end what it has and leave; no rollout is charged.
+
+        What it has not ended after `deadline_s` it gives back. Raises NotFoundError once it has
+        left.
         """
         body = {"deadline_s": deadline_s, "reason": reason}
         return dict(self._http.request("POST", "v1", "nodes", node, "drain", body=body))
@@ -265,25 +269,29 @@ class Client:
     def stream_shares(
         self, run: str, rank: int, world: int, *, groups_per_step: int, max_tokens: int, **more: Any
     ) -> Iterator[Share]:
-        """What data rank `rank` of `world` does with each step of `groups_per_step` groups, in
-        passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in `stream`; all ranks
-        name the same consumer, and only rank 0 commits.
+        """What data rank `rank` of `world` does with each step of `groups_per_step` groups.
+
+        It does it in passes of at most `max_tokens` (`prorl.client.ranks`). `more` is as in
+        `stream`; all ranks name the same consumer, and only rank 0 commits.
         """
         check_rank(rank, world, max_tokens)
         steps = self.stream(run, groups_per_batch=groups_per_step, **more)
         return shares(steps, rank, world, max_tokens)
 
     def commit(self, at: PackedBatch | str, consumer: str = "primary") -> None:
-        """Everything before this cursor is trained and durable: call it when the checkpoint that
-        holds the cursor is on disk.
+        """Everything before this cursor is trained and durable.
+
+        Call it when the checkpoint that holds the cursor is on disk.
         """
         cursor = at if isinstance(at, str) else at.cursor
         body = {"run": Cursor.parse(cursor).run, "consumer": consumer, "cursor": cursor}
         self._retrying(lambda: self._flight.action("commit", body))
 
     def record(self, run: str, rows: pa.Table) -> bool:
-        """Append a checkpoint's lineage (`prorl.schema.TRAINED`) to the run: once, however often it
-        is said. False where the run is served from what may not be written to, by a replay.
+        """Append a checkpoint's lineage (`prorl.schema.TRAINED`) to the run.
+
+        It is there once, however often it is said. Returns False where the run is served from what
+        may not be written to, by a replay.
 
         Raises SchemaError for other columns, UserError for rows of several checkpoints.
         """
@@ -297,8 +305,9 @@ class Client:
         return bool(self._retrying(lambda: self._flight.action("record", body))["recorded"])
 
     def _check_fills(self, run: str, groups_per_batch: int) -> None:
-        """A batch above the run's bound on uncommitted groups would wait for ever: nothing more
-        starts until it is committed.
+        """Refuse a batch above the run's bound on uncommitted groups: it would wait for ever.
+
+        Nothing more starts until it is committed.
         """
         if groups_per_batch < 1:
             raise UserError(f"groups_per_batch {groups_per_batch}", "at least 1")

@@ -91,8 +91,9 @@ class FlightSource:
         host: str | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """`host` is the boot id of this host's kernel, read from it when None; empty means: never
-        map a file.
+        """`host` is the boot id of this host's kernel, read from it when None.
+
+        An empty one means that no file is mapped.
         """
         tune()
         self.location, self._token = location, token

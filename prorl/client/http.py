@@ -1,10 +1,10 @@
-"""JSON over HTTP to the gateway, with the standard library: small, synchronous, safe to call from
-several threads.
+"""JSON over HTTP to the gateway, with the standard library.
 
-Every request of the client is idempotent by the service's own rules (names, idempotency keys), so a
-request without an answer is sent again, with jittered backoff, until `retry_s` is used up; 4xx
-answers are the caller's mistake and are never repeated. Each request has its own connection: a
-trainer makes a few per step, and nothing is left open when it dies.
+It is small, synchronous, and safe to call from several threads. Every request of the client is
+idempotent by the service's own rules (names, idempotency keys), so a request without an answer is
+sent again, with jittered backoff, until `retry_s` is used up; 4xx answers are the caller's mistake
+and are never repeated. Each request has its own connection: a trainer makes a few per step, and
+nothing is left open when it dies.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ def _cause(error: Exception, secure: bool) -> str:
 
 
 def _detail(answer: bytes) -> str:
-    """What the service says is wrong: `message` of its error body, else the beginning of whatever
-    came.
+    """What the service says is wrong: `message` of its error body.
+
+    Where there is none, it is the beginning of whatever came.
     """
     try:
         values = orjson.loads(answer)

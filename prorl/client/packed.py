@@ -1,9 +1,8 @@
-"""`PackedBatch`: whole groups of token sequences, packed end to end, as views over Arrow's own
-buffers.
+"""`PackedBatch`: whole groups of token sequences, packed end to end.
 
-Nothing is padded, collated or copied: the values buffer of `token_ids` is the packed batch, and the
-list's int32 offsets are the `cu_seqlens` that variable-length attention takes. Shapes: B sequences,
-T tokens, C sampled tokens, S spans, G groups.
+They are views over Arrow's own buffers. Nothing is padded, collated or copied: the values buffer of
+`token_ids` is the packed batch, and the list's int32 offsets are the `cu_seqlens` that
+variable-length attention takes. Shapes: B sequences, T tokens, C sampled tokens, S spans, G groups.
 
 Invariants: rows are in delivery order and a batch holds whole groups; a batch cut out of a larger
 one (`rows`, `groups`) has its offsets rebased to 0. The arrays and tensors share memory that
@@ -182,15 +181,17 @@ class PackedBatch:
         return np.flatnonzero(np.repeat(self.span_kind != SpanKind.CONTEXT, self.span_widths))
 
     def per_sampled(self, span_values: NDArray[Any]) -> NDArray[Any]:
-        """[C] a per-span array (`span_kind`, `span_temperature`, ...) spread over the sampled
-        tokens.
+        """[C] a per-span array spread over the sampled tokens.
+
+        `span_values` is `span_kind`, `span_temperature` or another one.
         """
         sampled = self.span_kind != SpanKind.CONTEXT
         return np.repeat(span_values[sampled], self.span_widths[sampled])
 
     def dense(self) -> pa.RecordBatch:
-        """The batch with mask, logprobs, versions and temperatures of full length
-        (`prorl.sequences.dense`); copies.
+        """The batch with mask, logprobs, versions and temperatures of full length; copies.
+
+        They are as `prorl.sequences.dense` has them.
         """
         return dense(self.arrow)
 
@@ -245,8 +246,9 @@ class PackedBatch:
 
 
 class TorchBatch:
-    """`PackedBatch`'s arrays as CPU tensors over the same memory, each made when it is first asked
-    for; same names, same shapes.
+    """`PackedBatch`'s arrays as CPU tensors over the same memory: same names, same shapes.
+
+    Each is made when it is first asked for.
     """
 
     token_ids: torch.Tensor

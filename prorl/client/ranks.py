@@ -61,8 +61,10 @@ class Share:
 def deal(
     lengths: Sequence[int] | NDArray[np.int64], world: int, max_tokens: int
 ) -> tuple[tuple[Rows, ...], ...]:
-    """Passes by rank: sequences longest first, each to the rank with fewest tokens; then each
-    rank's into passes of up to `max_tokens`. Ties go by row and rank: pure, equal everywhere.
+    """Passes by rank: sequences longest first, each to the rank with fewest tokens.
+
+    Then each rank's go into passes of up to `max_tokens`. Ties go by row and rank: pure, equal
+    everywhere.
 
     >>> deal([5, 4, 3, 3, 3], world=2, max_tokens=8)
     (((0,), (3,)), ((1, 2), (4,)))
@@ -96,8 +98,9 @@ def _pack(rows: Iterable[int], sizes: Sequence[int], max_tokens: int) -> list[Ro
 
 
 def _spread(passes: list[Rows], sizes: Sequence[int], count: int) -> tuple[Rows, ...]:
-    """As many passes as the others have: the largest split in two while one can be, then empty
-    ones.
+    """As many passes as the others have.
+
+    The largest is split in two while one can be, then empty ones follow.
     """
     passes = list(passes)
     while len(passes) < count and any(len(rows) > 1 for rows in passes):

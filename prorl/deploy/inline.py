@@ -1,10 +1,9 @@
-"""`topology: inline`: gateway, stages and store in this process's loop over `LocalNetwork`;
-sandboxd stays a process.
+"""`topology: inline`: gateway, stages and store in this process's loop over `LocalNetwork`.
 
-For tests and tiny runs: the same objects as between processes, record batches on the edges, the
-same control log and files. Nothing is restarted: what breaks, sandboxd included, ends the service,
-and the next one on the root goes on from the log. Trainers and HTTP clients reach it as usual. Log
-lines go to ROOT/logs/inline.log.
+Sandboxd stays a process. For tests and tiny runs: the same objects as between processes, record
+batches on the edges, the same control log and files. Nothing is restarted: what breaks, sandboxd
+included, ends the service, and the next one on the root goes on from the log. Trainers and HTTP
+clients reach it as usual. Log lines go to ROOT/logs/inline.log.
 """
 
 from __future__ import annotations

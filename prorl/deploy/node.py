@@ -25,8 +25,9 @@ PATIENCE_S = 20.0
 
 
 def node(join: Join, config: ServiceConfig) -> Supervisor:
-    """The processes of a node, not started: enter it. `config` names the node (`node_id`), its
-    scratch root and its pools.
+    """The processes of a node, not started: enter it.
+
+    `config` names the node (`node_id`), its scratch root and its pools.
 
     Asks the service for what nodes share with it. Raises ConfigError, ForbiddenError for a join
     file of another role, UnavailableError when nobody answers.

@@ -67,8 +67,9 @@ class Handle(Worker):  # type: ignore[misc]
 
 
 async def be_seen(scheduler: str, name: str) -> None:
-    """Hold a handle until Dask retires it; register again for as long as the scheduler is away or
-    refuses.
+    """Hold a handle until Dask retires it.
+
+    It registers again for as long as the scheduler is away or refuses.
     """
     while True:
         try:

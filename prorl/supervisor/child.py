@@ -1,5 +1,7 @@
-"""One child process: a session of its own, a `ready {json}` line, a log file per life, its exit
-seen through a pidfd, its freezing through a heartbeat that does not come.
+"""One child process: its session, its `ready {json}` line, its logs, its exit, its heartbeat.
+
+Each life has a log file; the exit is seen through a pidfd, freezing through a heartbeat that does
+not come.
 
 Invariants: only processes that this object spawned are ever signalled, through their pidfd, so a
 reused pid is never hit; the child's stdout is always drained, so it never blocks on it. A child
@@ -150,8 +152,10 @@ class Child:
         return await asyncio.shield(self._exited)
 
     def silence(self, passed_s: float) -> float:
-        """Seconds for which it has not beaten, `passed_s` later than at the last call; 0 before it
-        was ready (that has a limit of its own) and for a program that never beats.
+        """Seconds for which it has not beaten, `passed_s` later than at the last call.
+
+        It is 0 before it was ready (that has a limit of its own) and for a program that never
+        beats.
 
         The caller counts the time in which it listened itself: a caller that was stopped meanwhile
         learns nothing from the silence of others.
@@ -247,8 +251,9 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """Environment of every child: this very package first on the path, one thread per numeric
-    library, few malloc arenas.
+    """Environment of every child: this very package first on the path.
+
+    It has one thread per numeric library and few malloc arenas.
     """
     package_parent = str(Path(prorl.__file__).absolute().parent.parent)
     path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH", "")]))
@@ -257,8 +262,9 @@ def environment() -> dict[str, str]:
 
 
 def event_text(line: str) -> str:
-    """The readable part of a log line: of a JSON line its event, with `error: ` before it when that
-    is its level.
+    """The readable part of a log line.
+
+    Of a JSON line that is its event, with `error: ` before it when that is its level.
 
     >>> event_text('{"level": "error", "event": "disk full"}'), event_text("plain")
     ('error: disk full', 'plain')

@@ -1,5 +1,6 @@
-"""Embedded model servers as children: `embedded:DIR` in a service's backends becomes an address and
-a process that serves it.
+"""Embedded model servers as children of the service.
+
+`embedded:DIR` in a service's backends becomes an address and a process that serves it.
 
 Invariants: an address is chosen once, so that a server which is restarted comes back under it (with
 its first weights; the gateway gives it the newest); it listens on loopback and asks for the

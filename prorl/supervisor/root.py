@@ -1,5 +1,6 @@
-"""What a service holds of the machine besides processes: the lock on its root, the token, a private
-socket folder, service.json.
+"""What a service holds of the machine besides processes.
+
+These are the lock on its root, the token, a private socket folder and service.json.
 
 Invariants: two services never share a root (flock, so a dead owner never blocks); the token and
 service.json are readable by their owner only; after `release` neither socket folder nor
@@ -110,8 +111,9 @@ class Root:
         write_private(self.service_file, config.model_dump_json(indent=1))
 
     def release(self, *, forget: bool = False) -> None:
-        """Remove what is not meant to outlive the service; with `forget` also a root that we made
-        and that holds no run. Idempotent.
+        """Remove what is not meant to outlive the service; idempotent.
+
+        With `forget` a root goes too that we made and that holds no run.
         """
         if self._lock_fd < 0:
             return
@@ -130,8 +132,9 @@ def _prefix(root: Path) -> str:
 
 
 def box_dir(root: Path) -> Path:
-    """Where sandboxd keeps its notes and workspaces: one name per root, so that a new sandboxd
-    mends what a killed one left.
+    """Where sandboxd keeps its notes and workspaces: one name per root.
+
+    So a new sandboxd mends what a killed one left.
 
     Not inside the socket folder: sandboxes run under other uids and must be able to walk to their
     workspace.
@@ -174,8 +177,9 @@ def make_socket_dir(root: Path) -> Path:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Remove socket folders that dead services left for this root; the folder of a live process is
-    never touched.
+    """Remove socket folders that dead services left for this root.
+
+    The folder of a live process is never touched.
     """
     removed = []
     for parent in _temp_dirs():

@@ -1,10 +1,10 @@
-"""A running service: all processes of one node on one root, restarted when they die, ended in
-order.
+"""A running service: all processes of one node on one root.
 
-Start is parallel: every child dials until its upstream listens. Stop goes against the dataflow's
-thirst: INIT and RUN first (nothing new), then EVAL, the store (what was scored is committed), the
-gateway (its log is last to close), sandboxd. Children die with the supervisor (PDEATHSIG); what a
-killed supervisor leaves on disk is swept by the next one on the root.
+They are restarted when they die and ended in order. Start is parallel: every child dials until its
+upstream listens. Stop goes against the dataflow's thirst: INIT and RUN first (nothing new), then
+EVAL, the store (what was scored is committed), the gateway (its log is last to close), sandboxd.
+Children die with the supervisor (PDEATHSIG); what a killed supervisor leaves on disk is swept by
+the next one on the root.
 
 A worker that was asked to leave and has nothing in hand exits with EXIT_LEFT and stays away; once
 all of them have, the node has left (`drain`, `left`).
@@ -194,8 +194,9 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def note_commits(self, total: int) -> None:
-        """Tell how many commits the service has made: a child that dies between commits is not a
-        crash loop.
+        """Tell how many commits the service has made.
+
+        A child that dies between commits is not a crash loop.
         """
         self._commits = max(self._commits, total)
 
@@ -205,8 +206,9 @@ class Supervisor:
         await asyncio.shield(self._failed)
 
     async def drain(self, deadline_s: float) -> None:
-        """Have the stages take nothing new, end what they have in hand or give it back after
-        `deadline_s`, and leave; returns when they have.
+        """Have the stages take nothing new, end what they have in hand, and leave.
+
+        What is not ended after `deadline_s` is given back. Returns when they have left.
         """
         self._leaving = True
         self._tell_workers(signal.SIGUSR1)
@@ -231,8 +233,9 @@ class Supervisor:
         return True
 
     async def run(self, spec: ChildSpec) -> None:
-        """Run a program beside the service to its end: started again when it dies, done when it
-        exits with 0.
+        """Run a program beside the service to its end.
+
+        It is started again when it dies, and done when it exits with 0.
 
         Raises UnavailableError, with its last words, when it cannot go on or made a mistake (exit
         code 2).

@@ -1,12 +1,11 @@
-"""Task files -> `Task` records, and `Task` <-> JSON, the form in which a task travels and is
-stored.
+"""Task files -> `Task` records, and `Task` <-> JSON.
 
-`load_tasks` makes the tasks of a generated set (`arith:train?n=100&seed=1`, see
-`prorl.tasks.generated`) or reads a file or folder (`rows.py`: JSON Lines, JSON, Parquet, what
-`datasets` saves) in one of the formats of `formats/`, told apart by the first row's keys. Whatever
-is wrong with a file or a row ends in one TaskError that names the file, the line, what was found,
-what was expected and how to mend it; with `skip_bad` such rows are left out and counted. It does
-not ask an env whether it can use the task: that is `Env.check`.
+JSON is the form in which a task travels and is stored. `load_tasks` makes the tasks of a generated
+set (`arith:train?n=100&seed=1`, see `prorl.tasks.generated`) or reads a file or folder (`rows.py`:
+JSON Lines, JSON, Parquet, what `datasets` saves) in one of the formats of `formats/`, told apart by
+the first row's keys. Whatever is wrong with a file or a row ends in one TaskError that names the
+file, the line, what was found, what was expected and how to mend it; with `skip_bad` such rows are
+left out and counted. It does not ask an env whether it can use the task: that is `Env.check`.
 
 | format | keys of its rows | env |
 |---|---|---|

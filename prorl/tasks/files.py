@@ -51,8 +51,9 @@ class TaskSet:
 def load_tasks(
     path: str | Path, env: str = "auto", limit: int | None = None, *, skip_bad: bool = False
 ) -> list[Task]:
-    """Tasks of a file, a folder or a generated set (`arith:train?n=100`), in their order; the first
-    `limit` of them.
+    """Tasks of a file, a folder or a generated set (`arith:train?n=100`), in their order.
+
+    `limit`: only the first so many of them.
 
     `env`: `auto` takes the format's own (math for GSM8K, code for HumanEval, swe for SWE-bench, the
     row's for ours), any other name replaces it. `file.py:attr` is sought beside the task file, or

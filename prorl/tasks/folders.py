@@ -1,5 +1,6 @@
-"""Task folders: Harbor's (`task.toml`, `instruction.md`) and terminal-bench's before it
-(`task.yaml`), one task a folder, or a folder of such folders.
+"""Task folders: one task a folder, or a folder of such folders.
+
+They are Harbor's (`task.toml`, `instruction.md`) and terminal-bench's before it (`task.yaml`):
 
     task.toml | task.yaml     limits; of terminal-bench the instruction, too
     instruction.md            what the policy is asked

@@ -1,8 +1,8 @@
-"""What `prorl demo` shows while it learns: phase, policy version, reward, DAPO's decisions, stages,
-tokens a second, CPU seconds.
+"""What `prorl demo` shows while it learns.
 
-Made from what the gateway answers; figures for people to watch. The table at the end is read back
-from the files (`demo_report.py`).
+It shows phase, policy version, reward, DAPO's decisions, stages, tokens a second and CPU seconds.
+All is made from what the gateway answers: figures for people to watch. The table at the end is read
+back from the files (`report.py`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Look:
 
 
 class Meter:
-    """CPU seconds of this process and everything below it, what has ended included; looked up every
-    two seconds at most.
+    """CPU seconds of this process and everything below it, what has ended included.
+
+    They are looked up every two seconds at most.
     """
 
     def __init__(self) -> None:

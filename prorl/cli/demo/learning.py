@@ -1,5 +1,6 @@
-"""The three runs of `prorl demo` over one service: held-out evaluation, training, held-out
-evaluation with what was learned.
+"""The three runs of `prorl demo` over one service.
+
+They are a held-out evaluation, the training, and a held-out evaluation with what was learned:
 
     NAME-before --> NAME (trainer: stream -> update -> checkpoint -> commit -> publish) -->
     NAME-after
@@ -107,8 +108,9 @@ class Learning:
         await self._follow(name)
 
     async def _train(self, training: asyncio.Future[None] | None, stop_at_s: float) -> None:
-        """Feed the trainer until it has ended; ask it to stop after the step in hand when the time
-        is over.
+        """Feed the trainer until it has ended.
+
+        It is asked to stop after the step in hand when the time is over.
         """
         following = asyncio.ensure_future(
             self._follow(self._name, TaskPool(self._client, self._recipe, self._name))

@@ -1,8 +1,7 @@
-"""The recipe of `prorl demo`: what is trained, for how long, with which numbers; and the files that
-carry it out.
+"""The recipe of `prorl demo`: what is trained, for how long, with which numbers.
 
-Everything here follows from (recipe, seed): a resumed demo reads RUN/demo.json and makes the same
-runs, tasks and trainer again.
+It also has the files that carry it out. Everything here follows from (recipe, seed): a resumed demo
+reads RUN/demo.json and makes the same runs, tasks and trainer again.
 """
 
 from __future__ import annotations
@@ -90,8 +89,9 @@ def service_config(root: Path, model: Path, kind: str, policy: str = "") -> Serv
 
 
 def train_run(recipe: Recipe, name: str) -> RunConfig:
-    """The run that is trained on: DAPO decides, groups are streamed, no more is open than the
-    trainer's next step takes.
+    """The run that is trained on: DAPO decides, groups are streamed.
+
+    No more is open than the trainer's next step takes.
     """
     ahead = recipe.groups_per_step * (1 + recipe.steps_ahead)
     return RunConfig(

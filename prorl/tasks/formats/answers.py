@@ -1,5 +1,7 @@
-"""A question and its final answer, under the names that data sets give them: MATH and AIME
-(`problem`, `answer`), DeepScaleR, DAPO-Math (`prompt`, `answer`), and most home-made files.
+"""A question and its final answer, under the names that data sets give them.
+
+MATH and AIME (`problem`, `answer`), DeepScaleR, DAPO-Math (`prompt`, `answer`), and most home-made
+files.
 """
 
 from __future__ import annotations

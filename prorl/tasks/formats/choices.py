@@ -1,8 +1,8 @@
-"""Multiple choice as published: MMLU and its kin (`choices` or `options`, `answer`), ARC
-(`choices` {text, label}, `answerKey`), GPQA and SciQ (a right answer beside wrong ones).
+"""Multiple choice as published: MMLU and its kin, ARC, GPQA, SciQ.
 
-Where the right one comes first by the row's making, the choices are put in an order that depends on
-the question alone.
+MMLU has `choices` or `options` and `answer`, ARC `choices` {text, label} and `answerKey`, GPQA and
+SciQ a right answer beside wrong ones. Where the right one comes first by the row's making, the
+choices are put in an order that depends on the question alone.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def read_labelled(row: Row, index: int) -> Task:
 
 
 def read_right_and_wrong(row: Row, index: int) -> Task:
-    """Question, Correct Answer, Incorrect Answer 1 ... (GPQA), or question, correct_answer,
-    distractor1 ... (SciQ).
+    """A task of GPQA's or SciQ's columns.
+
+    GPQA has Question, Correct Answer, Incorrect Answer 1 ...; SciQ question, correct_answer,
+    distractor1 ...
     """
     keys = ("Question", "Correct Answer", "Incorrect Answer ")
     if keys[1] not in row:

@@ -1,6 +1,7 @@
-"""GSM8K (Cobbe et al. 2021, github.com/openai/grade-school-math): `answer` is a worked solution
-with calculator marks, `... <<48/2=24>>24 ... #### 72`. Files of questions and short answers have
-the same two keys: they are the format `answers`.
+"""GSM8K (Cobbe et al. 2021, github.com/openai/grade-school-math).
+
+`answer` is a worked solution with calculator marks, `... <<48/2=24>>24 ... #### 72`. Files of
+questions and short answers have the same two keys: they are the format `answers`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Rows as NeMo Gym's JSON Lines have them: `responses_create_params` (what is asked) beside what
-its resources servers read: `expected_answer`, `options`, or `verifier_metadata.unit_tests`.
+"""Rows as NeMo Gym's JSON Lines have them.
+
+A row has `responses_create_params` (what is asked) beside what its resources servers read:
+`expected_answer`, `options`, or `verifier_metadata.unit_tests`.
 """
 
 from __future__ import annotations

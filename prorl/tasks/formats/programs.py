@@ -1,6 +1,8 @@
-"""Programming problems with cases: APPS and TACO (`question`, `input_output`), LiveCodeBench
-(`question_content`, test cases as JSON), code_contests (`description`, `public_tests` ...),
-Codeforces rows (`description`, `official_tests` or `examples`).
+"""Programming problems with cases: APPS, TACO, LiveCodeBench, code_contests, Codeforces.
+
+APPS and TACO have `question` and `input_output`, LiveCodeBench `question_content` and test cases as
+JSON, code_contests `description`, `public_tests` ..., Codeforces rows `description`,
+`official_tests` or `examples`.
 """
 
 from __future__ import annotations

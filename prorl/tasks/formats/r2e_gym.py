@@ -1,11 +1,11 @@
-"""R2E-Gym (Jain et al. 2025, github.com/R2E-Gym/R2E-Gym): commits with tests that were made for
-them.
+"""R2E-Gym: commits with tests that were made for them.
 
-The producer's image (`docker_image`) holds the repository before the commit in /testbed with its
-own Python in /testbed/.venv, the tests in /r2e_tests and what runs them in /testbed/run_tests.sh.
-`expected_output_json` tells what each test says after the commit: those that pass then must pass.
-The agent's workspace is without tests; an image that others can read still holds them, so its
-admin takes them out of what RUN is given where that matters (`prorl image build`).
+The source is Jain et al. 2025, github.com/R2E-Gym/R2E-Gym. The producer's image (`docker_image`)
+holds the repository before the commit in /testbed with its own Python in /testbed/.venv, the tests
+in /r2e_tests and what runs them in /testbed/run_tests.sh. `expected_output_json` tells what each
+test says after the commit: those that pass then must pass. The agent's workspace is without tests;
+an image that others can read still holds them, so its admin takes them out of what RUN is given
+where that matters (`prorl image build`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""SWE-bench (Jimenez et al. 2024, github.com/SWE-bench/SWE-bench) and rows of its shape: Lite,
-Verified, SWE-Gym, SWE-rebench (`install_config`).
+"""SWE-bench and rows of its shape: Lite, Verified, SWE-Gym, SWE-rebench.
 
+The source is Jimenez et al. 2024, github.com/SWE-bench/SWE-bench; SWE-rebench has `install_config`.
 A row that brings no repository of its own (`files`, `archive`, `image`, as `prorl/envs/swe` reads
 them) is run in its producer's image: `docker_image`, `image_name` or, as SWE-bench names them,
 `sweb.eval.x86_64.<instance>`. Such a name becomes one of the node's registry by `image_of`; a

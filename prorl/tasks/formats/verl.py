@@ -1,8 +1,8 @@
-"""Rows as verl's Parquet files have them: `prompt` (messages), `data_source`, `ability`,
-`reward_model` {style, ground_truth}, `extra_info`.
+"""Rows as verl's Parquet files have them.
 
-A ground truth that is JSON with `inputs` and `outputs` is a program's tests, any other a final
-answer.
+A row has `prompt` (messages), `data_source`, `ability`, `reward_model` {style, ground_truth},
+`extra_info`. A ground truth that is JSON with `inputs` and `outputs` is a program's tests, any
+other a final answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Task sets that are made, not downloaded: seeded, any number of tasks, training and held-out tasks
-apart.
+"""Task sets that are made, not downloaded: seeded, with any number of tasks.
+
+Training and held-out tasks are kept apart.
 
     generate("arith", split="train", seed=1, n=100)      also as --tasks "arith:train?n=100&seed=1"
 

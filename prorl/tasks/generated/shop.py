@@ -1,11 +1,10 @@
-"""The set `shop`: questions about prices that only a tool knows: one or two `price` look-ups, then
-`python`.
+"""The set `shop`: questions about prices that only a tool knows.
 
-`data` of a task: `prices` (item -> price, for the `price` tool), `items` (asked for, in order),
-`quantities`, `money` (0 where none is named), `expression` (with the right prices), `answer` (its
-value as text), `form`. Invariants: prices are drawn per task, so that they cannot be known without
-a look-up; answers are integers >= 0; the same (split, seed, n) gives the same tasks on every
-machine.
+A policy needs one or two `price` look-ups, then `python`. `data` of a task: `prices` (item ->
+price, for the `price` tool), `items` (asked for, in order), `quantities`, `money` (0 where none is
+named), `expression` (with the right prices), `answer` (its value as text), `form`. Invariants:
+prices are drawn per task, so that they cannot be known without a look-up; answers are integers >=
+0; the same (split, seed, n) gives the same tasks on every machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What keeps held-out tasks apart from training tasks: operands by a hash, wordings by a rule over
-(opening, phrase).
+"""What keeps held-out tasks apart from training tasks.
+
+Operands are told apart by a hash, wordings by a rule over (opening, phrase).
 
 Invariants: a tuple of operands belongs to one split, in every form of a set; an (opening, phrase)
 pair belongs to one split. Every opening and every phrase occurs in training, so that a held-out
