@@ -73,6 +73,9 @@ class Inline:
                 )
                 raise UnavailableError(f"{name}{words}; the run can be resumed")
 
+    async def hand_over(self) -> None:
+        """Hand nothing over: attempts end with the process, and begin anew."""
+
     def kill(self) -> None:
         """Leave at once: this is the service itself."""
         self._sandboxd.signal(signal.SIGKILL)

@@ -42,6 +42,9 @@ class Running(Protocol):
     async def failed(self) -> None:
         """Wait until the service cannot go on; raises why."""
 
+    async def hand_over(self) -> None:
+        """Before a stop: what is worked on is kept for the next service on the root."""
+
     def kill(self) -> None:
         """End every process of the service now."""
 

@@ -6,8 +6,8 @@
 One message is one row of `HANDOVER`, answered by one; the last of a part brings the part's BLAKE2b
 instead of data, and what does not fit it is refused. `journal` is the journal of turns as
 `Journals.past` has it, `workspace` a tar as `Sandbox.snapshot` writes it, `anew` one line of text:
-why there is neither. Kept here until a later attempt has begun, or the rollout is decided; bounded
-by `limit_bytes` in all.
+why there is neither (ROLLOUT.0.RUN.anew). Kept here until a later attempt has begun, or the rollout
+is decided, also by the next gateway on the root; bounded by `limit_bytes` in all.
 """
 
 from __future__ import annotations
@@ -110,6 +110,10 @@ class Handovers:
     def open(self) -> None:
         """Find what an earlier life kept; what it did not finish goes."""
         for path in self._folder.glob("*"):
+            if path.suffix == ".anew" and not path.name.startswith(".tmp-"):
+                rollout, _, run_id = path.stem.split(".", 2)
+                self._anew[run_id, int(rollout)] = path.read_text(errors="replace")
+                continue
             if not path.with_suffix(f".{JOURNAL}").exists() or path.name.startswith(".tmp-"):
                 path.unlink(missing_ok=True)
                 continue
@@ -137,6 +141,7 @@ class Handovers:
         for run_id, rollout in list(self._anew):
             if not needed(run_id, rollout, 1 << 30):
                 del self._anew[run_id, rollout]
+                self._path(AttemptKey(run_id, rollout, 0), "anew").unlink(missing_ok=True)
 
     def _path(self, key: AttemptKey, part: str) -> Path:
         return self._folder / f"{key.rollout_id}.{key.attempt}.{key.run_id}.{part}"
@@ -188,8 +193,11 @@ class Handovers:
     def _begins_anew(self, heard: _Heard) -> None:
         """Nothing can be kept of the attempt; what was said of why goes with its lease."""
         self._forget(heard.key)
-        name = heard.key.run_id, heard.key.rollout_id
-        self._anew[name] = heard.data.decode("utf-8", "replace")[:ANEW]
+        if "/" in heard.key.run_id:
+            raise SchemaError(f"a reason of {heard.key}", "a run's name")
+        reason = heard.data.decode("utf-8", "replace")[:ANEW]
+        self._anew[heard.key.run_id, heard.key.rollout_id] = reason
+        self._path(heard.key._replace(attempt=0), "anew").write_text(reason)
 
     async def _send(self, channel: Channel, key: AttemptKey) -> None:
         if self._kept.get((key.run_id, key.rollout_id)) == key.attempt:

@@ -25,6 +25,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Self
 
 from prorl.config import ServiceConfig
@@ -55,6 +56,9 @@ MISTAKE = 2
 
 GRACE_S = 6.0
 """Children promise to be gone 5 s after SIGTERM."""
+
+HAND_OVER_S = 30.0
+"""For the stages of a service that stops: a turn's end, packing, and scoring what was finished."""
 
 
 SANDBOXD, STAGES = "prorl.sandbox.node.daemon", "prorl.stages"
@@ -133,7 +137,7 @@ class Supervisor:
         self._failed: asyncio.Future[None] | None = None
         self._stopping = self._leaving = False
         self.left = asyncio.Event()
-        """Set once every stage worker has left in order."""
+        """Set once every stage worker has left in order, or all were killed."""
         self._left: set[str] = set()
         self._up = False
 
@@ -217,6 +221,16 @@ class Supervisor:
         except TimeoutError:
             self._tell_workers(signal.SIGUSR2)
             await self.left.wait()
+
+    async def hand_over(self) -> None:
+        """Have the stages leave before the service stops.
+
+        RUN comes to the end of a turn and gives journals and workspaces to the gateway, which keeps
+        them for the next service on the root. Returns after `HAND_OVER_S` at the latest, or when
+        the children are killed.
+        """
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.drain(0.0), HAND_OVER_S)
 
     def _tell_workers(self, number: signal.Signals) -> None:
         for child in self.children.values():
@@ -314,6 +328,7 @@ class Supervisor:
     def kill(self) -> None:
         """End every child now, without asking; `__aexit__` then finds nothing to wait for."""
         self._stopping = True
+        self.left.set()
         for child in self.children.values():
             child.signal(signal.SIGKILL)
 

@@ -79,3 +79,14 @@ async def test_what_changed_on_its_way_is_refused(net: Net, tmp_path: Path) -> N
     assert await channel.receive() is None
     assert kept.find("r.1", 7) == (0, "")
     await channel.close()
+
+
+async def test_why_nothing_is_there_is_known_after_a_restart(net: Net, tmp_path: Path) -> None:
+    kept = Handovers(tmp_path / "kept")
+    await (await mover_of(net, kept)).tell(KEY, "a call was under way")
+    later = Handovers(tmp_path / "kept")
+    later.open()
+    assert later.find("r.1", 7) == (0, "a call was under way")
+    later.prune(lambda *_: False)
+    assert later.find("r.1", 7) == (0, "")
+    assert not list((tmp_path / "kept").iterdir())

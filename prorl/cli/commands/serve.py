@@ -64,6 +64,8 @@ async def _serve(config: ServiceConfig) -> int:
             if line:
                 say(line)
         await first(stop, running, _watch(running))
+        say("stopping: rollouts end their turn and are kept; once more ends all at once")
+        await running.hand_over()
     say("stopped")
     return 0
 

@@ -1,0 +1,146 @@
+"""`prorl serve` is told to stop in the middle of long rollouts, and started again on its root."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import prorl
+from prorl.backends.embedded import TOY
+from prorl.errors import ProrlError
+from prorl.journal import Answer
+from prorl.journal.attempt import MOVED_NOTE
+from prorl.journal.folder import look
+from prorl.linux.procfs import descendants
+from prorl.storage.catalog import StoredRun
+from prorl.types import Json, Task
+from tests.integration.checks import check_complete, check_nothing_left, rows
+from tests.integration.counting import said
+
+TURNS, COUNT = 30, 6
+ENV = str(Path(__file__).with_name("counting.py")) + ":Counting"
+TASKS = [
+    Task(task_id=f"c/{i}", env=ENV, prompt=f"Count {i}.", data={"turns": TURNS, "pause": 0.05})
+    for i in range(COUNT)
+]
+
+
+@contextmanager
+def _serving(root: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
+    """The real program on a root."""
+    given = {"sandbox.kind": kind, "load_code": "true", "tokenizer": str(TOY), "run.slots": "8"}
+    sets = [word for name, value in given.items() for word in ("--set", f"service.{name}={value}")]
+    command = [sys.executable, "-m", "prorl.cli", "serve", "--root", str(root)]
+    policy = ["--policy", "scripted:oracle?delay_s=0.1"]
+    process = subprocess.Popen([*command, *policy, *sets], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("serving"):
+                break
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _stopped(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def _until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 180
+    while not holds():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.05)
+
+
+def _answers(path: Path) -> int:
+    found = look(path)
+    return sum(isinstance(record, Answer) for record in found.records) if found else 0
+
+
+def _begun(root: Path) -> bool:
+    journals = list(root.glob("journal/run-0/*.journal"))
+    return len(journals) == COUNT and all(_answers(path) >= 5 for path in journals)
+
+
+def _finished(client: prorl.Client) -> bool:
+    try:
+        return bool(client.run("r")["state"] == "finished")
+    except ProrlError:
+        return False
+
+
+def _run(root: Path, kind: str, *, stop: bool, **settings: Json) -> StoredRun:
+    """The run, stopped in its middle and gone on with, or undisturbed."""
+    before = set(descendants(os.getpid()))
+    with _serving(root, kind) as process:
+        with prorl.connect(root) as client:
+            client.create_run(run_id="r", limits={"max_turns": TURNS + 1}, seed=5, **settings)
+            client.submit("r", TASKS, n=1, key="k", last=True)
+            _until(lambda: _begun(root) if stop else _finished(client), "it is in its middle")
+        _stopped(process)
+    check_nothing_left(root, before)
+    if stop:
+        with _serving(root, kind) as process:
+            with prorl.connect(root) as client:
+                _until(lambda: _finished(client), "it goes on to its end")
+            _stopped(process)
+        check_nothing_left(root, before)
+    return check_complete(root / "r", COUNT)
+
+
+def _charges(root: Path) -> list[tuple[int, int, int]]:
+    """Attempt, failures of infrastructure, losses of workers: of each rollout, in the log."""
+    query = "SELECT DISTINCT attempt, infra_failures, worker_losses FROM rollouts"
+    with sqlite3.connect(root / "control.db") as control:
+        return list(control.execute(query))
+
+
+SAMPLED = (
+    "select r.rollout_key, m.turn, m.content from messages m join rollouts r using (rollout_id)"
+    " where m.role = 'assistant' order by 1, 2"
+)
+ENDS = "select distinct status, reward, num_turns, resumes, anew from rollouts"
+TOOLS = "select rollout_id, turn, content from messages where role = 'tool' order by 1, 2"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_service_that_is_stopped_and_started_goes_on_with_the_next_turn(
+    tmp_path: Path, sandbox_kind: str
+) -> None:
+    stored = _run(tmp_path / "stopped", sandbox_kind, stop=True)
+    (ends,) = rows(stored, ENDS)
+    assert (ends["reward"], ends["num_turns"], ends["anew"]) == (1.0, TURNS + 1, "")
+    assert ends["resumes"] == 1, "each went on from its journal"
+    assert _charges(tmp_path / "stopped") == [(2, 0, 0)], "leased again, charged to nobody"
+    told = [row["content"] for row in rows(stored, TOOLS)]
+    assert sum(MOVED_NOTE in text for text in told) == COUNT, "the shell is gone, and it is said"
+    lines = [text.rpartition("lines=")[2] for text in told]
+    counted = [said(turn).rpartition("lines=")[2] for turn in range(TURNS)] * COUNT
+    assert lines == counted, "each call ran once, on the files of the ones before"
+    calm = _run(tmp_path / "calm", sandbox_kind, stop=False)
+    assert rows(stored, SAMPLED) == rows(calm, SAMPLED)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_cannot_be_kept_begins_anew_and_says_why(tmp_path: Path, sandbox_kind: str) -> None:
+    stored = _run(tmp_path / "stopped", sandbox_kind, stop=True, on_unknown="fail")
+    (ends,) = rows(stored, ENDS)
+    assert (ends["reward"], ends["resumes"]) == (1.0, 0)
+    assert _charges(tmp_path / "stopped") == [(2, 0, 0)]
+    assert ends["anew"] == "its shell would not have come along (on_unknown: fail)"
