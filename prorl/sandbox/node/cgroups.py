@@ -1,5 +1,6 @@
-"""Control groups per sandbox where this process may make them: memory of everything together,
-processes, CPU time where asked.
+"""Control groups per sandbox where this process may make them.
+
+They bound the memory of everything together, processes, and CPU time where asked.
 
     version 1   <mount of the controller>/prorl-<name>/<sandbox>     as root
     version 2   <our own group>/prorl-<name>/<sandbox>               where it is delegated to us, by
@@ -22,10 +23,17 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-V1 = Path("/sys/fs/cgroup")
-CONTROLLERS = ("memory", "pids", "cpu")
-LEAF = "prorl-rest"
-"""In version 2: where the processes of a delegated group move."""
+from prorl.sandbox.node.delegation import (
+    CONTROLLERS,
+    V1,
+    delegate,
+    delegated_base,
+    enable,
+    usable,
+    words,
+    write,
+)
+
 PERIOD_US = 100_000
 EXTRA_PROCESSES = 4
 """Launcher and tool server are counted too."""
@@ -34,7 +42,6 @@ REMOVE_S = 5.0
 is reaped.
 """
 RETRY_S = 0.01
-MOVES = 10
 
 
 class Parent(NamedTuple):
@@ -57,22 +64,23 @@ class Cgroups:
             tuple(one for one, version in versions.items() if version == 2),
             delegated_base(),
         )
-        if base is not None and wanted and _enable(base, wanted):
+        if base is not None and wanted and enable(base, wanted):
             self._open(Parent(base / f"prorl-{name}", wanted, 2))
 
     def _open(self, parent: Parent) -> None:
         try:
             parent.folder.mkdir(exist_ok=True)
             if parent.version == 2:
-                _write(parent.folder / "cgroup.subtree_control", _delegate(parent.controllers))
+                write(parent.folder / "cgroup.subtree_control", delegate(parent.controllers))
         except OSError:
             return
         self._parents.append(parent)
 
     @staticmethod
     def none() -> Cgroups:
-        """A set of control groups for hosts where none can be made: `make` gives none and nothing
-        is enforced.
+        """A set of control groups for hosts where none can be made.
+
+        `make` gives none and nothing is enforced.
         """
         groups = object.__new__(Cgroups)
         groups._parents = []
@@ -86,8 +94,9 @@ class Cgroups:
     def make(
         self, sandbox_id: str, memory_bytes: int, processes: int, cpus: float = 0.0
     ) -> tuple[str, ...]:
-        """Groups with their limits set (`cpus` = cores, 0 for no bound); give the folders to
-        `Launch.cgroups`.
+        """Make groups with their limits set (`cpus` = cores, 0 for no bound).
+
+        Give the folders that come back to `Launch.cgroups`.
         """
         folders = []
         for parent in self._parents:
@@ -99,7 +108,7 @@ class Cgroups:
             if "memory" in parent.controllers:
                 _limit_memory(folder, parent.version, memory_bytes)
             if "pids" in parent.controllers:
-                _write(folder / "pids.max", str(processes + EXTRA_PROCESSES))
+                write(folder / "pids.max", str(processes + EXTRA_PROCESSES))
             if "cpu" in parent.controllers and cpus:
                 _limit_cpu(folder, parent.version, cpus)
         return tuple(folders)
@@ -125,111 +134,29 @@ class Cgroups:
             _rmdir(parent.folder)
 
 
-def usable() -> dict[str, int]:
-    """The version in which each controller seems to be ours to use; changes nothing to find out."""
-    base = delegated_base()
-    second = _words(base / "cgroup.controllers") if base else []
-    first = [
-        name
-        for name in CONTROLLERS
-        if (V1 / name / "cgroup.procs").exists() and os.access(V1 / name, os.W_OK)
-    ]
-    return {
-        name: 1 if name in first else 2 for name in CONTROLLERS if name in first or name in second
-    }
-
-
-def delegated_base(mounts: str | None = None, own: str | None = None) -> Path | None:
-    """The group of version 2 below which we may make groups, or None.
-
-    Given for tests: mountinfo and /proc/self/cgroup.
-    """
-    mounts = Path("/proc/self/mountinfo").read_text() if mounts is None else mounts
-    own = Path("/proc/self/cgroup").read_text() if own is None else own
-    path = next((line[3:] for line in own.splitlines() if line.startswith("0::")), "")
-    for line in mounts.splitlines():
-        fields = line.split()
-        mount = Path(fields[4])
-        if (
-            fields[fields.index("-") + 1] != "cgroup2"
-            or not Path(path).is_relative_to(fields[3])
-            or ".." in path
-        ):
-            continue
-        group = mount / Path(path).relative_to(fields[3])
-        base = group.parent if group.name == LEAF else group
-        if os.getuid() == 0 and not _is_delegated(base) and _is_top(mount):
-            base = mount
-        if os.access(base, os.W_OK) and os.access(base / "cgroup.subtree_control", os.W_OK):
-            return base
-    return None
-
-
-def _is_top(group: Path) -> bool:
-    """The top group of the machine: it alone has no type, and may hold processes beside groups."""
-    return not (group / "cgroup.type").exists()
-
-
-def _is_delegated(group: Path) -> bool:
-    """What systemd notes on a group that it leaves to its unit (Delegate=yes)."""
-    for name in ("trusted.delegate", "user.delegate"):
-        try:
-            if os.getxattr(group, name) == b"1":
-                return True
-        except OSError:
-            continue
-    return False
-
-
-def _enable(base: Path, wanted: tuple[str, ...]) -> bool:
-    """Have the kernel pass these controllers on to the groups below `base` (version 2)."""
-    control = base / "cgroup.subtree_control"
-    if set(wanted) <= set(_words(control)):
-        return True
-    for _ in range(MOVES):
-        if not _is_top(base):
-            _move_all(base, base / LEAF)
-        try:
-            _write(control, _delegate(wanted))
-        except OSError:
-            continue  # something was forked in between
-        return True
-    return False
-
-
-def _move_all(base: Path, leaf: Path) -> None:
-    pids = _words(base / "cgroup.procs")
-    try:
-        if pids:
-            leaf.mkdir(exist_ok=True)
-        for pid in pids:
-            _write(leaf / "cgroup.procs", pid)
-    except OSError:
-        pass  # ended meanwhile, or not ours to move: then enabling fails
-
-
 def _limit_memory(folder: Path, version: int, memory_bytes: int) -> None:
     name, swap, swap_bytes = {
         1: ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", memory_bytes),
         2: ("memory.max", "memory.swap.max", 0),
     }[version]
-    _write(folder / name, str(memory_bytes))
+    write(folder / name, str(memory_bytes))
     if (folder / swap).exists():
-        _write(folder / swap, str(swap_bytes))
+        write(folder / swap, str(swap_bytes))
 
 
 def _limit_cpu(folder: Path, version: int, cpus: float) -> None:
     quota_us = max(1000, int(cpus * PERIOD_US))
     if version == 2:
-        _write(folder / "cpu.max", f"{quota_us} {PERIOD_US}")
+        write(folder / "cpu.max", f"{quota_us} {PERIOD_US}")
     else:
-        _write(folder / "cpu.cfs_period_us", str(PERIOD_US))
-        _write(folder / "cpu.cfs_quota_us", str(quota_us))
+        write(folder / "cpu.cfs_period_us", str(PERIOD_US))
+        write(folder / "cpu.cfs_quota_us", str(quota_us))
 
 
 async def remove(folders: tuple[str, ...]) -> None:
-    """Kill what is left in these groups and remove them; one is busy until the last of its
-    processes is reaped.
+    """Kill what is left in these groups and remove them.
+
+    One is busy until the last of its processes is reaped.
     """
     for folder in map(Path, folders):
         for _ in range(int(REMOVE_S / RETRY_S)):
@@ -252,9 +179,9 @@ async def remove_parents(name: str) -> None:
 def _kill_all(folder: Path) -> None:
     try:
         if (folder / "cgroup.kill").exists():
-            _write(folder / "cgroup.kill", "1")
+            write(folder / "cgroup.kill", "1")
             return
-        for pid in _words(folder / "cgroup.procs"):
+        for pid in words(folder / "cgroup.procs"):
             os.kill(int(pid), signal.SIGKILL)
     except OSError:
         pass  # gone meanwhile
@@ -270,32 +197,12 @@ def _rmdir(folder: Path) -> bool:
     return True
 
 
-def _delegate(controllers: tuple[str, ...]) -> str:
-    return " ".join(f"+{controller}" for controller in controllers)
-
-
 def _count(file: Path, name: str) -> int:
-    words = _words(file)
-    return int(words[words.index(name) + 1]) if name in words else 0
+    found = words(file)
+    return int(found[found.index(name) + 1]) if name in found else 0
 
 
 def _was_full(folder: Path) -> bool:
     """Whether a group of version 1 has been at its limit; its `failcnt` no longer counts."""
-    most, limit = (_words(folder / f"memory.{name}_in_bytes") for name in ("max_usage", "limit"))
+    most, limit = (words(folder / f"memory.{name}_in_bytes") for name in ("max_usage", "limit"))
     return bool(most and limit) and int(most[0]) >= int(limit[0])
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []
-
-
-def _write(file: Path, text: str) -> None:
-    """In one write(2) to a file that exists: the kernel's files take nothing else."""
-    fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)

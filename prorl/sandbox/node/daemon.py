@@ -38,21 +38,21 @@ from prorl.linux import calls, heartbeat
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause
 from prorl.sandbox.node.janitor import SUPPORT
+from prorl.sandbox.node.options import parse, settings_of
 from prorl.sandbox.node.paths import check_socket_path
 from prorl.sandbox.node.pool import SandboxPool
-from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.snapshots import Snapshots
 from prorl.sandbox.prepared import Outcome
 from prorl.sandbox.wire import Frame, WireError, encode, receive
 from prorl.types import FailureCode, SandboxRef, SandboxSpec
 
 PEER = struct.Struct("3i")
-DEFAULTS = Settings()
 
 
 class Daemon:
-    """Answers requests of the node's other processes from a `SandboxPool`, and closes what they
-    leave open.
+    """Answers requests of the node's other processes from a `SandboxPool`.
+
+    It closes what they leave open.
     """
 
     def __init__(self, pool: SandboxPool, node_id: str, snapshots: Snapshots) -> None:
@@ -166,20 +166,8 @@ async def serve(options: argparse.Namespace) -> None:
     heartbeat.start()
     root = Path(options.root)
     root.mkdir(mode=0o711, parents=True, exist_ok=True)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    kind = await _kind(options.kind)
-    if options.image and not kinds.load(kind).images:
-        capable = kinds.capable(lambda kind: kind.images)
-        raise ConfigError(f"image {options.image!r}: sandbox kind {kind} runs none", capable)
-    limits = {
-        "max_sandboxes": options.max_sandboxes,
-        "parallel_starts": options.parallel_starts,
-        "warm": options.warm,
-    }
-    settings = Settings(**limits, images=options.images, image=options.image)
-    pool = SandboxPool(kind, root, options.node_id, settings)
+    stop = _told_to_stop()
+    pool = SandboxPool(await _kind(options), root, options.node_id, settings_of(options))
     await pool.open()
     snapshots = Snapshots(root / SUPPORT / "snapshots", options.snapshot_bytes)
     snapshots.open()
@@ -194,46 +182,23 @@ async def serve(options: argparse.Namespace) -> None:
         Path(options.socket).unlink(missing_ok=True)
 
 
-async def _kind(asked: str) -> str:
+def _told_to_stop() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _kind(options: argparse.Namespace) -> str:
+    """The kind of its sandboxes. Raises ConfigError where it runs no such image."""
     from prorl.sandbox.node.probe import choose
 
-    return await choose(asked)
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Options of the command line; exits with usage for what it does not know."""
-    parser = argparse.ArgumentParser(
-        prog="python -m prorl.sandbox.node.daemon", description="Owns the sandboxes of one node."
-    )
-    parser.add_argument("--socket", required=True, help="Unix socket to listen on, under 100 bytes")
-    parser.add_argument(
-        "--root", required=True, help="folder for notes and workspaces, one per daemon"
-    )
-    parser.add_argument(
-        "--kind",
-        default=kinds.AUTO,
-        help=f"{', '.join(kinds.known())}; auto = first that works of {kinds.automatic()}",
-    )
-    parser.add_argument("--node-id", default="local")
-    parser.add_argument("--parent-pid", type=int, default=0, help="die with this process")
-    parser.add_argument("--max-sandboxes", type=int, default=DEFAULTS.max_sandboxes)
-    parser.add_argument("--parallel-starts", type=int, default=DEFAULTS.parallel_starts)
-    parser.add_argument("--warm", type=int, default=DEFAULTS.warm)
-    parser.add_argument(
-        "--images",
-        default=DEFAULTS.images,
-        help="folder of the image registry; default: in the user's cache folder",
-    )
-    parser.add_argument(
-        "--image", default=DEFAULTS.image, help="image of sandboxes whose task names none"
-    )
-    parser.add_argument(
-        "--snapshot-bytes",
-        type=int,
-        default=DEFAULTS.snapshot_bytes,
-        help="of prepared workspaces kept for siblings",
-    )
-    return parser.parse_args(argv)
+    kind = await choose(options.kind)
+    if options.image and not kinds.load(kind).images:
+        capable = kinds.capable(lambda kind: kind.images)
+        raise ConfigError(f"image {options.image!r}: sandbox kind {kind} runs none", capable)
+    return kind
 
 
 def main(argv: Sequence[str] | None = None) -> int:

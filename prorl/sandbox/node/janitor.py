@@ -1,5 +1,6 @@
-"""Ends and removes what a dead sandboxd left: by sandbox id and process start time, never by a
-process's name.
+"""Ends and removes what a dead sandboxd left.
+
+It goes by sandbox id and process start time, never by a process's name.
 
 While a sandbox lives, `<root>/live/<id>` says what it consists of. The next sandboxd in this root
 reads these notes (`sweep`), and so does any other sandboxd of this user that opens: the root of a
@@ -59,8 +60,9 @@ def write_note(root: Path, note: Note) -> None:
 
 
 def _read_note(path: Path) -> Note | None:
-    """A note, or None for what a machine's crash has left of one; then nothing of the sandbox
-    lives.
+    """A note, or None for what a machine's crash has left of one.
+
+    Nothing of that sandbox lives.
     """
     try:
         fields = json.loads(path.read_text())
@@ -76,8 +78,9 @@ def drop_note(root: Path, sandbox_id: str) -> None:
 
 
 async def sweep(root: Path, uids: Uids) -> int:
-    """End everything that is noted in `root` and move its folders to the trash; returns how many
-    sandboxes that were.
+    """End everything that is noted in `root` and move its folders to the trash.
+
+    Returns how many sandboxes that were.
     """
     notes = [
         note for path in sorted((root / "live").iterdir()) if (note := _read_note(path)) is not None
@@ -114,8 +117,9 @@ async def sweep_orphans(mine: SocketFolder, uids: Uids) -> int:
 
 
 async def remove_later(path: Path) -> None:
-    """Remove something that was moved to the trash, however long that takes; tried again when
-    descriptors or the like are short.
+    """Remove something that was moved to the trash, however long that takes.
+
+    It is tried again when descriptors or the like are short.
     """
     for _ in range(REMOVALS):
         try:
@@ -126,8 +130,9 @@ async def remove_later(path: Path) -> None:
 
 
 def remove_root(root: Path) -> None:
-    """Everything in a dead daemon's root that is ours, and the root itself when nothing else is in
-    it. Blocking.
+    """Remove everything in a dead daemon's root that is ours. Blocking.
+
+    The root itself goes when nothing else is in it.
     """
     for path in (root / "trash").iterdir():
         remove_tree(str(path))
@@ -166,8 +171,9 @@ async def end_uid(note: Note) -> None:
 
 
 def remove_remains(note: Note, trash: Path) -> None:
-    """The socket, and the folder, which goes to the trash: an agent can make one that takes minutes
-    to remove.
+    """Remove the socket, and move the folder to the trash.
+
+    An agent can make one that takes minutes to remove.
     """
     if note.socket:
         Path(note.socket).unlink(missing_ok=True)

@@ -22,9 +22,6 @@ from prorl.errors import SandboxError
 from prorl.linux.procfs import is_stopped, start_ticks, to_init
 from prorl.sandbox import kinds
 from prorl.sandbox.blame import Cause, Fate, fate_of, fate_of_exit
-from prorl.sandbox.images.cache import ImageCache
-from prorl.sandbox.images.layers import LayerRecipe
-from prorl.sandbox.images.registry import default_root
 from prorl.sandbox.launch.spec import Launch
 from prorl.sandbox.launch.status import read_status
 from prorl.sandbox.launch.zygote_client import Exit, ZygoteClient
@@ -36,6 +33,7 @@ from prorl.sandbox.node.paths import check_socket_path, claim
 from prorl.sandbox.node.settings import Settings
 from prorl.sandbox.node.uids import Uids
 from prorl.sandbox.node.user_tools import UserTools
+from prorl.sandbox.node.wanted import Images
 from prorl.sandbox.node.watchdog import LimitWatchdog
 from prorl.sandbox.trees import remove_tree
 from prorl.tools import bundle
@@ -55,17 +53,14 @@ NEVER_STARTED = Exit(status=0, cpu_s=0.0)
 BAD_TOOL = "bad tool: "
 """How a tool server says that a user's tool cannot be made."""
 
+OnEnd = Callable[[Live, Fate], None]
+
 
 class Maker:
     """Owns the zygote, uids, control groups and every living sandbox of one kind."""
 
     def __init__(
-        self,
-        kind: str,
-        root: Path,
-        node_id: str,
-        settings: Settings,
-        on_end: Callable[[Live, Fate], None],
+        self, kind: str, root: Path, node_id: str, settings: Settings, on_end: OnEnd
     ) -> None:
         self._name, self._kind = kind, kinds.load(kind)
         self._root, self._node_id = root, node_id
@@ -73,9 +68,7 @@ class Maker:
         self._on_end = on_end
         self._support = root / janitor.SUPPORT
         self._user_tools = UserTools(self._support)
-        self._images = ImageCache(
-            Path(settings.images) if settings.images else default_root(), self._kind.sif
-        )
+        self._images = Images(kind, settings)
         self._gate = asyncio.Semaphore(settings.parallel_starts)
         self._room = asyncio.Semaphore(settings.max_sandboxes)
         self._cleaners: set[asyncio.Task[None]] = set()
@@ -85,21 +78,10 @@ class Maker:
         self._cpu_s = 0.0
 
     async def open(self) -> None:
-        """Claim root and uids, sweep what earlier daemons left, start the zygote.
-
-        Raises ConfigError.
-        """
+        """Claim root and uids, sweep what others left, start the zygote. Raises ConfigError."""
         self._sockets = await claim(self._root)
         self._uids = Uids()
-        if self._kind.shares_host:  # what sandboxes of a dead daemon left to their uids' next ones
-            await asyncio.to_thread(remains.remove, self._uids.block)
-        for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
-            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        await janitor.sweep(self._root, self._uids)
-        await cgroups.remove_parents(self._sockets.name)
-        for path in (self._root / "trash").iterdir():
-            self._in_background(janitor.remove_later(path))
-        self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
+        await self._sweep()
         if self._kind.zipapp:
             self._support.mkdir(mode=0o755, exist_ok=True)
             bundle.write(self._support / "server.pyz")
@@ -114,6 +96,18 @@ class Maker:
         )
         self._watching = asyncio.create_task(self._watchdog.run())
         self._start_zygote()
+
+    async def _sweep(self) -> None:
+        """End and remove what earlier daemons left, the slow part of it in the background."""
+        if self._kind.shares_host:  # what sandboxes of a dead daemon left to their uids' next ones
+            await asyncio.to_thread(remains.remove, self._uids.block)
+        for folder in (self._root, *(self._root / name for name in janitor.FOLDERS)):
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        await janitor.sweep(self._root, self._uids)
+        await cgroups.remove_parents(self._sockets.name)
+        for path in (self._root / "trash").iterdir():
+            self._in_background(janitor.remove_later(path))
+        self._in_background(janitor.sweep_orphans(self._sockets, self._uids))
 
     def _end_over_limit(self, live: Live, what: str) -> None:
         self._in_background(self.end(live, fate_of(Cause.OVER_LIMIT, what)))
@@ -156,8 +150,8 @@ class Maker:
 
     async def make(self, spec: SandboxSpec) -> Live:
         """Start one and wait until its tool server serves. Raises SandboxError."""
-        image = await self._locate(spec)
-        layer = await self._layer(spec, image)
+        image = await self._images.image(spec)
+        layer = await self._images.layer(spec, image)
         self._user_tools.path_for(spec.tools)
         await self._room.acquire()
         try:
@@ -169,35 +163,6 @@ class Maker:
         except BaseException:
             self._room.release()
             raise
-
-    async def _locate(self, spec: SandboxSpec) -> str:
-        image = spec.image or self._settings.image
-        if image and not self._kind.images:
-            capable = kinds.capable(lambda kind: kind.images)
-            raise SandboxError(
-                FailureCode.BAD_TASK, f"image {image!r}: kind {self._name} runs none; use {capable}"
-            )
-        if (spec.overlay_bytes or spec.fakeroot) and not (image and self._kind.overlays):
-            capable = kinds.capable(lambda kind: kind.overlays)
-            given = (
-                f"overlay_bytes or fakeroot with kind {self._name} and"
-                f" {f'image {image!r}' if image else 'no image'}"
-            )
-            raise SandboxError(
-                FailureCode.BAD_TASK, f"{given}; expected kind {capable} and an image"
-            )
-        return await self._images.locate(image) if image else ""
-
-    async def _layer(self, spec: SandboxSpec, image: str) -> str:
-        if not spec.requirements:
-            return ""
-        if image:
-            raise SandboxError(
-                FailureCode.BAD_TASK,
-                f"requirements {', '.join(spec.requirements)} beside image {image!r}; expected one"
-                " of them: an image brings its own packages",
-            )
-        return await self._images.layer(LayerRecipe(spec.requirements, spec.wheels))
 
     async def _make(self, spec: SandboxSpec, image: str, layer: str) -> Live:
         sandbox_id = secrets.token_hex(8)
@@ -213,6 +178,11 @@ class Maker:
             live.exited.set_result(NEVER_STARTED)
             await self._clear_up(live, NEVER_STARTED, orphaned=False)
             raise
+        await self._until_ready(live, status_fd)
+        return live
+
+    async def _until_ready(self, live: Live, status_fd: int) -> None:
+        """Wait until the tool server serves; one that does not is ended. Raises SandboxError."""
         try:
             text = await read_status(status_fd, START_S)
         except BaseException:
@@ -225,7 +195,6 @@ class Maker:
             await self.end(live, Fate(code, text))
             raise SandboxError(code, f"{self._name}: {text or 'the launcher died'}")
         live.ready = True
-        return live
 
     def _launch(self, launch: Launch, path: str) -> int:
         """Ask the zygote; returns what the launcher's first words are read from.
@@ -251,12 +220,7 @@ class Maker:
         with ExitStack() as undo:
             uid = self._uids.take()
             undo.callback(self._uids.give, uid)
-            folder = str(self._root / "work" / sandbox_id) if self._kind.folder else ""
-            if folder:
-                os.mkdir(folder, 0o700)
-                undo.callback(remove_tree, folder)
-                if uid >= 0:
-                    os.chown(folder, uid, uid)
+            folder = self._folder(sandbox_id, uid, undo)
             groups = self._cgroups.make(sandbox_id, spec.memory_bytes, spec.processes, spec.cpus)
             undo.pop_all()
         note = Note(
@@ -268,10 +232,25 @@ class Maker:
             folder=folder,
             cgroups=groups,
         )
-        launch = Launch(
-            sandbox_id=sandbox_id,
+        return note, self._told(note, spec, image, layer)
+
+    def _folder(self, sandbox_id: str, uid: int, undo: ExitStack) -> str:
+        """The sandbox's folder on the host, its uid's; empty for kinds that need none."""
+        if not self._kind.folder:
+            return ""
+        folder = str(self._root / "work" / sandbox_id)
+        os.mkdir(folder, 0o700)
+        undo.callback(remove_tree, folder)
+        if uid >= 0:
+            os.chown(folder, uid, uid)
+        return folder
+
+    def _told(self, note: Note, spec: SandboxSpec, image: str, layer: str) -> Launch:
+        """What the launcher is told of the sandbox that it becomes."""
+        return Launch(
+            sandbox_id=note.sandbox_id,
             kind=self._name,
-            uid=uid,
+            uid=note.uid,
             image=image,
             layer=layer,
             tools=spec.tools,
@@ -282,12 +261,11 @@ class Maker:
             workspace_bytes=spec.workspace_bytes,
             overlay_bytes=spec.overlay_bytes,
             fakeroot=spec.fakeroot,
-            folder=folder,
+            folder=note.folder,
             server=str(self._support / "server.pyz"),
-            cgroups=groups,
+            cgroups=note.cgroups,
             user_tools=self._user_tools.path_for(spec.tools),
         )
-        return note, launch
 
     # ---- ending
 
@@ -329,8 +307,9 @@ class Maker:
             self._in_background(self._clear_up(live, exit_, orphaned=False))
 
     def _on_zygote_lost(self) -> None:
-        """Watch each launcher to its end by its note: the zygote's death has killed them all, and
-        nobody reaps for us.
+        """Watch each launcher to its end by its note.
+
+        The zygote's death has killed them all, and nobody reaps for us.
         """
         lost = Exit(status=signal.SIGKILL, cpu_s=0.0)
         for live in list(self.lives.values()):

@@ -1,5 +1,6 @@
-"""Where sockets live: a short folder named by a hash, 0700 and ours, whatever the length of the
-run's own path.
+"""Where sockets live: a short folder named by a hash, 0700 and ours.
+
+It is short whatever the length of the run's own path.
 
 A Unix socket's path may have 107 bytes; Slurm and Lustre paths pass that easily.
 
@@ -38,8 +39,9 @@ alone for a day.
 
 
 class SocketFolder:
-    """One root's folder, held from `claim` (by its owner) or `orphans` (by who sweeps it) to
-    `remove` or `release`.
+    """One root's folder, held until `remove` or `release`.
+
+    Its owner holds it from `claim`, who sweeps it from `orphans`.
     """
 
     def __init__(self, path: Path, root: Path | None, lock: int) -> None:
@@ -79,10 +81,7 @@ def base_folder() -> Path:
 
 
 async def claim(root: Path) -> SocketFolder:
-    """This root's folder, made 0700 and checked to be ours.
-
-    Raises ConfigError, also when another sandboxd has it.
-    """
+    """This root's folder, made 0700 and ours. Raises ConfigError, also when another has it."""
     root = root.resolve()
     path = base_folder() / hashlib.blake2b(str(root).encode(), digest_size=8).hexdigest()
     own_folder(path.parent)
@@ -103,8 +102,9 @@ async def claim(root: Path) -> SocketFolder:
 
 
 def orphans(mine: SocketFolder) -> Iterator[SocketFolder]:
-    """Folders whose sandboxd has died, each locked against its next owner until it is removed or
-    released.
+    """Folders whose sandboxd has died.
+
+    Each is locked against its next owner until it is removed or released.
     """
     for path in sorted(mine.path.parent.iterdir()):
         lock = _try_lock(path) if path != mine.path and _may_be_locked(path) else -1
@@ -139,8 +139,9 @@ def _may_be_locked(path: Path) -> bool:
 
 
 def _being_swept(path: Path) -> bool:
-    """Whether who holds this folder will soon leave it: a sibling that sweeps it, or its owner at
-    the very end.
+    """Whether who holds this folder will soon leave it.
+
+    That is a sibling that sweeps it, or its owner at the very end.
     """
     try:
         return (path / OWNER).read_bytes().startswith(SWEEPING)

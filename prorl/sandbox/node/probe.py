@@ -55,21 +55,14 @@ async def probe_one(name: str) -> Probe:
             raise ConfigError(missing)
         status = await _try(name)
     except (SandboxError, ConfigError, OSError) as error:
-        return Probe(
-            kind=name, works=False, reason=str(error), fix=kind.fix, enforces=(), cannot=()
-        )
-    enforces, cannot = kind.enforces, kind.cannot
-    enforces = (*enforces, *(what for (by, name), what in ADDED.items() if name in status[by]))
+        why = str(error)
+        return Probe(kind=name, works=False, reason=why, fix=kind.fix, enforces=(), cannot=())
+    added = (what for (by, name), what in ADDED.items() if name in status[by])
+    enforces, cannot = (*kind.enforces, *added), kind.cannot
     if CPU_IF_ASKED in enforces:
         cannot = tuple(what for what in cannot if what != "CPU share")
-    return Probe(
-        kind=name,
-        works=True,
-        reason="ran a command as an ordinary user",
-        fix="",
-        enforces=enforces,
-        cannot=cannot,
-    )
+    ran = "ran a command as an ordinary user"
+    return Probe(kind=name, works=True, reason=ran, fix="", enforces=enforces, cannot=cannot)
 
 
 async def probe() -> list[Probe]:
@@ -78,10 +71,7 @@ async def probe() -> list[Probe]:
 
 
 async def choose(kind: str = kinds.AUTO) -> str:
-    """The strongest kind that works, or the one asked for.
-
-    Raises ConfigError with one clear line.
-    """
+    """The strongest kind that works, or the one asked for. Raises ConfigError with one line."""
     if kinds.check(kind) != kinds.AUTO:
         found = await probe_one(kind)
         if not found.works:

@@ -1,5 +1,6 @@
-"""What the processes of a uid leave on the host outside of their sandbox's folder, for kinds that
-share the host's files and IPC namespace: the next sandbox of that uid would own it.
+"""What the processes of a uid leave on the host outside of their sandbox's folder.
+
+For kinds that share the host's files and IPC namespace: the next sandbox of that uid would own it.
 
 Looked for where any user may write: `FOLDERS`, and folders of root's below them. Not found: a file
 in a folder that another sandbox opened to everybody, which goes with that one. Blocking.

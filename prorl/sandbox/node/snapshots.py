@@ -1,5 +1,6 @@
-"""Who prepares a workspace, and where its copy lies: one maker per key at a time, everybody else
-waits for the outcome.
+"""Who prepares a workspace, and where its copy lies.
+
+There is one maker per key at a time; everybody else waits for the outcome.
 
     claim(key) -> Answer(path, "make")   nobody has it: prepare, write a snapshot to it, settle
                -> Answer(path, "copy")   restore from the path, settle
@@ -76,18 +77,8 @@ class Snapshots:
         remove_tree(str(self._folder))
 
     async def claim(self, name: str, key: str) -> Answer:
-        """The answer for a key; `name` is what `settle` will be told.
-
-        Waits while somebody makes it.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        self._waiting[name] = task
-        try:
-            while key in self._making:
-                await self._making[key].wait()
-        finally:
-            del self._waiting[name]
+        """The answer for a key, waiting while somebody makes it; `settle` will be told `name`."""
+        await self._until_made(name, key)
         if key in self._plain:
             return Answer("", "plain")
         snapshot = self._kept.get(key)
@@ -100,6 +91,17 @@ class Snapshots:
         snapshot.pins += 1
         self._claims[name] = _Claim(key, snapshot, False)
         return Answer(str(snapshot.path), "copy")
+
+    async def _until_made(self, name: str, key: str) -> None:
+        """Wait while somebody makes it; `settle` of this name ends the wait."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting[name] = task
+        try:
+            while key in self._making:
+                await self._making[key].wait()
+        finally:
+            del self._waiting[name]
 
     def settle(self, name: str, outcome: Outcome) -> None:
         """A claim came to its end, or is not wanted any more.

@@ -1,5 +1,6 @@
-"""Uids of their own for sandboxes, where we are root: otherwise one agent's `kill -9 -1` would hit
-its neighbours.
+"""Uids of their own for sandboxes, where we are root.
+
+Otherwise one agent's `kill -9 -1` would hit its neighbours.
 
 Each sandboxd claims a block of uids by binding an abstract socket and locking a file, both of which
 the kernel frees with the process. Uids are the machine's: an abstract name belongs to one network

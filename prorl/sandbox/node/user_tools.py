@@ -1,5 +1,6 @@
-"""The zip of users' tools that this sandboxd's sandboxes read; packed when the first sandbox asks
-for one (`prorl/tools`).
+"""The zip of users' tools that this sandboxd's sandboxes read.
+
+It is packed when the first sandbox asks for one (`prorl/tools`).
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ this time.
 
 
 class LimitWatchdog:
-    """Looks after `lives`, which its owner keeps; calls `over(live, what)` once for each that is to
-    be ended.
+    """Looks after `lives`, which its owner keeps.
+
+    It calls `over(live, what)` once for each that is to be ended.
     """
 
     def __init__(
