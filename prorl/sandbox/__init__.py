@@ -31,8 +31,7 @@ __all__ = ["open", "open_shell"]
 async def open(
     kind: str = "auto", spec: SandboxSpec | None = None
 ) -> AsyncIterator[ConnectedSandbox]:
-    """A sandbox of its own, with a sandboxd of its own in this process, gone at the end of the
-    block.
+    """A sandbox of its own, and a sandboxd of its own in this process, until the end of the block.
 
     Kinds: auto, apptainer, bwrap, pyns, local. Offers `exec(argv, timeout_s, stdin)`, `put(path,
     content)`, `get(path, max_bytes)` and `call(tool, arguments, timeout_s)`. Raises ConfigError,

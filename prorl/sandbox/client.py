@@ -162,27 +162,25 @@ class ConnectedSandbox:
                 return b"".join(parts)
 
     async def snapshot(self, path: str, max_bytes: int) -> int:
-        """Write the workspace as a tar to a file here, for `restore`; its size, or 0 when it is
-        larger. Raises SandboxError.
+        """Write the workspace as a tar to a file here, for `restore`; its size in bytes.
+
+        0 when it is larger than the limit. Raises SandboxError.
         """
         try:
-            size = (
-                await self._ask({"op": "pack", "max_bytes": max_bytes}, b"", PACK_S)
-            ).header.get("size")
+            packed = await self._ask({"op": "pack", "max_bytes": max_bytes}, b"", PACK_S)
         except SandboxError:
             if self._closed:
                 raise
             return 0
+        size = packed.header.get("size")
         if not isinstance(size, int) or not 0 < size <= 2 * max_bytes:
             raise SandboxError(
                 FailureCode.SANDBOX_BROKEN, f"a snapshot of {size} bytes; the limit is {max_bytes}"
             )
         with open(path, "wb") as file:
             for offset in range(0, size, CHUNK_BYTES):
-                piece = await self._ask(
-                    {"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}, b"", FILE_OP_S
-                )
-                file.write(piece.body)
+                header = {"op": "pack_read", "offset": offset, "max_bytes": CHUNK_BYTES}
+                file.write((await self._ask(header, b"", FILE_OP_S)).body)
         return size
 
     async def restore(self, path: str) -> None:
@@ -307,8 +305,9 @@ class ConnectedSandbox:
 
 
 class _Timer:
-    """Ends a call whose answer is due, unless it was we who did not run: then the answer may be
-    here unread, and has `grace_s` more.
+    """Ends a call whose answer is due, unless it was we who did not run.
+
+    Then the answer may be here unread, and has `grace_s` more.
     """
 
     def __init__(self, guard: asyncio.Timeout, timeout_s: float, grace_s: float) -> None:

@@ -112,8 +112,10 @@ class UnixSandboxHost:
         return connected(ref, self.fate)
 
     def _check_here(self, ref: SandboxRef) -> None:
-        """Where nodes share a file system, a socket of another one opens and nobody would ever end
-        its sandbox.
+        """Raise SandboxError for a sandbox of another node.
+
+        Where nodes share a file system, a socket of another one opens and nobody would ever end its
+        sandbox.
         """
         if ref.node_id and ref.node_id != self.node_id:
             raise SandboxError(
@@ -152,8 +154,10 @@ class UnixSandboxHost:
         return reply
 
     async def _connect_retrying(self, patience_s: float) -> asyncio.StreamWriter:
-        """A connection, tried for `patience_s`: a dead sandboxd is back in a second, and a start
-        that failed at once would burn a rollout's attempts meanwhile. Raises SandboxError.
+        """A connection, tried for `patience_s`. Raises SandboxError.
+
+        A dead sandboxd is back in a second, and a start that failed at once would burn a rollout's
+        attempts meanwhile.
         """
         give_up_at = asyncio.get_running_loop().time() + patience_s
         while True:

@@ -1,5 +1,4 @@
-"""A prepared workspace, made once a node: the client's side of
-`node/snapshots.py`.
+"""A prepared workspace, made once a node: the client's side of `node/snapshots.py`.
 
 The first sandbox of a key is prepared by the caller's own work and packed; the next ones are
 copies. Nothing but the workspace is copied: not /tmp, no process, no shell's state. Whether copies
@@ -43,27 +42,23 @@ class Outcome(StrEnum):
 async def prepared(
     ask: Ask, sandbox: Sandbox, key: str, work: Callable[[], Awaitable[None]]
 ) -> bool:
-    """Do the work, or copy what it made; whether it is a copy.
-
-    Raises what the work raises, and SandboxError.
-    """
+    """Do the work, or copy what it made; true for a copy. Raises as the work does, SandboxError."""
     name = secrets.token_hex(8)
     outcome = Outcome.GIVEN_UP
     try:
         place = await ask({"op": "claim", "key": key, "claim": name}, CLAIM_S)
         if place["what"] == "copy":
             await sandbox.restore(place["path"])
-        else:
-            began = time.monotonic()
-            await work()
-            if place["what"] == "make":
-                outcome = await _kept(sandbox, place["path"], time.monotonic() - began)
+            return True
+        began = time.monotonic()
+        await work()
+        if place["what"] == "make":
+            outcome = await _kept(sandbox, place["path"], time.monotonic() - began)
+        return False
     finally:
         # Also when we were cancelled while we waited: nobody else may wait for us.
-        await asyncio.shield(
-            ask({"op": "settle", "claim": name, "outcome": outcome.value}, SETTLE_S)
-        )
-    return bool(place["what"] == "copy")
+        settled = {"op": "settle", "claim": name, "outcome": outcome.value}
+        await asyncio.shield(ask(settled, SETTLE_S))
 
 
 async def _kept(sandbox: Sandbox, path: str, work_s: float) -> Outcome:

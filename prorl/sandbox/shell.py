@@ -16,8 +16,9 @@ from prorl.types import SandboxSpec, ToolResult
 
 
 class Sent(NamedTuple):
-    """What a command gave: its output (both streams, capped), exit code (124 after a time-out) and
-    whether time ran out.
+    """What a command gave.
+
+    Its output (both streams, capped), exit code (124 after a time-out) and whether time ran out.
     """
 
     output: str
@@ -26,8 +27,9 @@ class Sent(NamedTuple):
 
 
 class Shell:
-    """A persistent bash: directory, variables, functions and jobs live from one command to the
-    next.
+    """A persistent bash, whose state lives from one command to the next.
+
+    That is its directory, variables, functions and jobs.
     """
 
     def __init__(self, sandbox: ConnectedSandbox) -> None:
@@ -49,8 +51,9 @@ class Shell:
     async def send_input(
         self, text: str, timeout_s: float = 30.0, *, on_timeout: str = "keep"
     ) -> Sent:
-        """Type to the program that was left running: text, `\\x03` for Ctrl-C, `\\x04` for end of
-        file.
+        """Type to the program that was left running.
+
+        It takes text, `\\x03` for Ctrl-C, `\\x04` for end of file.
         """
         return _sent(
             await self.sandbox.call("bash", {"input": text, "on_timeout": on_timeout}, timeout_s)

@@ -23,8 +23,9 @@ PREFIX = "prl-own-"
 
 @contextmanager
 def _folder() -> Iterator[str]:
-    """A fresh folder, gone afterwards. Its lock says that its owner lives: folders of owners that
-    were killed go, too.
+    """A fresh folder, gone afterwards.
+
+    Its lock says that its owner lives: folders of owners that were killed go, too.
     """
     for path in Path("/tmp").glob(f"{PREFIX}*"):
         _remove_if_dead(path)
@@ -67,47 +68,31 @@ def _remove_if_dead(folder: Path) -> None:
 async def spawned(
     kind: str, *, warm: int = 0, max_sandboxes: int = 512, images: str = ""
 ) -> AsyncIterator[tuple[UnixSandboxHost, int]]:
-    """A running sandboxd: its client and its pid; `images` is its registry's folder.
-
-    Raises UnavailableError with its own words when it does not start.
-    """
+    """A running sandboxd: (client, pid); `images`: its registry. Raises UnavailableError."""
     with _folder() as folder:
-        socket_path = f"{folder}/sd"
-        options = [
-            "--kind",
-            kind,
-            "--warm",
-            str(warm),
-            "--max-sandboxes",
-            str(max_sandboxes),
-            "--parent-pid",
-            str(os.getpid()),
-            *(("--images", images) if images else ()),
-        ]
-        process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-m",
-                "prorl.sandbox.node.daemon",
-                "--socket",
-                socket_path,
-                "--root",
-                f"{folder}/root",
-                *options,
-            ),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        options = ["--kind", kind, "--warm", str(warm), "--max-sandboxes", str(max_sandboxes)]
+        options += ["--images", images] if images else []
+        process = await _start(folder, options)
         assert process.stdout is not None
         assert process.stderr is not None
         try:
             if await process.stdout.readline() != b"ready\n":
-                raise UnavailableError(
-                    (await process.stderr.read()).decode("utf-8", "replace").strip()
-                )
-            async with UnixSandboxHost(socket_path) as host:
+                said = (await process.stderr.read()).decode("utf-8", "replace").strip()
+                raise UnavailableError(said)
+            async with UnixSandboxHost(f"{folder}/sd") as host:
                 yield host, process.pid
         finally:
             if process.returncode is None:
                 process.terminate()
             await process.communicate()
+
+
+async def _start(folder: str, options: list[str]) -> asyncio.subprocess.Process:
+    """A sandboxd whose socket and root are in this folder; it ends with this process."""
+    own = ["--socket", f"{folder}/sd", "--root", f"{folder}/root"]
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "prorl.sandbox.node.daemon", *own, *options),
+        *("--parent-pid", str(os.getpid())),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )

@@ -1,5 +1,6 @@
-"""Removing a folder that an agent has filled: any depth, any names, no link followed, constant
-stack and descriptors.
+"""Removing a folder that an agent has filled.
+
+Any depth, any names, no link followed, constant stack and descriptors.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ def remove_tree(path: str) -> None:
         os.unlink(path)
         return
     try:
-        serial = 0
-        while True:
-            names = os.listdir(top)
-            if not names:
-                break
-            for name in names:
-                serial = _remove(top, name, serial)
+        _empty(top)
     finally:
         os.close(top)
     os.rmdir(path)
+
+
+def _empty(top: int) -> None:
+    serial = 0
+    while names := os.listdir(top):
+        for name in names:
+            serial = _remove(top, name, serial)
 
 
 def _remove(top: int, name: str, serial: int) -> int:
@@ -50,12 +52,8 @@ def _remove(top: int, name: str, serial: int) -> int:
         for entry in os.scandir(folder):
             if entry.is_dir(follow_symlinks=False):
                 serial += 1
-                os.rename(
-                    entry.name,
-                    f".prorl-{serial}-{os.urandom(4).hex()}",
-                    src_dir_fd=folder,
-                    dst_dir_fd=top,
-                )
+                fresh = f".prorl-{serial}-{os.urandom(4).hex()}"
+                os.rename(entry.name, fresh, src_dir_fd=folder, dst_dir_fd=top)
             else:
                 os.unlink(entry.name, dir_fd=folder)
     finally:

@@ -1,5 +1,6 @@
-"""The host's half of the framed protocol, for asyncio: spoken to tool servers (hostile) and to
-sandboxd.
+"""The host's half of the framed protocol, for asyncio.
+
+It is spoken to tool servers (hostile) and to sandboxd.
 
     u32 header length | u32 body length | header (JSON object, UTF-8) | body
 
@@ -60,8 +61,9 @@ def _dumps(header: dict[str, Any]) -> bytes:
 
 
 class Stream(asyncio.StreamReaderProtocol, asyncio.BufferedProtocol):
-    """A stream read into memory that is there already: asyncio's own asks the kernel for 256 KiB
-    and gives them back for each answer.
+    """A stream that is read into memory that is there already.
+
+    asyncio's own asks the kernel for 256 KiB and gives them back for each answer.
     """
 
     def __init__(self, reader: asyncio.StreamReader) -> None:

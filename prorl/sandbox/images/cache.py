@@ -1,5 +1,6 @@
-"""Where a task's image lies on this node: a name, a folder or a .sif becomes the folder that
-launchers run. In sandboxd's loop.
+"""Where a task's image lies on this node.
+
+A name, a folder or a .sif becomes the folder that launchers run. In sandboxd's loop.
 
 A .sif is unpacked by a child process, once a node however many ask (`images.py` has the lock); an
 answer, good or bad, is remembered until the file changes or sandboxd ends. An image that is used is
@@ -56,23 +57,16 @@ class ImageCache:
     async def locate(self, image: str) -> str:
         """The folder (or .sif) to run.
 
-        Raises SandboxError: `bad_task` when the task's image is at fault, `sandbox_start`
-        otherwise.
+        Raises SandboxError: `bad_task` when the task's image is at fault, else `sandbox_start`.
         """
         try:
             if is_name(image):
                 return self._hold(self._registry.digest_of_name(image))
             if not os.path.isabs(image):
-                raise UserError(
-                    f"image {image!r}", "a name of this node's registry or an absolute path"
-                )
+                expected = "a name of this node's registry or an absolute path"
+                raise UserError(f"image {image!r}", expected)
             if os.path.isdir(image):
-                if not has_shell(image):
-                    raise UserError(
-                        f"image {image!r} is no root file system: it has no bash",
-                        "bin/bash or usr/bin/bash in it",
-                    )
-                return image
+                return _with_shell(image)
             return await self._folder_of(self._sif(image))
         except (UserError, NotFoundError) as error:
             raise SandboxError(FailureCode.BAD_TASK, str(error)) from None
@@ -98,8 +92,9 @@ class ImageCache:
             raise SandboxError(FailureCode.SANDBOX_START, f"{recipe.about}: {error}") from error
 
     async def _made(self, key: Sif | str, job: dict[str, str]) -> Image:
-        """What a child makes once, however many ask; one who gives up does not stop it for the
-        others.
+        """What a child makes once, however many ask.
+
+        One who gives up does not stop it for the others.
         """
         task = self._unpacking.get(key)
         if task is None:
@@ -161,3 +156,13 @@ class ImageCache:
         self._unpacking.clear()
         self._locks.close()
         self._held.clear()
+
+
+def _with_shell(folder: str) -> str:
+    """The folder, if it can be an image. Raises UserError."""
+    if not has_shell(folder):
+        raise UserError(
+            f"image {folder!r} is no root file system: it has no bash",
+            "bin/bash or usr/bin/bash in it",
+        )
+    return folder

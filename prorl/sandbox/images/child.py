@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,52 +50,18 @@ PASSED_ON = (
 """All that a tool learns of the caller's environment: how to reach a mirror of packages."""
 
 
-async def make_image(
-    root: Path,
-    job: dict[str, str],
-    timeout_s: float,
-    show: Callable[[bytes], None] = lambda _: None,
-) -> Image:
-    """Run one job of `maker.py` in a child; `show` gets what the tools print.
+Show = Callable[[bytes], None]
+"""Gets what the tools print."""
 
-    Raises UserError (the source is wrong), StorageError (this machine cannot do it: tools, space,
-    time).
+
+async def make_image(
+    root: Path, job: dict[str, str], timeout_s: float, show: Show = lambda _: None
+) -> Image:
+    """Run one job of `maker.py` in a child.
+
+    Raises UserError for a wrong source, StorageError where tools, space or time are short here.
     """
-    reply_read, reply_write = os.pipe()
-    argv = [
-        sys.executable,
-        "-m",
-        "prorl.sandbox.images.child",
-        str(os.getpid()),
-        str(reply_write),
-        str(root),
-        json.dumps(job),
-    ]
-    env = {
-        **{name: os.environ[name] for name in PASSED_ON if name in os.environ},
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    null, pipe, together = (
-        asyncio.subprocess.DEVNULL,
-        asyncio.subprocess.PIPE,
-        asyncio.subprocess.STDOUT,
-    )
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *argv,
-            env=env,
-            pass_fds=(reply_write,),
-            start_new_session=True,
-            stdin=null,
-            stdout=pipe,
-            stderr=together,
-        )
-    except BaseException:
-        os.close(reply_read)
-        raise
-    finally:
-        os.close(reply_write)
+    child, reply_read = await _start(root, job)
     saying, reply = asyncio.create_task(_show_and_keep_tail(child, show)), b""
     try:
         async with asyncio.timeout(timeout_s):
@@ -110,10 +77,38 @@ async def make_image(
     return _answer(reply, tail, job["source"])
 
 
+async def _start(root: Path, job: dict[str, str]) -> tuple[asyncio.subprocess.Process, int]:
+    """The child, and what its reply is read from."""
+    reply_read, reply_write = os.pipe()
+    arguments = (str(os.getpid()), str(reply_write), str(root), json.dumps(job))
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "prorl.sandbox.images.child", *arguments),
+            env=_environment(),
+            pass_fds=(reply_write,),
+            start_new_session=True,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+        )
+    except BaseException:
+        os.close(reply_read)
+        raise
+    finally:
+        os.close(reply_write)
+    return child, reply_read
+
+
+def _environment() -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**passed_on, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """For a caller with no other work: should the child itself be killed, what it held becomes the
-    caller's, and ends with the block.
+    """A block that adopts what a killed child held, and ends it with itself.
+
+    For a caller with no other work.
     """
     before = set(procfs.children(os.getpid()))
     calls.prctl(calls.PR_SET_CHILD_SUBREAPER, 1)
@@ -125,8 +120,9 @@ def adopting_orphans() -> Iterator[None]:
 
 
 async def _read_to_end(fd: int) -> bytes:
-    """Everything that is written to a pipe; only the child holds its other end, so this is also the
-    child's end.
+    """Everything that is written to a pipe.
+
+    Only the child holds its other end, so this is also the child's end.
     """
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(
@@ -150,8 +146,9 @@ async def _show_and_keep_tail(
 
 
 async def _end(child: asyncio.subprocess.Process, reply_read: int) -> None:
-    """TERM, so that it takes everything along; then KILL to all that is in its process group, for a
-    child that was killed itself.
+    """End a child by TERM, so that it takes everything along.
+
+    Then KILL to all that is in its process group, for a child that was killed itself.
     """
     try:
         os.kill(child.pid, signal.SIGTERM)
@@ -179,8 +176,9 @@ def _answer(reply: bytes, tail: str, source: str) -> Image:
 
 
 def reason_in(text: str) -> str:
-    """The line of a tool's output that says why: the last of the gravest kind that there is, else
-    the last of all.
+    """The line of a tool's output that says why it failed.
+
+    It is the last of the gravest kind that there is, else the last of all.
 
     >>> reason_in("INFO: starting\\nFATAL:   no such file\\nERROR: cleaning up\\n")
     'FATAL: no such file'
@@ -209,25 +207,20 @@ def main() -> None:
     try:
         reply = {"image": asdict(make(Registry(Path(root)), json.loads(job)))}
     except UserError as error:
-        reply = {
-            "error": error.given,
-            "expected": error.expected,
-            "mend": error.hint,
-            "mistake": True,
-            "tool": False,
-        }
+        reply = _refusal(error.given, error.expected, error.hint, mistake=True)
     except ToolFailed as error:
-        reply = {
-            "error": str(error),
-            "expected": "",
-            "mend": "",
-            "mistake": error.mistake,
-            "tool": True,
-        }
+        reply = _refusal(str(error), mistake=error.mistake, tool=True)
     except (ProrlError, OSError) as error:
-        reply = {"error": str(error), "expected": "", "mend": "", "mistake": False, "tool": False}
+        reply = _refusal(str(error))
     os.write(int(reply_fd), json.dumps(reply).encode())
     kill_children()
+
+
+def _refusal(
+    error: str, expected: str = "", mend: str = "", *, mistake: bool = False, tool: bool = False
+) -> dict[str, object]:
+    """What `_answer` reads; `mistake`: the source's, `tool`: its words tell the reason."""
+    return {"error": error, "expected": expected, "mend": mend, "mistake": mistake, "tool": tool}
 
 
 def _become_subreaper(parent: int) -> None:
@@ -242,8 +235,9 @@ def _stop(_number: int, _frame: object) -> NoReturn:
 
 
 def kill_children(keep: Container[int] = ()) -> None:
-    """End every descendant but those of `keep`: what is killed leaves its own children to us, until
-    there are none.
+    """End every descendant but those of `keep`.
+
+    What is killed leaves its own children to us, until there are none.
     """
     while others := [pid for pid in procfs.children(os.getpid()) if pid not in keep]:
         for pid in others:

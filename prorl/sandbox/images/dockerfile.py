@@ -85,27 +85,9 @@ def base_of(text: str) -> str:
 
 def definition(path: Path, base: str) -> str:
     """The definition file on top of a base image's folder. Raises UserError."""
-    environment: list[str] = []
-    post = ["set -e", COPY, "cd /"]
     inherited = Path(base + WORKDIR_FILE)
     workdir = inherited.read_text().strip() if inherited.is_file() else "/"
-    for step in steps(path.read_text()):
-        if step.word == "WORKDIR":
-            workdir = (
-                step.rest if step.rest.startswith("/") else f"{workdir.rstrip('/')}/{step.rest}"
-            )
-            post.append(f"mkdir -p {shlex.quote(workdir)} && cd {shlex.quote(workdir)}")
-        elif step.word in ("ENV", "ARG"):
-            lines = _exports(step)
-            post += lines
-            environment += lines if step.word == "ENV" else []
-        elif step.word == "RUN":
-            post += [f"cd {shlex.quote(workdir)}", _command(step.rest)]
-        elif step.word in ("COPY", "ADD"):
-            post.append(_copy(step, workdir))
-        elif step.word not in IGNORED | {"FROM"} and step != Step("USER", "root"):
-            raise UserError(f"{path}: {step.word} {step.rest[:60]}", "no such instruction")
-    post.append(f"echo {shlex.quote(workdir)} > {WORKDIR_FILE}; rm -rf {CONTEXT}")
+    environment, post = _translated(path, workdir)
     script = "/.prorl-post.sh"
     return "\n".join(
         [
@@ -121,6 +103,29 @@ def definition(path: Path, base: str) -> str:
             "",
         ]
     )
+
+
+def _translated(path: Path, workdir: str) -> tuple[list[str], list[str]]:
+    """(lines of the environment, lines of the script) that a Dockerfile's steps are."""
+    environment: list[str] = []
+    post = ["set -e", COPY, "cd /"]
+    for step in steps(path.read_text()):
+        if step.word == "WORKDIR":
+            below = f"{workdir.rstrip('/')}/{step.rest}"
+            workdir = step.rest if step.rest.startswith("/") else below
+            post.append(f"mkdir -p {shlex.quote(workdir)} && cd {shlex.quote(workdir)}")
+        elif step.word in ("ENV", "ARG"):
+            lines = _exports(step)
+            post += lines
+            environment += lines if step.word == "ENV" else []
+        elif step.word == "RUN":
+            post += [f"cd {shlex.quote(workdir)}", _command(step.rest)]
+        elif step.word in ("COPY", "ADD"):
+            post.append(_copy(step, workdir))
+        elif step.word not in IGNORED | {"FROM"} and step != Step("USER", "root"):
+            raise UserError(f"{path}: {step.word} {step.rest[:60]}", "no such instruction")
+    post.append(f"echo {shlex.quote(workdir)} > {WORKDIR_FILE}; rm -rf {CONTEXT}")
+    return environment, post
 
 
 def _exports(step: Step) -> list[str]:

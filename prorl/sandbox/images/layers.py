@@ -1,5 +1,6 @@
-"""Layers: Python packages for tasks that bring no image, installed once a node and shown read-only
-to every sandbox that asks for the same.
+"""Layers: Python packages for tasks that bring no image.
+
+They are installed once a node and shown read-only to every sandbox that asks for the same.
 
 A layer is a virtual environment (PEP 405) over our Python, without pip and without any package of
 this machine's. It is kept in the registry of images under a digest of what it is made from:
@@ -110,8 +111,9 @@ class LayerRecipe(NamedTuple):
 
 
 def make_layer(registry: Registry, job: dict[str, str]) -> Image:
-    """Make a layer once: the first who asks makes it, others wait for its lock. Raises UserError,
-    OSError.
+    """Make a layer once. Raises UserError, OSError.
+
+    The first who asks makes it, others wait for its lock.
     """
     digest = job["digest"]
     if registry.has(digest):  # other nodes of this host may hold it for as long as they live
@@ -122,16 +124,21 @@ def make_layer(registry: Registry, job: dict[str, str]) -> Image:
         with registry.workplace() as work:
             os.umask(0o022)  # each sandbox reads it under a uid of its own
             tree = work / "tree"
-            argv = [interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)]
-            if not _ends_well(argv):
-                raise ToolFailed(f"{job['source']}: no environment could be made", mistake=False)
-            requirements = json.loads(job["requirements"])
-            if job["wheels"] == HOST_WHEELS:
-                _copy(closure(requirements), _packages(tree))
-            else:
-                _install(requirements, tree, work, job)
-            _free_scripts(tree)
+            _fill(tree, work, job)
             return registry.keep(tree, digest, job["source"])
+
+
+def _fill(tree: Path, work: Path, job: dict[str, str]) -> None:
+    """Make the environment and install the packages in it."""
+    argv = [interpreter(), "-m", "venv", "--without-pip", "--symlinks", str(tree)]
+    if not _ends_well(argv):
+        raise ToolFailed(f"{job['source']}: no environment could be made", mistake=False)
+    requirements = json.loads(job["requirements"])
+    if job["wheels"] == HOST_WHEELS:
+        _copy(closure(requirements), _packages(tree))
+    else:
+        _install(requirements, tree, work, job)
+    _free_scripts(tree)
 
 
 def _install(requirements: Sequence[str], tree: Path, work: Path, job: dict[str, str]) -> None:

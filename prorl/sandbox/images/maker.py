@@ -51,8 +51,10 @@ MIRROR = re.compile(r"https?://\S+/debian/?(?=\s|$)")
 
 
 def make(registry: Registry, job: dict[str, str]) -> Image:
-    """`{"do": "unpack", "source": SIF}`, `{"do": "build", "source", "name", "include", "mirror",
-    "replace"}`, or a layer's (`layers.py`).
+    """The image or layer that a job asks for.
+
+    A job is `{"do": "unpack", "source": SIF}`, `{"do": "build", "source", "name", "include",
+    "mirror", "replace"}`, or a layer's (`layers.py`).
 
     Raises UserError, ToolFailed, OSError.
     """
@@ -79,22 +81,28 @@ def _built(registry: Registry, job: dict[str, str]) -> Image:
         return _unpacked(registry, source)
     with registry.workplace() as work:
         tree = work / "tree"
-        if match := DEBIAN.fullmatch(source):
-            _debian(match[1], tree, work, job)
-        elif recipe := dockerfile.find(source):
-            _dockerfile(registry, recipe, work)
-        elif os.path.isdir(source):
-            copy_tree(source, str(tree), str(registry.root))
-        elif source.endswith(".def") and os.path.isfile(source):
-            _definition(registry, source, work)
-        else:
-            raise UserError(f"image source {source!r}", f"{SOURCES} that exists")
+        _fill(registry, job, work)
         _check(tree, source)
         digest = digest_of(str(tree))
         if registry.has(digest):
             return registry.image(digest)
         with registry.lock(digest, fcntl.LOCK_EX):
             return registry.keep(tree, digest, source)
+
+
+def _fill(registry: Registry, job: dict[str, str], work: Path) -> None:
+    """Make the folder `tree` of a workplace from a source that is no .sif. Raises UserError."""
+    source, tree = job["source"], work / "tree"
+    if match := DEBIAN.fullmatch(source):
+        _debian(match[1], tree, work, job)
+    elif recipe := dockerfile.find(source):
+        _dockerfile(registry, recipe, work)
+    elif os.path.isdir(source):
+        copy_tree(source, str(tree), str(registry.root))
+    elif source.endswith(".def") and os.path.isfile(source):
+        _definition(registry, source, work)
+    else:
+        raise UserError(f"image source {source!r}", f"{SOURCES} that exists")
 
 
 def _check(tree: Path, source: str) -> None:
@@ -130,8 +138,9 @@ def _unpacked(registry: Registry, sif: str) -> Image:
 
 
 def _unpack_as_nobody(sif: str, work: Path) -> None:
-    """Unpack in a mount namespace of its own, where folders that `nobody` may not enter do not
-    matter.
+    """Unpack as `nobody`, in a mount namespace of its own.
+
+    Folders that `nobody` may not enter do not matter there.
     """
     _client()  # imported while we can still read it
     place, nobody = Path("/mnt"), pwd.getpwnam("nobody")
@@ -159,8 +168,9 @@ def _unpack_as_nobody(sif: str, work: Path) -> None:
 
 
 def _definition(registry: Registry, source: str, work: Path) -> None:
-    """Bootstrap: localimage (a path, or a name of this registry), scratch, debootstrap: whatever
-    Apptainer can do here.
+    """What a definition file makes, whatever Apptainer can bootstrap here.
+
+    That is localimage (a path, or a name of this registry), scratch, debootstrap.
     """
     text = Path(source).read_text()
     if re.search(r"(?im)^\s*bootstrap:\s*localimage\s*$", text):
@@ -209,37 +219,18 @@ def _base(registry: Registry, base: str) -> str:
 
 
 def _debian(suite: str, tree: Path, work: Path, job: dict[str, str]) -> None:
-    mirror = job.get("mirror") or _host_mirror()
+    given = job.get("mirror") or _host_mirror()
+    mirror = [given] if given else []
     words = ["--variant=minbase", *([f"--include={job['include']}"] if job.get("include") else [])]
     if shutil.which("mmdebstrap"):
-        if os.getuid() != 0 and not _has_subuids():
-            hint = "add a line for this user to /etc/subuid and /etc/subgid, or build it as root"
-            raise UserError(
-                f"{job['source']} without root", "uids of one's own (/etc/subuid, newuidmap)", hint
-            )
+        _check_subuids(job["source"])
         archive = str(work / "root.tar")
-        _run(
-            job["source"],
-            ["mmdebstrap", *words, "--format=tar", suite, archive, *([mirror] if mirror else [])],
-        )
+        _run(job["source"], ["mmdebstrap", *words, "--format=tar", suite, archive, *mirror])
         tree.mkdir()
-        _run(
-            job["source"],
-            [
-                "tar",
-                "--extract",
-                "--file",
-                archive,
-                "--directory",
-                str(tree),
-                "--no-same-owner",
-                "--exclude=./dev/*",
-            ],
-        )
+        unpack = ["tar", "--extract", "--file", archive, "--directory", str(tree)]
+        _run(job["source"], [*unpack, "--no-same-owner", "--exclude=./dev/*"])
     elif shutil.which("debootstrap") and os.getuid() == 0:
-        _run(
-            job["source"], ["debootstrap", *words, suite, str(tree), *([mirror] if mirror else [])]
-        )
+        _run(job["source"], ["debootstrap", *words, suite, str(tree), *mirror])
     else:
         raise UserError(
             f"{job['source']} needs mmdebstrap, or debootstrap as root",
@@ -248,9 +239,20 @@ def _debian(suite: str, tree: Path, work: Path, job: dict[str, str]) -> None:
         )
 
 
+def _check_subuids(source: str) -> None:
+    """Raise UserError where mmdebstrap could not make files of other owners."""
+    if os.getuid() != 0 and not _has_subuids():
+        raise UserError(
+            f"{source} without root",
+            "uids of one's own (/etc/subuid, newuidmap)",
+            "add a line for this user to /etc/subuid and /etc/subgid, or build it as root",
+        )
+
+
 def _has_subuids() -> bool:
-    """Whether this user may map a range of uids, which unpacking a package as `root` of a namespace
-    needs.
+    """Whether this user may map a range of uids.
+
+    Unpacking a package as `root` of a namespace needs it.
     """
     mine = (f"{os.getuid()}:", f"{pwd.getpwuid(os.getuid()).pw_name}:")
     path = Path("/etc/subuid")
@@ -311,8 +313,9 @@ def _failed(source: str) -> ToolFailed:
 
 
 def _environment(work: Path) -> None:
-    """spython finds `singularity` by PATH alone, and Apptainer keeps its state below HOME: both
-    point into the workplace.
+    """Point PATH and HOME into the workplace.
+
+    spython finds `singularity` by PATH alone, and Apptainer keeps its state below HOME.
     """
     program = shutil.which("singularity") or shutil.which("apptainer")
     if not program:

@@ -1,5 +1,6 @@
-"""The images of one node: NAME -> digest -> a folder that is a root file system, shared read-only
-by every sandbox.
+"""The images of one node: NAME -> digest -> a folder that is a root file system.
+
+Every sandbox shares it read-only.
 
     ROOT/names/NAME          the digest that a name stands for now
     ROOT/images/DIGEST/      the folder; complete, because it came by rename
@@ -24,7 +25,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
@@ -150,8 +151,9 @@ class Registry:
 
     @contextmanager
     def workplace(self) -> Iterator[Path]:
-        """A folder to make an image in; whatever is still in it at the end is removed, by us or by
-        whoever comes after our death.
+        """A folder to make an image in.
+
+        Whatever is still in it at the end is removed, by us or by whoever comes after our death.
         """
         folder = self.root / "work" / secrets.token_hex(8)
         with self._locked(folder.with_suffix(".new"), fcntl.LOCK_EX):
@@ -175,24 +177,19 @@ class Registry:
         """
         if not self.has(digest):
             num_bytes, num_files = measure(str(tree))
-            about = Image(
-                digest=digest, source=source, made_at=time.time(), bytes=num_bytes, files=num_files
-            )
+            about = {
+                "digest": digest,
+                "source": source,
+                "made_at": time.time(),
+                "bytes": num_bytes,
+                "files": num_files,
+            }
             target = self.folder(digest)
             if target.exists():  # the maker died between the two renames
                 target.rename(tree.with_name("stale"))
             calls.sync_file_system(str(tree))
             tree.rename(target)
-            fields = asdict(about)
-            _write(
-                target.with_suffix(".json"),
-                json.dumps(
-                    {
-                        name: fields[name]
-                        for name in ("digest", "source", "made_at", "bytes", "files")
-                    }
-                ),
-            )
+            _write(target.with_suffix(".json"), json.dumps(about))
         return self.image(digest)
 
     def name(self, name: str, digest: str) -> Image:

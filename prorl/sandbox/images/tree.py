@@ -20,8 +20,9 @@ SHELLS = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
 def has_shell(folder: str) -> bool:
-    """Whether a folder can be an image: the tool server brings its Python along, but bash is the
-    image's own.
+    """Whether a folder can be an image: whether it has a bash.
+
+    The tool server brings its Python along, but bash is the image's own.
     """
     return any(os.path.lexists(os.path.join(folder, name)) for name in SHELLS)
 
@@ -37,11 +38,10 @@ def entries(tree: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def copy_tree(source: str, target: str, never: str) -> None:
-    """Copy folders, files and links of one file system: no devices, no mounts, not the folder
-    `never`.
+    """Copy folders, files and links of one file system.
 
-    What an ordinary user may not read is left out, with a line on standard output: in root's trees
-    that is /etc/shadow and its like.
+    No devices, no mounts, not the folder `never`. What an ordinary user may not read is left out,
+    with a line on standard output: in root's trees that is /etc/shadow and its like.
     """
     device = os.stat(source).st_dev
     missed: list[str] = []
@@ -92,8 +92,9 @@ def tidy(tree: str) -> None:
 
 
 def add_mount_points(tree: str) -> None:
-    """Empty folders and files for what launchers mount, where they are missing: a layer for them
-    would cost each start 10 ms.
+    """Make empty folders and files for what launchers mount, where they are missing.
+
+    A layer for them would cost each start 10 ms.
     """
     for path in MOUNT_POINTS:
         parent = tree

@@ -1,5 +1,6 @@
-"""apptainer: Apptainer or Singularity, rootless, with every isolating flag, inside a pid namespace
-of our own (`wrapped.py`).
+"""apptainer: Apptainer or Singularity, rootless, with every isolating flag.
+
+It runs inside a pid namespace of our own (`wrapped.py`).
 
 Default runs of Apptainer integrate (they share /tmp, the home, the network and the environment);
 here each of these is cut. The tool server is the container's only child and pid 1 (`--no-init`).
@@ -67,6 +68,28 @@ could be killed.
 FOLDERS = ("workspace", "scratch", "shm", "overlay", "state")
 IMAGE_SUPPORT = "image"
 """Beside the skeleton: what an image gets at /opt/prorl."""
+SKELETON = (
+    "usr",
+    "etc",
+    "tmp",
+    "var/tmp",
+    "proc",
+    "sys",
+    "dev",
+    "root",
+    "home",
+    "opt/prorl",
+    "workspace",
+    "run",
+)
+"""Folders of what stands for an image; its /etc has the files of `ETC`."""
+ETC = {
+    "passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n",
+    "group": f"user:x:{SANDBOX_UID}:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n",
+    "localtime": "",
+    "hostname": "",
+}
 CONFIG, FLAT_CONFIG = "apptainer.conf", "flat.conf"
 LEAN = {"binary path": "/nowhere", "config resolv_conf": "no"}
 FLAT = {**LEAN, "enable overlay": "no", "enable underlay": "no"}
@@ -108,8 +131,9 @@ def _mounts(launch: Launch) -> list[Mount]:
 
 
 def _passwd(launch: Launch, uid: int) -> list[Mount]:
-    """Apptainer wants its user to have an account; a uid from our block has one in this mount
-    namespace only.
+    """An account for the sandbox's uid, which Apptainer wants its user to have.
+
+    A uid from our block has one in this mount namespace only.
     """
     try:
         pwd.getpwuid(uid)
@@ -125,62 +149,49 @@ def _passwd(launch: Launch, uid: int) -> list[Mount]:
 
 def _command(launch: Launch, listener_fd: int, status_fd: int) -> wrapped.ForeignCommand:
     home, support = launch.folder, os.path.dirname(launch.server)
-    binds = [f"{home}/workspace:{WORKSPACE}", f"{home}/shm:/dev/shm"]
-    server = server_command(f"{SUPPORT}/server.pyz")
-    if launch.image:
-        binds += [
-            f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro",
-            *(f"{host}:{shown}:ro" for host, shown in image_view.parts()),
-        ]
-        server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
-    else:
-        binds += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
-        binds += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
-        # its own /tmp takes no binds
-        binds += [
-            f"{root}:{root}:ro" for root in interpreter_roots() if not root.startswith("/tmp/")
-        ]
-    argv = [
-        program(),
-        "-s",
-        *_config(launch, support),
-        "exec",
-        *FLAGS,
-        "--hostname",
-        "sandbox",
-        "--cwd",
-        WORKSPACE,
-        "--workdir",
-        f"{home}/scratch",
-    ]
-    argv += [
-        *((*FAKEROOT, NO_WRAPPER) if launch.fakeroot else ()),
-        *(("--overlay", f"{home}/overlay") if launch.overlay_bytes else ()),
-    ]
-    for bind in binds:
+    argv = [program(), "-s", *_config(launch, support), "exec", *FLAGS]
+    argv += ["--hostname", "sandbox", "--cwd", WORKSPACE, "--workdir", f"{home}/scratch"]
+    argv += [*FAKEROOT, NO_WRAPPER] if launch.fakeroot else []
+    argv += ["--overlay", f"{home}/overlay"] if launch.overlay_bytes else []
+    for bind in _binds(launch, support):
         argv += ["--bind", bind]
     extra = {
         "limits": limits_of(launch),
         "seccomp": seccomp.bytecode().hex(),
         "with_image": bool(launch.image),
     }
-    argv += [
-        launch.image or f"{support}/skeleton",
-        *server,
-        wrapped.server_argument(launch, listener_fd, status_fd, extra),
-    ]
-    outer = dict(
-        wrapped.PLAIN_ENV,
-        HOME=home,
-        APPTAINER_CONFIGDIR=f"{home}/state",
-        APPTAINER_CACHEDIR=f"{home}/state",
-    )
-    return wrapped.ForeignCommand(argv, outer)
+    argv += [launch.image or f"{support}/skeleton", *_server(launch)]
+    argv += [wrapped.server_argument(launch, listener_fd, status_fd, extra)]
+    state = {"APPTAINER_CONFIGDIR": f"{home}/state", "APPTAINER_CACHEDIR": f"{home}/state"}
+    return wrapped.ForeignCommand(argv, {**wrapped.PLAIN_ENV, "HOME": home, **state})
+
+
+def _binds(launch: Launch, support: str) -> list[str]:
+    """What is shown inside beside the image, or beside the skeleton."""
+    binds = [f"{launch.folder}/workspace:{WORKSPACE}", f"{launch.folder}/shm:/dev/shm"]
+    if launch.image:
+        parts = (f"{host}:{shown}:ro" for host, shown in image_view.parts())
+        return [*binds, f"{support}/{IMAGE_SUPPORT}:{SUPPORT}:ro", *parts]
+    binds += [f"{support}:{SUPPORT}:ro", "/usr:/usr:ro"]
+    binds += [f"{launch.layer}:{LAYER}:ro"] if launch.layer else []
+    # its own /tmp takes no binds
+    roots = (root for root in interpreter_roots() if not root.startswith("/tmp/"))
+    return [*binds, *(f"{root}:{root}:ro" for root in roots)]
+
+
+def _server(launch: Launch) -> list[str]:
+    """What starts the tool server inside: in an image by the host's own loader."""
+    server = server_command(f"{SUPPORT}/server.pyz")
+    if not launch.image:
+        return server
+    return [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
 
 
 def _config(launch: Launch, support: str) -> list[str]:
-    """A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs
-    that ours does not look for.
+    """The configuration for a sandbox's image, if there is one of ours.
+
+    A folder that has all mount points needs no layer for them; a .sif needs the FUSE programs that
+    ours does not look for.
     """
     if launch.image and not os.path.isdir(launch.image):
         return []
@@ -194,8 +205,9 @@ def _config(launch: Launch, support: str) -> list[str]:
 
 
 def make_support(folder: str) -> None:
-    """What every sandbox of this kind gets read-only at /opt/prorl: with an image, and without one,
-    where a skeleton takes its place.
+    """Make what every sandbox of this kind gets read-only at /opt/prorl.
+
+    There is one for images, and one beside a skeleton, which takes the place of an image.
     """
     for name in ("bin", os.path.basename(LAYER)):
         os.makedirs(f"{folder}/{name}", exist_ok=True)
@@ -211,10 +223,10 @@ def make_support(folder: str) -> None:
 
 
 def write_configs(folder: str) -> None:
-    """The site's configuration for images that are folders: no FUSE programs, which would be tried
-    three times in each start.
+    """Write the site's configuration for images that are folders, without FUSE programs.
 
-    An Apptainer that runs setuid, or a Singularity, keeps its own.
+    They would be tried three times in each start. An Apptainer that runs setuid, or a Singularity,
+    keeps its own.
     """
     said = subprocess.run(
         [program(), "buildcfg"], capture_output=True, text=True, check=False
@@ -247,20 +259,7 @@ def _make_image_support(folder: str, server: str) -> None:
 
 
 def _make_skeleton(skeleton: str) -> None:
-    for name in (
-        "usr",
-        "etc",
-        "tmp",
-        "var/tmp",
-        "proc",
-        "sys",
-        "dev",
-        "root",
-        "home",
-        "opt/prorl",
-        "workspace",
-        "run",
-    ):
+    for name in SKELETON:
         os.makedirs(f"{skeleton}/{name}")
     for root in interpreter_roots():
         os.makedirs(skeleton + root, exist_ok=True)
@@ -270,16 +269,7 @@ def _make_skeleton(skeleton: str) -> None:
         shutil.copytree("/etc/alternatives", f"{skeleton}/etc/alternatives", symlinks=True)
     if os.path.exists("/etc/ld.so.cache"):
         shutil.copy("/etc/ld.so.cache", f"{skeleton}/etc/ld.so.cache")
-    texts = {
-        "passwd": f"user:x:{SANDBOX_UID}:{SANDBOX_UID}::{WORKSPACE}:/bin/bash\n",
-        "group": f"user:x:{SANDBOX_UID}:\n",
-    }
-    for name, text in {
-        **texts,
-        "hosts": "127.0.0.1 localhost sandbox\n",
-        "localtime": "",
-        "hostname": "",
-    }.items():
+    for name, text in ETC.items():
         with open(f"{skeleton}/etc/{name}", "w") as file:
             file.write(text)
 

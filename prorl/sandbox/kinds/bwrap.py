@@ -17,11 +17,8 @@ from prorl.sandbox.kinds import image_view, wrapped
 from prorl.sandbox.kinds.rootfs import (
     ETC_FILES,
     ETC_FOLDERS,
-    GROUP,
-    HOSTS,
+    ETC_TEXTS,
     LINKS,
-    NSSWITCH,
-    PASSWD,
     SHM_BYTES,
 )
 from prorl.sandbox.kinds.wrapped import Mount
@@ -40,6 +37,12 @@ from prorl.sandbox.launch.spec import (
 
 SERVER = "/opt/prorl/server.pyz"
 NAMESPACES = ["user", "pid", "ipc", "uts", "net"]
+FLAGS = (
+    *("--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)),
+    *("--hostname", "sandbox"),
+    *("--die-with-parent", "--as-pid-1"),
+    *("--cap-drop", "ALL", "--disable-userns"),
+)
 
 
 def launch(launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -81,57 +84,39 @@ def _command(
     launch: Launch, listener_fd: int, status_fd: int, program: int
 ) -> wrapped.ForeignCommand:
     os.set_inheritable(program, True)
-    argv = [
-        shutil.which("bwrap") or "bwrap",
-        *(f"--unshare-{name}" for name in NAMESPACES),
-        "--unshare-cgroup-try",
-    ]
-    argv += [
-        "--uid",
-        str(SANDBOX_UID),
-        "--gid",
-        str(SANDBOX_UID),
-        "--hostname",
-        "sandbox",
-        "--die-with-parent",
-        "--as-pid-1",
-    ]
-    argv += ["--cap-drop", "ALL", "--disable-userns", "--clearenv", *_seccomp()]
+    argv = [shutil.which("bwrap") or "bwrap", *(f"--unshare-{name}" for name in NAMESPACES)]
+    argv += ["--unshare-cgroup-try", *FLAGS, "--clearenv", *_seccomp()]
     argv += _image(launch.image) if launch.image else _system()
-    argv += [
-        "--proc",
-        "/proc",
-        # what belongs to its namespaces, such as pid_max, would be its own to change
-        "--ro-bind",
-        "/proc/sys",
-        "/proc/sys",
-        "--dev",
-        "/dev",
-        "--dev-bind",
-        _place(launch, "pts"),
-        "/dev/pts",
-        "--bind",
-        _place(launch, "shm"),
-        "/dev/shm",
-        "--remount-ro",
-        "/dev",
-    ]
-    argv += ["--bind", _place(launch, "tmp"), "/tmp"]
-    if launch.image and os.path.isdir(f"{launch.image}/var/tmp"):
-        argv += ["--bind", _place(launch, "vartmp"), "/var/tmp"]
-    argv += ["--bind", _place(launch, "workspace"), WORKSPACE]
+    argv += _own(launch)
     argv += _interpreter_beside() if launch.image else _interpreter()
     argv += ["--ro-bind", launch.layer, LAYER] if launch.layer else []
     argv += ["--perms", "0644", "--file", str(program), SERVER]
-    server = server_command(SERVER)
-    if launch.image:
-        server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
-        asks = _asks(launch.image)
-        server = ["/bin/bash", "-c", asks, "prorl", *server] if asks else server
-    argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", *server]
+    argv += ["--remount-ro", "/", "--chdir", WORKSPACE, "--", *_server(launch.image)]
     extra = {"with_image": bool(launch.image)}
     argv += [wrapped.server_argument(launch, listener_fd, status_fd, extra)]
     return wrapped.ForeignCommand(argv, wrapped.PLAIN_ENV)
+
+
+def _own(launch: Launch) -> list[str]:
+    """The sandbox's own /proc and /dev, and what can be written."""
+    # what belongs to its namespaces, such as pid_max, would be its own to change
+    argv = ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"]
+    argv += ["--dev", "/dev", "--dev-bind", _place(launch, "pts"), "/dev/pts"]
+    argv += ["--bind", _place(launch, "shm"), "/dev/shm", "--remount-ro", "/dev"]
+    argv += ["--bind", _place(launch, "tmp"), "/tmp"]
+    if launch.image and os.path.isdir(f"{launch.image}/var/tmp"):
+        argv += ["--bind", _place(launch, "vartmp"), "/var/tmp"]
+    return [*argv, "--bind", _place(launch, "workspace"), WORKSPACE]
+
+
+def _server(image: str) -> list[str]:
+    """What starts the tool server inside: in an image by the host's own loader."""
+    server = server_command(SERVER)
+    if not image:
+        return server
+    server = [*image_view.loader(), image_view.inside(server[0]), *server[1:]]
+    asks = _asks(image)
+    return ["/bin/bash", "-c", asks, "prorl", *server] if asks else server
 
 
 def _seccomp() -> list[str]:
@@ -146,30 +131,16 @@ def _system() -> list[str]:
         argv += _shown(f"/{name}", f"/{name}")
     for name in (*ETC_FOLDERS, *ETC_FILES):
         argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    for name, text in {
-        "passwd": PASSWD,
-        "group": GROUP,
-        "hosts": HOSTS,
-        "nsswitch.conf": NSSWITCH,
-    }.items():
+    for name, text in ETC_TEXTS.items():
         argv += _file(text, f"/etc/{name}")
-    return [
-        *argv,
-        "--dir",
-        "/var",
-        "--symlink",
-        "../tmp",
-        "/var/tmp",
-        "--dir",
-        "/run",
-        "--dir",
-        "/home",
-    ]
+    argv += ["--dir", "/var", "--symlink", "../tmp", "/var/tmp"]
+    return [*argv, "--dir", "/run", "--dir", "/home"]
 
 
 def _image(image: str) -> list[str]:
-    """What the image (a folder) holds, piece by piece, so that ours find a place beside it: bwrap
-    makes no folder in a read-only one.
+    """What the image (a folder) holds, piece by piece, so that ours find a place beside it.
+
+    bwrap makes no folder in a read-only one.
     """
     argv: list[str] = []
     for name in sorted(os.listdir(image)):
@@ -184,8 +155,9 @@ def _image(image: str) -> list[str]:
 
 
 def _asks(image: str) -> str:
-    """What sets the image's %environment before the tool server starts, as Apptainer does; empty
-    for an image that has none.
+    """What sets the image's %environment before the tool server starts, as Apptainer does.
+
+    Empty for an image that has none.
     """
     if not any(glob.iglob(f"{glob.escape(image)}/.singularity.d/env/9*-environment.sh")):
         return ""
@@ -211,8 +183,9 @@ def _interpreter_beside() -> list[str]:
 
 
 def _interpreter() -> list[str]:
-    """Our Python at its own path, after what could cover it: a virtual environment may lie below
-    /tmp.
+    """Our Python at its own path.
+
+    It comes after what could cover it: a virtual environment may lie below /tmp.
     """
     argv: list[str] = []
     for root in interpreter_roots():
@@ -223,8 +196,9 @@ def _interpreter() -> list[str]:
 
 
 def _file(text: str, path: str, mode: str = "0644") -> list[str]:
-    """A file in the root's own tmpfs, which is read-only at the end: two mounts less than binding
-    one.
+    """A file in the root's own tmpfs, which is read-only at the end.
+
+    That is two mounts less than binding one.
     """
     return ["--perms", mode, "--file", str(_data(text.encode())), path]
 

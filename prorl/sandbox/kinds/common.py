@@ -40,8 +40,9 @@ def open_cgroups(launch: Launch) -> list[int]:
 
 
 def join_cgroups(groups: Sequence[int]) -> None:
-    """Everything that this process, which has one thread, starts from now on is counted and limited
-    together.
+    """Count and limit together everything that this process starts from now on.
+
+    It must have one thread.
 
     For what the launcher starts, not for the launcher: one that the kernel kills for the agent's
     memory would look like one that was killed from outside.

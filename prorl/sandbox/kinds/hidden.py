@@ -1,5 +1,7 @@
-"""Makes our Python and the image reachable for another uid where they lie in a private home: the
-home is hidden behind an empty tmpfs that holds only them. In a mount namespace of its own, as root.
+"""Makes our Python and the image reachable for another uid where they lie in a private home.
+
+The home is hidden behind an empty tmpfs that holds only them. In a mount namespace of its own, as
+root.
 """
 
 from __future__ import annotations

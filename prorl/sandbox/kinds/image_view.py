@@ -1,5 +1,6 @@
-"""A task's image as one sandbox gets it: read-only, with files that belong to the sandbox's uid,
-and with our Python beside it.
+"""A task's image as one sandbox gets it: read-only, and with our Python beside it.
+
+Its files belong to the sandbox's uid.
 
 As root each sandbox has a uid of its own, so the image is shown by an idmapped mount in which its
 owner is that uid: it can read what its owner can, and change it in its overlay. Nothing on disk
@@ -67,8 +68,9 @@ def _user_namespace(owner: tuple[int, int], uid: int) -> int:
 
 
 def _forked_with_namespace() -> tuple[int, int, int]:
-    """A child in a new user namespace; it says so on the second, and lives until the third is
-    closed.
+    """Fork a child in a new user namespace.
+
+    It says so on the second descriptor, and lives until the third is closed.
     """
     ready_read, ready_write = os.pipe2(os.O_CLOEXEC)
     go_read, go_write = os.pipe2(os.O_CLOEXEC)
@@ -114,8 +116,9 @@ def inside(path: str) -> str:
 
 @cache
 def loader() -> tuple[str, ...]:
-    """The host's dynamic loader with its library path, as seen inside: what to put before our
-    Python's executable.
+    """The host's dynamic loader with its library path, as seen inside.
+
+    It is what to put before our Python's executable.
     """
     own = next(path for path in _mapped_libraries() if os.path.basename(path).startswith("ld-"))
     return inside(own), "--library-path", ":".join(inside(path) for path in _library_folders())

@@ -122,8 +122,9 @@ def _pid_one(
 
 
 def _lock() -> None:
-    """Give up every power over the namespaces: an ordinary user in a second user namespace, and no
-    third one.
+    """Give up every power over the namespaces.
+
+    What is left is an ordinary user in a second user namespace, and there is no third one.
     """
     try:
         _write("/proc/sys/user/max_user_namespaces", "1")

@@ -1,5 +1,6 @@
-"""The file system that a pyns sandbox sees: built on a tmpfs over /tmp of a private mount
-namespace, then pivoted into.
+"""The file system that a pyns sandbox sees.
+
+It is built on a tmpfs over /tmp of a private mount namespace, then pivoted into.
 
 Host folders come in read-only: /usr, a few files of /etc, and the Python that the tool server runs
 in, at its own path. Such a folder may lie where the sandbox's uid cannot go (a home of mode 0700);
@@ -33,10 +34,32 @@ DEVICE_LINKS = {
     "stderr": "/proc/self/fd/2",
     "ptmx": "pts/ptmx",
 }
-PASSWD = f"user:x:1000:1000::{WORKSPACE}:/bin/bash\nnobody:x:65534:65534::/:/usr/sbin/nologin\n"
-GROUP = "user:x:1000:\nnogroup:x:65534:\n"
-HOSTS = "127.0.0.1 localhost sandbox\n"
-NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
+ETC_TEXTS = {
+    "passwd": f"user:x:1000:1000::{WORKSPACE}:/bin/bash\n"
+    "nobody:x:65534:65534::/:/usr/sbin/nologin\n",
+    "group": "user:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+"""Files of /etc that are the same in every sandbox."""
+FOLDERS = (
+    "usr",
+    "etc",
+    "proc",
+    "dev",
+    "tmp",
+    "var",
+    "run",
+    "home",
+    "root",
+    WORKSPACE[1:],
+    "old",
+    "opt",
+    "opt/prorl",
+    BIN[1:],
+    LAYER[1:],
+)
+"""Of the new root; the old one is moved to `old` for a moment."""
 SHM_BYTES = 64 << 20
 """Size of /dev/shm, as container engines have it."""
 DEVPTS = f"newinstance,ptmxmode=0666,mode=620,max={MAX_PTYS}"
@@ -74,8 +97,9 @@ def open_sources(launch: Launch) -> list[Source]:
 
 
 def build_root(launch: Launch, sources: list[Source]) -> None:
-    """Mount everything and make it this process's root; the working directory becomes the
-    workspace.
+    """Mount everything and make it this process's root.
+
+    The working directory becomes the workspace.
     """
     for step in steps():
         step.call(*step.arguments)
@@ -98,31 +122,12 @@ def build_root(launch: Launch, sources: list[Source]) -> None:
 @cache
 def steps() -> tuple[SystemCall, ...]:
     """The calls that are equal in all sandboxes of this zygote, in order."""
-    names = (
-        "usr",
-        "etc",
-        "proc",
-        "dev",
-        "tmp",
-        "var",
-        "run",
-        "home",
-        "root",
-        WORKSPACE[1:],
-        "old",
-        "opt",
-        "opt/prorl",
-        BIN[1:],
-        LAYER[1:],
-    )
+    pythons = (f"{ROOT}{BIN}/{name}" for name in ("python", "python3"))
     return (
         SystemCall(calls.mount, (None, "/", None, calls.MS_REC | calls.MS_PRIVATE)),
         SystemCall(calls.mount, ("tmpfs", ROOT, "tmpfs", SAFE, "size=4m,nr_inodes=4k,mode=755")),
-        *(SystemCall(os.mkdir, (f"{ROOT}/{name}",)) for name in names),
-        *(
-            SystemCall(os.symlink, (interpreter(), f"{ROOT}{BIN}/{name}"))
-            for name in ("python", "python3")
-        ),
+        *(SystemCall(os.mkdir, (f"{ROOT}/{name}",)) for name in FOLDERS),
+        *(SystemCall(os.symlink, (interpreter(), python)) for python in pythons),
         SystemCall(os.symlink, ("../tmp", f"{ROOT}/var/tmp")),
         *_system(),
         *_etc(),
@@ -182,12 +187,7 @@ def _etc() -> list[SystemCall]:
                 SystemCall(_file, (f"{ROOT}/etc/{name}",)),
                 *_bind(os.path.realpath(f"/etc/{name}"), f"{ROOT}/etc/{name}"),
             ]
-    for name, text in {
-        "passwd": PASSWD,
-        "group": GROUP,
-        "hosts": HOSTS,
-        "nsswitch.conf": NSSWITCH,
-    }.items():
+    for name, text in ETC_TEXTS.items():
         found.append(SystemCall(_file, (f"{ROOT}/etc/{name}", text.encode())))
     return found
 
@@ -201,11 +201,8 @@ def _file(path: str, content: bytes = b"") -> None:
 
 def _devices() -> list[SystemCall]:
     dev = f"{ROOT}/dev"
-    found = [
-        SystemCall(
-            calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, "size=64k,nr_inodes=64,mode=755")
-        )
-    ]
+    size = "size=64k,nr_inodes=64,mode=755"
+    found = [SystemCall(calls.mount, ("tmpfs", dev, "tmpfs", calls.MS_NOSUID, size))]
     for name in DEVICES:
         found += [
             SystemCall(_file, (f"{dev}/{name}",)),
@@ -216,17 +213,11 @@ def _devices() -> list[SystemCall]:
     ]
     found += [SystemCall(os.mkdir, (f"{dev}/{name}",)) for name in ("pts", "shm")]
     flags = calls.MS_NOSUID | calls.MS_NOEXEC
-    found.append(SystemCall(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)))
-    found.append(
-        SystemCall(
-            calls.mount,
-            ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, f"size={SHM_BYTES},nr_inodes=4k,mode=1777"),
-        )
-    )
-    found.append(
-        SystemCall(
-            calls.mount,
-            (None, dev, None, calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_BIND),
-        )
-    )
-    return found
+    size = f"size={SHM_BYTES},nr_inodes=4k,mode=1777"
+    read_only = calls.MS_REMOUNT | calls.MS_RDONLY | calls.MS_NOSUID | calls.MS_BIND
+    return [
+        *found,
+        SystemCall(calls.mount, ("devpts", f"{dev}/pts", "devpts", flags, DEVPTS)),
+        SystemCall(calls.mount, ("tmpfs", f"{dev}/shm", "tmpfs", SAFE, size)),
+        SystemCall(calls.mount, (None, dev, None, read_only)),
+    ]

@@ -1,5 +1,6 @@
-"""Running a foreign launcher (bwrap, apptainer) so that its end takes everything along: a pid
-namespace of our own around it.
+"""Running a foreign launcher (bwrap, apptainer) so that its end takes everything along.
+
+A pid namespace of our own is around it.
 
     guard (launcher)  new mount and pid namespace -> fork
     `- pid 1          ordinary uid -> exec of the foreign launcher, which ends with its container;
@@ -80,8 +81,9 @@ class Mount(NamedTuple):
 
 
 def enter(launch: Launch, mounts: Sequence[Mount] = ()) -> int:
-    """Become the guard's half of the namespaces: private mounts, our interpreter and the image
-    reachable, then `mounts`.
+    """Become the guard's half of the namespaces.
+
+    Its mounts are private; our interpreter and the image are made reachable, then `mounts` made.
 
     Returns the pid of this sandbox's pid 1 in the parent, 0 in pid 1 itself (an ordinary user by
     then).
@@ -130,8 +132,7 @@ def run(
     limits: bool = True,
     reaper: bool = False,
 ) -> NoReturn:
-    """After `enter`: guard pid 1, or be it and run the foreign launcher with the two descriptors
-    open.
+    """After `enter`: guard pid 1, or be it and run the foreign launcher with both descriptors open.
 
     Without `limits` the tool server sets its own: Apptainer's threads and address space do not fit
     in an agent's. With `reaper` pid 1 stays ours and ends with the foreign launcher.

@@ -1,5 +1,6 @@
-"""A seccomp filter that takes away system calls no tool of an agent needs: a list of what is
-denied, everything else passes.
+"""A seccomp filter that takes away system calls no tool of an agent needs.
+
+It is a list of what is denied; everything else passes.
 
 It is a second wall behind the namespaces: what it denies has been the way through the first one
 before (CVE lists of bpf, io_uring, userfaultfd, keyctl; TIOCSTI). Sockets are those of `FAMILIES`:
@@ -87,10 +88,13 @@ class Instruction(NamedTuple):
     if_false: int = 0
 
 
+REFUSE = Instruction(RETURN, ERRNO | errno.EPERM)
+PASS = Instruction(RETURN, ALLOW)
+
+
 def program(machine: str) -> list[Instruction]:
     """The filter for a machine. Raises KeyError for one that has no numbers here."""
     column = list(AUDIT_ARCH).index(machine)
-    refuse = Instruction(RETURN, ERRNO | errno.EPERM)
     code = [
         Instruction(LOAD, ARCH),
         Instruction(EQUAL, AUDIT_ARCH[machine], 1, 0),
@@ -98,45 +102,60 @@ def program(machine: str) -> list[Instruction]:
         Instruction(LOAD, NR),
     ]
     if machine == "x86_64":
-        code += [Instruction(AT_LEAST, X32_BIT, 0, 1), refuse]
+        code += [Instruction(AT_LEAST, X32_BIT, 0, 1), REFUSE]
     code += [Instruction(EQUAL, CLONE3[column], 0, 1), Instruction(RETURN, ERRNO | errno.ENOSYS)]
     for numbers in DENIED.values():
-        code += [Instruction(EQUAL, numbers[column], 0, 1), refuse]
-    code += [Instruction(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3), Instruction(LOAD, ARG0)]
-    code += [
-        Instruction(EQUAL, family, len(FAMILIES) - place, 0)
-        for place, family in enumerate(FAMILIES)
-    ]
-    code += [Instruction(RETURN, ERRNO | errno.EAFNOSUPPORT), Instruction(RETURN, ALLOW)]
-    code += [
-        Instruction(EQUAL, CLONE[column], 0, 4),
+        code += [Instruction(EQUAL, numbers[column], 0, 1), REFUSE]
+    return [*code, *_sockets(column), *_by_arguments(column)]
+
+
+def _sockets(column: int) -> list[Instruction]:
+    """Let pass sockets of FAMILIES; other calls go on behind these instructions."""
+    return [
+        Instruction(EQUAL, SOCKET[column], 0, len(FAMILIES) + 3),
         Instruction(LOAD, ARG0),
-        Instruction(ANY_BIT, NAMESPACE_FLAGS, 0, 1),
-        refuse,
-        Instruction(RETURN, ALLOW),
-        Instruction(EQUAL, IOCTL[column], 0, 5),
+        *(
+            Instruction(EQUAL, family, len(FAMILIES) - place, 0)
+            for place, family in enumerate(FAMILIES)
+        ),
+        Instruction(RETURN, ERRNO | errno.EAFNOSUPPORT),
+        PASS,
+    ]
+
+
+def _by_arguments(column: int) -> list[Instruction]:
+    """Refuse what clone, ioctl and prlimit64 do with some arguments; allow all else."""
+    clone = [Instruction(LOAD, ARG0), Instruction(ANY_BIT, NAMESPACE_FLAGS, 0, 1), REFUSE, PASS]
+    ioctl = [
         Instruction(LOAD, ARG1),
         Instruction(EQUAL, TIOCSTI, 1, 0),
         Instruction(EQUAL, TIOCLINUX, 0, 1),
-        refuse,
-        Instruction(RETURN, ALLOW),
-        Instruction(EQUAL, PRLIMIT[column], 0, 7),
+        *(REFUSE, PASS),
+    ]
+    prlimit = [
         Instruction(LOAD, ARG0),
         Instruction(EQUAL, 0, 5, 0),  # of itself
         Instruction(LOAD, ARG2),
         Instruction(EQUAL, 0, 0, 2),
         Instruction(LOAD, ARG2 + HIGH),
         Instruction(EQUAL, 0, 1, 0),  # no new limit: it only asks
-        refuse,
-        Instruction(RETURN, ALLOW),
+        REFUSE,
     ]
-    return code
+    calls = ((CLONE, clone), (IOCTL, ioctl), (PRLIMIT, prlimit))
+    code = [one for numbers, code in calls for one in _of_call(numbers[column], code)]
+    return [*code, PASS]
+
+
+def _of_call(number: int, code: list[Instruction]) -> list[Instruction]:
+    """Instructions for one system call, which all others jump over."""
+    return [Instruction(EQUAL, number, 0, len(code)), *code]
 
 
 @cache
 def bytecode(machine: str | None = None) -> bytes:
-    """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it; empty on a machine
-    that is not listed.
+    """The filter as `struct sock_filter[]`, as bwrap's `--seccomp` takes it.
+
+    Empty on a machine that is not listed.
     """
     try:
         code = program(machine or platform.machine())
@@ -149,8 +168,9 @@ def bytecode(machine: str | None = None) -> bytes:
 
 @cache
 def loaded() -> tuple[Any, ...]:
-    """The filter in memory as the kernel takes it (`struct sock_fprog`, last), and what that points
-    to; empty without a filter.
+    """The filter in memory as the kernel takes it, and what that points to.
+
+    The `struct sock_fprog` is the last; empty without a filter.
     """
     code = bytecode()
     if not code:

@@ -1,5 +1,6 @@
-"""What sandboxd tells its zygote about one sandbox: a flat record that crosses as JSON, with
-descriptors beside it.
+"""What sandboxd tells its zygote about one sandbox.
+
+It is a flat record that crosses as JSON, with descriptors beside it.
 
 This module is imported by every launcher, so it imports nothing heavy.
 """
@@ -30,8 +31,9 @@ Serve = Callable[[int, int, dict[str, Any]], None]
 
 
 class Launcher(Protocol):
-    """Turns a forked child of the zygote into a sandbox; it, or the tool server that it starts,
-    writes `ok` or `error: ...` to the status pipe.
+    """Turns a forked child of the zygote into a sandbox.
+
+    It, or the tool server that it starts, writes `ok` or `error: ...` to the status pipe.
     """
 
     def __call__(self, launch: Launch, listener_fd: int, status_fd: int, serve: Serve) -> NoReturn:
@@ -84,8 +86,9 @@ class Launch:
 
 @cache
 def interpreter_roots() -> tuple[str, ...]:
-    """Folders that this Python runs from, outside /usr: its base prefix, then a virtual
-    environment's.
+    """Folders that this Python runs from, outside /usr.
+
+    They are its base prefix, then a virtual environment's.
     """
     roots: list[str] = []
     for prefix in (sys.base_prefix, sys.prefix):
@@ -115,8 +118,9 @@ def server_command(server: str) -> list[str]:
 
 @cache
 def package_folders() -> tuple[str, ...]:
-    """Where IPython and its like are installed for our interpreter; shown inside read-only with the
-    interpreter's roots.
+    """Where IPython and its like are installed for our interpreter.
+
+    They are shown inside read-only with the interpreter's roots.
     """
     return tuple(path for path in sys.path if path.endswith("site-packages"))
 

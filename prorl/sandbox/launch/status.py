@@ -17,26 +17,32 @@ async def read_status(fd: int, timeout_s: float) -> str:
 
     `fd` is a non-blocking pipe, which stays the caller's.
     """
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(fd, readable.set)
-    said = b""
+    said = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
-            while not said.endswith(b"ok\n") and len(said) < MAX_BYTES:
-                await readable.wait()
-                readable.clear()
-                try:
-                    data = os.read(fd, MAX_BYTES)
-                except BlockingIOError:  # set for what the last read took already
-                    continue
-                if not data:
-                    break
-                said += data
+            await _read_into(said, fd)
     except TimeoutError:
-        said = said or f"not ready after {timeout_s:g} s".encode()
-    finally:
-        loop.remove_reader(fd)
+        said = said or bytearray(f"not ready after {timeout_s:g} s".encode())
     if said.endswith(b"ok\n"):
         return "ok"
     return said.decode("utf-8", "replace").removeprefix("error: ").strip()
+
+
+async def _read_into(said: bytearray, fd: int) -> None:
+    """Read until `ok`, the end or MAX_BYTES."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(fd, readable.set)
+    try:
+        while not said.endswith(b"ok\n") and len(said) < MAX_BYTES:
+            await readable.wait()
+            readable.clear()
+            try:
+                data = os.read(fd, MAX_BYTES)
+            except BlockingIOError:  # set for what the last read took already
+                continue
+            if not data:
+                break
+            said += data
+    finally:
+        loop.remove_reader(fd)

@@ -120,8 +120,9 @@ class Zygote:
                     self._tell({"exited": sandbox_id, "status": status, "cpu_s": cpu_s})
 
     def _end_orphans(self) -> None:
-        """Kill what a killed guardian of `local` has left; it came to us (subreaper), and nobody
-        else could tell whose it is.
+        """Kill what a killed guardian of `local` has left.
+
+        It came to us (subreaper), and nobody else could tell whose it is.
 
         Its children come to us in turn, each with a signal that brings us here again.
         """
@@ -133,8 +134,9 @@ class Zygote:
 
 
 def main() -> None:
-    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID SERVER_MODULE KIND=PLACE...`, a
-    place being `module:attribute`.
+    """`python -m prorl.sandbox.launch.zygote CONTROL_FD PARENT_PID SERVER_MODULE KIND=PLACE...`.
+
+    A place is `module:attribute`.
     """
     control_fd, parent, module, *kinds = sys.argv[1:]
     calls.die_with_parent(signal.SIGKILL, int(parent))

@@ -58,29 +58,29 @@ class ZygoteClient:
         """Spawn it. Call from the main thread: PDEATHSIG follows the thread that forks."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        argv = [
-            sys.executable,
-            "-m",
-            "prorl.sandbox.launch.zygote",
-            str(theirs.fileno()),
-            str(os.getpid()),
-            TOOL_SERVER,
-            *(f"{name}={place}" for name, place in self._kinds.items()),
-        ]
-        # A minimal environment: what the zygote has, /proc/1/environ shows inside every sandbox.
-        env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-        if not all(place.startswith("prorl.") for place in self._kinds.values()):
-            env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # where a user's kind may be
+        places = (f"{name}={place}" for name, place in self._kinds.items())
+        arguments = (str(theirs.fileno()), str(os.getpid()), TOOL_SERVER, *places)
         self._process = subprocess.Popen(
-            argv, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+            [sys.executable, "-m", "prorl.sandbox.launch.zygote", *arguments],
+            env=self._environment(),
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
         )
         theirs.close()
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._receive)
 
+    def _environment(self) -> dict[str, str]:
+        """A minimal one: what the zygote has, /proc/1/environ shows inside every sandbox."""
+        env = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+        if not all(place.startswith("prorl.") for place in self._kinds.values()):
+            env["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # where a user's kind may be
+        return env
+
     def launch(self, launch: Launch, listener: socket.socket, status_fd: int) -> None:
-        """Fork a launcher with these two descriptors; they are duplicated, so the caller closes its
-        own after `sent`.
+        """Fork a launcher with these two descriptors.
+
+        They are duplicated, so the caller closes its own after `sent`.
         """
         self._send(launch.to_json(), [os.dup(listener.fileno()), os.dup(status_fd)])
 
