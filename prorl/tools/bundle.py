@@ -6,6 +6,7 @@ import importlib.util
 import io
 import marshal
 import zipfile
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -14,8 +15,10 @@ STAMP = (2020, 1, 1, 0, 0, 0)
 """Of every member, so that equal sources give equal bytes."""
 
 
+@cache
 def build() -> bytes:
-    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON`.
+    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON`. Built once a process: sandboxd
+    writes it for the pool that tries a kind, and for its own.
 
     `prorl/tools/server/main.py` says what CONFIG_JSON holds.
     """
