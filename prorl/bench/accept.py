@@ -23,7 +23,8 @@ import aiohttp
 import orjson
 
 from prorl.bench.children import disk, line_of, python
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.config import ServiceConfig
 from prorl.errors import UnavailableError
 from prorl.types import Json

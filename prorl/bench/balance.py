@@ -21,7 +21,8 @@ import numpy as np
 
 from prorl.bench.balance_picks import ALL_KNOWN, HEAP, OURS, PICKS
 from prorl.bench.balance_sim import LOADS, Work, simulate
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median
 
 ROLLOUTS = 1500
 BAR = 1.3

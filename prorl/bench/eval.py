@@ -19,7 +19,8 @@ from asyncio.subprocess import Process
 from itertools import cycle, islice
 
 from prorl.bench.children import line_of, python
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median
 from prorl.envs import get_env, verify
 from prorl.limits import Deadline
 from prorl.types import Task

@@ -18,7 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.control import GroupComplete
 from prorl.linux.procfs import descendants, stat
 from prorl.members import GroupMember

@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prorl.bench.grown import SEED, repeat, stores
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.config import RunConfig
 from prorl.control import (
     CommitPart,

@@ -17,8 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from prorl.bench.machine import machine
 from prorl.bench.readers import READERS, Spent, reader
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.report import Figure, Report, median
 from prorl.bench.stored import make_run
 from prorl.storage.analyses import ANALYSES
 from prorl.storage.catalog import StoredRun

@@ -30,7 +30,8 @@ from prorl.backends.vllm import VllmBackend
 from prorl.backends.vllm_http import HttpLimits
 from prorl.bench.children import line_of, python
 from prorl.bench.inference_server import INTERVAL, SAMPLED_TOKENS
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median
 from prorl.errors import UnavailableError
 from prorl.types import GenerateRequest, SamplingParams
 

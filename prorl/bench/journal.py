@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from prorl.bench.children import disk
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.columns import Lease, leased_batch, ready_columns
 from prorl.journal import Answer, Ended, Journals, Said
 from prorl.rows import Row, grow

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import orjson
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.envs.llm_judge import Case, JudgeConfig, LlmJudge, calibrate
 from prorl.errors import UserError
 from prorl.types import Task

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.client.client import Client, connect
 from prorl.config import ServiceConfig
 from prorl.control import ControlRow, Endpoints, Kind, Started, Welcome

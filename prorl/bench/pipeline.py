@@ -26,8 +26,9 @@ from pathlib import Path
 
 import stamina
 
+from prorl.bench.machine import machine
 from prorl.bench.meter import pss_mb
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.report import Figure, Report, median
 from prorl.bench.served import client_of, cpu_s, wait_finished
 from prorl.client.client import Client
 from prorl.client.http import Http

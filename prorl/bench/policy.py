@@ -25,7 +25,8 @@ import numpy as np
 from prorl.backends.embedded import TOY
 from prorl.backends.vllm import VllmBackend
 from prorl.bench.children import python
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median
 from prorl.linux import procfs
 from prorl.types import Completion, GenerateRequest, Json, SamplingParams
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import stamina
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.client.client import Client
 from prorl.client.http import Http
 from prorl.config import ServiceConfig

@@ -23,7 +23,8 @@ from typing import NamedTuple
 import pyarrow.dataset as ds
 
 from prorl.bench.children import python
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.errors import UserError
 from prorl.types import Json
 

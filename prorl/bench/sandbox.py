@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from prorl.bench.machine import machine
 from prorl.bench.meter import CpuMeter, counts, cpu_meter, pss_mb
-from prorl.bench.report import Figure, Report, machine, median, verdict
+from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost

@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.bench.scale_model import Costs, Point, Times, saturation, simulate, worked_share
 from prorl.bench.wire import HERE, far_apart
 from prorl.client.client import Client, connect

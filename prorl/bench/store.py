@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from prorl.bench.machine import machine
 from prorl.bench.readers import READERS, reader
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.report import Figure, Report
 from prorl.bench.store_rivals import COLUMNS, rivals
 from prorl.bench.stored import make_run, rollout_tables
 from prorl.storage.catalog import StoredRun

@@ -20,7 +20,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from prorl.bench.children import Answering
-from prorl.bench.report import Figure, Report, machine
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report
 from prorl.bench.stream import make_runs
 from prorl.bench.tls_ends import FLIGHT, RAW
 from prorl.bench.wire import HERE, far_apart

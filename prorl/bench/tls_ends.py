@@ -23,8 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from prorl.bench.stream import RUN
 from prorl.bench.stream_rivals import read_run
+from prorl.bench.stream_shape import RUN
 from prorl.client.fetch import FlightSource
 from prorl.flight import FlightNetwork, tune
 from prorl.flight.ticket import Ticket

@@ -19,7 +19,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from prorl.bench import tool_rivals
-from prorl.bench.report import Figure, Report, machine, median, verdict
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
 from prorl.sandbox import kinds
 from prorl.sandbox.host import UnixSandboxHost

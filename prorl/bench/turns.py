@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median
 from prorl.bench.served import client_of, cpu_s, wait_finished
 from prorl.client.client import Client
 from prorl.config import ServiceConfig

@@ -4,13 +4,17 @@ Every command loads its own module only when it is called, so `prorl --help` sta
 
     app.py       the commands, and how errors become one line and an exit code
     settings.py  default < file < environment < flag -> a job or a service config
+    policies.py  what `--policy` takes, and the backend that it means
     options.py   options that several commands share, each with its help
     output.py    terminal or plain lines or JSON; control characters never reach the terminal
-    job.py       submit a task file as one run and follow it to its end
-    progress.py  bars and the bottleneck while a run goes on; plain lines off a terminal
+    job.py       a task file as one run, checked before anything is started
+    run_job.py   start a service, submit the job, follow it to its end
+    snapshot.py  one look at a run: how far each stage is, which one holds the others up
+    progress.py  bars on a terminal while a run goes on, plain lines off it
     waits.py     what a service waits for and no counter tells: images in the making, dead servers
     summary.py   what a run was, read back from its Parquet files by SQL
     usage.py     words for a mistake on the command line
+    probes.py    what `prorl doctor` looks at
 
 Exit codes: 0 done, 1 it failed, 2 the caller's mistake (one line says which), 130 interrupted.
 """

@@ -28,14 +28,8 @@ from prorl.storage.service import serving as serving_store
 from prorl.supervisor.child import Child, ChildSpec, exit_text
 from prorl.supervisor.models import model_specs, settle_models
 from prorl.supervisor.root import Root
-from prorl.supervisor.service import (
-    GRACE_S,
-    READY_S,
-    check_port,
-    child_specs,
-    end_the_silent,
-    http_url,
-)
+from prorl.supervisor.service import GRACE_S, READY_S, check_port, end_the_silent, http_url
+from prorl.supervisor.specs import child_specs
 from prorl.tokens import keys_of
 from prorl.types import Stage
 

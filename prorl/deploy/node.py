@@ -17,7 +17,8 @@ from prorl.client.client import Client
 from prorl.client.http import Http
 from prorl.config import NAME, ServiceConfig
 from prorl.errors import ConfigError
-from prorl.supervisor.service import Supervisor, node_specs
+from prorl.supervisor.service import Supervisor
+from prorl.supervisor.specs import node_specs
 from prorl.tls import SERVICE_FILE, Join
 
 PATIENCE_S = 20.0

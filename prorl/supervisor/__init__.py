@@ -6,6 +6,7 @@ Read `service.py` first: `async with Supervisor(config) as supervisor:` is a run
 
     root.py     the root's lock, token, private socket folder, service.json; sweeps what a dead
                 service left
+    specs.py    which processes a service and a node have
     child.py    one process: spawn, ready line, log file, exit by pidfd, stop
     restart.py  the restart decision, pure
     models.py   embedded model servers: `embedded:DIR` -> address and process

@@ -20,7 +20,6 @@ Not promised: that a child's death is free. RUN's death costs an attempt
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import time
@@ -33,9 +32,10 @@ from prorl.errors import ConfigError, UnavailableError
 from prorl.linux.disk import disk_full
 from prorl.linux.forked import EXIT_LEFT, EXIT_REPLACED
 from prorl.supervisor.child import Child, ChildSpec, exit_text
-from prorl.supervisor.models import model_specs, settle_models
+from prorl.supervisor.models import settle_models
 from prorl.supervisor.restart import Restarts, on_death
-from prorl.supervisor.root import Root, box_dir
+from prorl.supervisor.root import Root
+from prorl.supervisor.specs import STAGES, Specs, child_specs
 from prorl.types import Json
 
 READY_S = 60.0
@@ -59,53 +59,6 @@ GRACE_S = 6.0
 
 HAND_OVER_S = 30.0
 """For the stages of a service that stops: a turn's end, packing, and scoring what was finished."""
-
-
-SANDBOXD, STAGES = "prorl.sandbox.node.daemon", "prorl.stages"
-
-
-def child_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
-    """The processes of a service; workers are named as their sockets are."""
-    common = ("--config", config_file)
-    specs = [
-        ChildSpec(name="gateway", module="prorl.service", args=common, stop_rank=3),
-        ChildSpec(name="sandboxd", module=SANDBOXD, args=sandboxd_args(config), stop_rank=4),
-    ]
-    pools = (("init", config.init, 0), ("run", config.run, 0), ("eval", config.eval, 1))
-    for stage, pool, rank in pools:
-        for index in range(pool.workers):
-            worker = f"{stage}-{index}"
-            args = (*common, "--stage", stage, "--worker", worker)
-            specs.append(ChildSpec(name=worker, module=STAGES, args=args, stop_rank=rank))
-    specs.append(ChildSpec(name="store", module="prorl.storage", args=common, stop_rank=2))
-    return (*specs, *model_specs(config))
-
-
-def node_specs(config: ServiceConfig, config_file: str) -> tuple[ChildSpec, ...]:
-    """The processes of a node whose gateway and store are on another host."""
-    own = child_specs(config, config_file)
-    return tuple(spec for spec in own if spec.module in (SANDBOXD, STAGES))
-
-
-def sandboxd_args(config: ServiceConfig) -> tuple[str, ...]:
-    """sandboxd knows nothing of prorl's config: it is a program of its own."""
-    options = {
-        "--socket": config.sandbox_socket,
-        "--root": box_dir(config.root),
-        "--kind": config.sandbox.kind,
-        "--node-id": config.node_id,
-        "--parent-pid": os.getpid(),
-        "--max-sandboxes": config.sandbox.max_sandboxes,
-        "--warm": config.sandbox.warm,
-        "--snapshot-bytes": config.sandbox.snapshot_bytes,
-        "--image": config.sandbox.image,
-        "--images": config.sandbox.images.absolute() if config.sandbox.images else "",
-    }
-    return tuple(str(word) for option in options.items() for word in option)
-
-
-Specs = Callable[[ServiceConfig, str], tuple[ChildSpec, ...]]
-"""Resolved config and its file -> the processes to start."""
 
 
 class Supervisor:

@@ -10,7 +10,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from prorl.bench.report import Figure, Report, machine, median
+from prorl.bench.machine import machine
+from prorl.bench.report import Figure, Report, median
 from prorl.cli.commands.bench import benches
 
 KEYS = {

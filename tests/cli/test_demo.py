@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.cli.app import dispatch
-from prorl.cli.demo.display import Story
 from prorl.cli.demo.recipe import Recipe, heldout_tasks, train_run, train_tasks
+from prorl.cli.demo.story import Story
 from prorl.cli.passk import estimate, pass_at_k, wilson
 from prorl.types import GroupState, Json, RolloutState, Stage
 

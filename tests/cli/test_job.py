@@ -120,7 +120,8 @@ def test_a_filter_is_a_name_sql_or_a_file_of_it(tmp_path: Path) -> None:
 WRITE = """
 import sys
 from pathlib import Path
-from prorl.cli.job import JobPlan, _create
+from prorl.cli.job import JobPlan
+from prorl.cli.run_job import _create
 
 class Nobody:
     def create_run(self, **config): pass

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from prorl.cli.progress import Plain, Snapshot, StageLoad, bottleneck, figures, plain, snapshot
+from prorl.cli.progress import Plain
+from prorl.cli.snapshot import Snapshot, StageLoad, bottleneck, figures, plain, snapshot
 from prorl.types import Stage
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from prorl.cli.app import dispatch
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.storage.catalog import StoredRun
 from prorl.storage.layout import RunDir
 from prorl.storage.scores import provenance

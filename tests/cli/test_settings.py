@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.settings import (
-    Job,
-    assignment,
-    backend,
-    job_settings,
-    run_settings,
-    service_settings,
-)
+from prorl.cli.policies import backend
+from prorl.cli.settings import Job, assignment, job_settings, run_settings, service_settings
 from prorl.errors import ConfigError
 
 

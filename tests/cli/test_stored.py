@@ -12,8 +12,9 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.cli.commands.show import lines
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.types import Json
 
 ROWS = [

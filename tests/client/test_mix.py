@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prorl.bench.synthetic import Shape, delivered, group, write_run
+from prorl.bench.synthetic import Shape, delivered, group
+from prorl.bench.synthetic_run import write_run
 from prorl.cli.app import dispatch
 from prorl.client import PackedBatch, connect
 from prorl.client.mix import mix

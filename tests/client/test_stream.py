@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from prorl.bench.synthetic import Shape, delivered, group, write_run
+from prorl.bench.synthetic import Shape, delivered, group
+from prorl.bench.synthetic_run import write_run
 from prorl.client import Client, PackedBatch, connect
 from prorl.client.fetch import FlightSource
 from prorl.errors import ConflictError, NotFoundError, UserError

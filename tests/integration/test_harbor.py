@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.sandbox.images.child import make_image
 from tests.integration.checks import check_complete, rows
 from tests.sandbox import small_image

@@ -15,9 +15,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.passk import evaluation
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.storage.verify import verify

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.linux.procfs import descendants
 from prorl.types import Json

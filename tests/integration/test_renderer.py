@@ -9,8 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.cli.summary import summarise
 from prorl.errors import ProrlError
 from prorl.tokenizer import HFTokenizer

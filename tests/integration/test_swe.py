@@ -11,8 +11,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.types import Json
 from tests.integration.checks import check_complete, rows
 

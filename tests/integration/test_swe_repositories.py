@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.errors import StorageError
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Image, Registry

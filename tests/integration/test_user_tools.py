@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.errors import TaskError
 from tests.integration.checks import check_complete, rows
 from tests.user_package import installed

@@ -18,7 +18,8 @@ from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
-from prorl.supervisor.service import Supervisor, child_specs
+from prorl.supervisor.service import Supervisor
+from prorl.supervisor.specs import child_specs
 
 HERE = Path(__file__).parent / "children"
 

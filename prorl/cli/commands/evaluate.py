@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.options import ConfigFile, Flag, JsonObject, Quiet, Settings
 from prorl.cli.output import say, say_json, table
 from prorl.cli.passk import evaluation
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 
 if TYPE_CHECKING:
     from prorl.cli.passk import Passed

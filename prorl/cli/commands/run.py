@@ -7,9 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prorl.cli.job import JobPlan, run_plan
+from prorl.cli.job import JobPlan
 from prorl.cli.options import ConfigFile, Flag, JobRoot, JsonObject, Quiet, Settings
 from prorl.cli.progress import Show
+from prorl.cli.run_job import run_plan
 from prorl.errors import UserError
 
 

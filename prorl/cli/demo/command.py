@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from prorl.backends.embedded import TOY
-from prorl.cli.demo.display import cpu_seconds, display
+from prorl.cli.demo.display import display
 from prorl.cli.demo.learning import Learning
+from prorl.cli.demo.picture import draw
 from prorl.cli.demo.recipe import DEMO_FILE, Recipe, service_config
-from prorl.cli.demo.report import draw, present, report
-from prorl.cli.job import tidy
+from prorl.cli.demo.report import report
+from prorl.cli.demo.story import cpu_seconds
+from prorl.cli.demo.words import present
 from prorl.cli.output import note, say_json
 from prorl.cli.progress import Show
+from prorl.cli.run_job import tidy
 from prorl.cli.runs import latest_run, root_option
 from prorl.config import ServiceConfig, parse
 from prorl.config_file import load_file
