@@ -85,6 +85,7 @@ class History:
     forked_from: str = ""
     diverged: int = 0
     anew: str = ""
+    suspensions: int = 0
 
 
 Values = tuple[Json, ...]
@@ -123,6 +124,7 @@ class RanColumns(Added):
     forked_from: str
     diverged: int
     anew: str
+    suspensions: int
 
     @property
     def failure(self) -> Failure:
@@ -319,6 +321,7 @@ def ran_columns(
         forked_from=history.forked_from,
         diverged=history.diverged,
         anew=history.anew,
+        suspensions=history.suspensions,
     )
 
 

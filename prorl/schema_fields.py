@@ -109,8 +109,15 @@ IDENTITY = (
 )
 
 HISTORY = tuple(
-    _struct(resumes=pa.int32(), forked_from=pa.utf8(), diverged=pa.int32(), anew=pa.utf8())
+    _struct(
+        resumes=pa.int32(),
+        forked_from=pa.utf8(),
+        diverged=pa.int32(),
+        anew=pa.utf8(),
+        suspensions=pa.int32(),
+    )
 )
 """How often another worker went on with the attempt; `RUN/ROLLOUT/TURN` that a fork continues, and
 how many of its recorded tool calls said something else this time; why what a leaving node had of
-the rollout was not gone on with. Null in files from before."""
+the rollout was not gone on with; how often it stood still for other runs.
+Null in files from before."""

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -174,7 +174,8 @@ class RunOperator(StageOperator):
             if needs_sandbox(env, lease.task):
                 await asyncio.shield(self._clean(lease.key, ready.sandbox, trajectory))
         run_s = spent_s + self._clock() - began - stood.seconds
-        return ran_columns(trajectory, run_s=run_s, history=journal.history)
+        history = replace(journal.history, suspensions=stood.times)
+        return ran_columns(trajectory, run_s=run_s, history=history)
 
     # ---- the journal
 
@@ -222,8 +223,11 @@ class RunOperator(StageOperator):
 
     async def _stand(self, key: AttemptKey, deadline: Deadline, stood: _Stood) -> None:
         """Between two turns: stand still if that is wanted."""
-        if self._suspensions is not None:
-            stood.seconds += await self._suspensions.boundary(key, deadline)
+        if self._suspensions is None:
+            return
+        seconds = await self._suspensions.boundary(key, deadline)
+        stood.seconds += seconds
+        stood.times += int(seconds > 0)
 
     async def _drive(self, agent: str, context: AttemptContext) -> Trajectory:
         """The agent's trajectory; an agent that outlives its deadline is cut."""
@@ -356,9 +360,10 @@ def _anew(lease: Lease) -> str:
 
 @dataclass(slots=True)
 class _Stood:
-    """For how long an attempt has stood still in this life."""
+    """How often an attempt has stood still in this life, and for how long."""
 
     seconds: float = 0.0
+    times: int = 0
 
 
 @dataclass(slots=True)

@@ -66,8 +66,9 @@ class Suspensions:
 
     async def boundary(self, key: AttemptKey, deadline: Deadline) -> float:
         """Stand still here for as long as it is wanted; for how long it was, in seconds."""
-        began, clock = deadline.clock(), deadline.clock
+        stood_s, clock = 0.0, deadline.clock
         while (wakes := self._asked.get(key)) is not None:
+            began = clock()
             with _stopped(deadline):
                 self._slots().lend(key)
                 self._emit(Suspended(suspended=True), key, stage=Stage.RUN)
@@ -75,7 +76,8 @@ class Suspensions:
                 if not self._leaving:
                     await self._slots().take_back(key)
             self._emit(Suspended(suspended=False), key, stage=Stage.RUN)
-        return clock() - began
+            stood_s += clock() - began
+        return stood_s
 
 
 @contextmanager

@@ -109,6 +109,7 @@ MEANINGS: dict[str, str] = {
     "diverged": "recorded tool calls of a fork that said something else this time",
     "handed": "attempt whose turns a node that left has handed over; 0: none",
     "not_handed": "why a node that left has handed over no turns, where it had some",
+    "suspensions": "how often it stood still for other runs, in its last life in RUN",
     "anew": "why the turns of a node that left were not gone on with",
     "committed_at": "when the store committed the row",
     "turn": "number of the model call, from 0",

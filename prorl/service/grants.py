@@ -138,7 +138,7 @@ class LeaseGrants:
 
     def _next(self, run: RunRecord, load: TenantLoad) -> RolloutRecord | None:
         # Those of its rollouts that stand still go on before others begin.
-        while not run.ending and not run.suspended:
+        while not run.ending and not run.stands_still:
             while run.ready:
                 record = run.ready.popleft()
                 if record.life.state is RolloutState.QUEUED:

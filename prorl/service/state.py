@@ -21,7 +21,7 @@ from prorl.service.ordered import Ordered
 from prorl.service.pool import GroupPool
 from prorl.service.reuse import Share
 from prorl.service.sampler import Demand, reached
-from prorl.service.standing import Suspension
+from prorl.service.standing import Stand, Suspension
 from prorl.service.worker_record import REMOTE_GRACE_S as REMOTE_GRACE_S
 from prorl.service.worker_record import WorkerRecord as WorkerRecord
 from prorl.types import AttemptKey, FailureCode, GroupState, RolloutState
@@ -224,6 +224,11 @@ class RunRecord:
     def at_work(self) -> int:
         """Those of them that do not stand still."""
         return self.in_hand - len(self.suspended)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether one of them was told to stand still, and not yet that it may go on."""
+        return any(one.stand is not Stand.WAKING for one in self.suspended.values())
 
     @property
     def doom(self) -> Event | None:

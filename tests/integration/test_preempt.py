@@ -149,6 +149,9 @@ async def test_a_late_run_has_its_share_before_long_rollouts_end(
     print(f"\nB's first slot after {seen.lease_s:.1f} s, without {calm.lease_s:.1f} s")
     assert seen.a_ended == 0 < calm.a_ended
     _check_undisturbed(seen, calm)
+    counts = "select sum(suspensions)::int as n from rollouts"
+    (a,), (b,), (off,) = (rows(run, counts) for run in (seen.a, seen.b, calm.a))
+    assert (a["n"] >= SLOTS // 2, b["n"], off["n"]) == (True, 0, 0)
 
 
 @pytest.mark.faults

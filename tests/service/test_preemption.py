@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from prorl.service.core import Core
 from prorl.service.log import ControlLog
 from prorl.service.preemption import PATIENCE_S
 from prorl.service.state import RunRecord, WorkerRecord
-from prorl.types import AttemptKey, FailureCode, Json
-from tests.service.world import group, no_check, run_config
+from prorl.types import AttemptKey, FailureCode, Json, RolloutState
+from tests.service.world import group, no_check, run_config, world
 
 SLOTS, AFTER_S = 4, 60.0
 
@@ -142,6 +143,8 @@ def test_they_go_on_when_their_run_is_due_or_nobody_else_wants_the_slots(log: Co
     floor.core.cancel_run(b)
     assert floor.look(1) == [(0, False), (1, False)]
     assert floor.look(1) == [], "once"
+    floor.core.pump(1)
+    assert [r.life.state for r in a.rollouts.values()].count(RolloutState.LEASED) == 1, "others too"
     floor.stand(a, (0, 1), still=False)
     assert not a.suspended
 
@@ -239,3 +242,25 @@ def test_a_node_that_leaves_lets_all_go_on(log: ControlLog) -> None:
     floor.stand(a, (0, 1))
     floor.worker.leaving = True
     assert floor.look(1) == [(0, False), (1, False)]
+
+
+async def test_leases_of_a_run_that_starves_pass_those_that_wait_to_be_sent(tmp_path: Path) -> None:
+    async with (
+        world(tmp_path, preempt_after_s=0.01) as w,
+        w.worker("run") as run,
+        w.worker("init") as init,
+    ):
+        await w.run("a")
+        await w.submit(*(group(f"t{n}") for n in range(40)), run_id="a")
+        for key in await init.take(8):
+            run.say(Started(), key)
+        await w.until(lambda view: view["counts"]["running"] == 8, "a")
+        await w.run("b")
+        await w.submit(*(group(f"t{n}") for n in range(4)), run_id="b")
+        async with asyncio.timeout(30):
+            while "b" not in w.core.preemption.starving or w.core.run("b").at_work < 4:
+                await asyncio.sleep(0.02)
+        taken = await init.take(8)  # on their way before
+        while len(taken) < 12:
+            taken += await init.take()
+        assert [key.run_id for key in taken[:12]] == ["a"] * 8 + ["b"] * 4
