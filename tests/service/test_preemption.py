@@ -123,6 +123,8 @@ def test_the_longest_held_of_the_run_that_is_over_its_share_stand_still(log: Con
     assert all(record.life.attempt == 1 for record in a.suspended)
     floor.core.pump(floor.core.preemption.room)
     assert b.at_work == SLOTS // 2, "leases of its own, however many of others wait to be sent"
+    share = floor.core.grants.load().share(a)
+    assert share == (SLOTS, SLOTS // 2), "what stands still counts neither for tenant nor run"
 
 
 def test_off_nobody_stands_still(log: ControlLog) -> None:
@@ -161,6 +163,16 @@ def test_between_two_stands_there_is_time(log: ControlLog) -> None:
     floor.run("c", 8)
     floor.look()
     assert floor.look(AFTER_S) == [(2, True), (3, True)], "others first: they had theirs longer"
+
+
+def test_who_has_just_gone_on_keeps_its_slot_for_a_while(log: ControlLog) -> None:
+    floor = Floor(log)
+    a, _ = _full(floor)
+    floor.look()
+    floor.now += AFTER_S - 1
+    floor.stand(a, range(SLOTS), still=False)
+    assert floor.look(1) == []
+    assert len(floor.look(AFTER_S - 1)) == SLOTS // 2
 
 
 def test_what_cannot_go_on_from_a_journal_or_is_judged_keeps_its_slot(log: ControlLog) -> None:
@@ -260,6 +272,7 @@ async def test_leases_of_a_run_that_starves_pass_those_that_wait_to_be_sent(tmp_
         async with asyncio.timeout(30):
             while "b" not in w.core.preemption.starving or w.core.run("b").at_work < 4:
                 await asyncio.sleep(0.02)
+        await w.served.gateway.durable()
         taken = await init.take(8)  # on their way before
         while len(taken) < 12:
             taken += await init.take()
