@@ -28,7 +28,8 @@ from typing import NamedTuple
 
 import anyio.to_thread
 
-from prorl.envs.base import BaseEnv, Solution, spec_of
+from prorl.envs.base import BaseEnv, Solution
+from prorl.envs.resources import spec_of
 from prorl.envs.tools import BAD_CALL, call_problem, make_spec
 from prorl.errors import GraderError, RolloutError, TaskError, boundary
 from prorl.limits import Deadline

@@ -1,7 +1,7 @@
 """Code of a repository that goes for the judgement from inside the tests' process, by ways that ask
 nothing of the collector, of frames or of ctypes.
 
-Each is a `calc/__init__.py` of `swe_cheats.py`'s repository.
+Each is a `calc/__init__.py` of `swe_calc.py`'s repository.
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ from prorl.sandbox.node.probe import probe_one
 from prorl.sandbox.spawn import spawned
 from prorl.testing import make_task
 from prorl.types import SandboxSpec, Score, Stage, Task
-from tests.envs.swe_cheats import FILES, FIX, HIDDEN, HONEST, IN_PROCESS, LEFT_OUT, TEST
+from tests.envs.swe_calc import FILES, FIX, HIDDEN, HONEST, TEST
+from tests.envs.swe_cheats import IN_PROCESS
 from tests.envs.swe_inside import AT_ONCE, INSIDE, INSIDE_HONEST
+from tests.envs.swe_left_out import LEFT_OUT
 
 ENV = SweEnv()
 FAST = (

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from prorl.sandbox.host import UnixSandboxHost
-from prorl.sandbox.kinds.apptainer import program
+from prorl.sandbox.kinds.apptainer_support import program
 from prorl.sandbox.node.probe import probe_one
 from prorl.types import SandboxRef
 from tests.sandbox import small_image

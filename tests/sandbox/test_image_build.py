@@ -15,8 +15,8 @@ import pytest
 
 from prorl.errors import StorageError, UserError
 from prorl.linux import procfs
+from prorl.sandbox.images.builder import client_class
 from prorl.sandbox.images.child import make_image
-from prorl.sandbox.images.maker import _client
 from prorl.sandbox.images.registry import Registry
 from tests.sandbox import small_image
 from tests.sandbox.conftest import why_not
@@ -141,7 +141,7 @@ async def test_a_folder_that_is_no_root_file_system_is_refused(
 def test_without_spython_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spython.main", None)
     with pytest.raises(StorageError, match="spython is not installed; pip install"):
-        _client()
+        client_class()
 
 
 # ---- nothing hangs and nothing is left

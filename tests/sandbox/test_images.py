@@ -16,7 +16,7 @@ from prorl.errors import ConflictError, SandboxError
 from prorl.sandbox.images.cache import ImageCache
 from prorl.sandbox.images.child import make_image
 from prorl.sandbox.images.registry import Registry
-from prorl.sandbox.kinds.apptainer import program
+from prorl.sandbox.kinds.apptainer_support import program
 from prorl.types import FailureCode, SandboxSpec
 from tests.sandbox.conftest import Sandboxd, end, start_daemon, why_not
 
