@@ -15,25 +15,21 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stamina
 
+from prorl.bench.first_lease import first_lease
 from prorl.bench.machine import machine
 from prorl.bench.meter import pss_mb
 from prorl.bench.report import Figure, Report, median
 from prorl.bench.served import client_of, cpu_s, wait_finished
 from prorl.client.client import Client
-from prorl.client.http import Http
 from prorl.config import ServiceConfig
-from prorl.errors import NotFoundError, UnavailableError, UserError
 from prorl.flight import trace
 from prorl.supervisor.service import Supervisor
 from prorl.types import Task
@@ -62,7 +58,7 @@ async def run(quick: bool) -> Report:
     """Measure everything; under 50 s when quick."""
     sizes = QUICK if quick else FULL
     stamina.instrumentation.set_on_retry_hooks([])
-    rows = [_first_lease(sizes)]
+    rows = [first_lease(sizes.starts)]
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         async with Supervisor(_config(Path(folder) / "plain")) as service:
             client, count = client_of(service), sizes.burst
@@ -166,50 +162,3 @@ def _paced(client: Client, name: str, rate: float, length_s: float) -> None:
         time.sleep(max(0.0, start + i / rate - time.monotonic()))
         client.submit(name, [task], 1, key=f"{name}-{i}", last=i == count - 1)
     wait_finished(client, name, POLL_S)
-
-
-def _first_lease(sizes: Sizes) -> Figure:
-    times = [_one_first_lease() for _ in range(sizes.starts)]
-    return median("first_lease_s", times, "s", note="`prorl run` typed to first lease; bar: 8")
-
-
-def _one_first_lease() -> float:
-    with (
-        tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder,
-        _prorl_run(Path(folder)) as start,
-    ):
-        while not _leased(Path(folder) / "root"):
-            time.sleep(0.01)
-        return time.perf_counter() - start
-
-
-@contextmanager
-def _prorl_run(folder: Path) -> Iterator[float]:
-    tasks = folder / "tasks.jsonl"
-    tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
-    what = ["--tasks", str(tasks), "--policy", "noop", "--name", "first"]
-    where = ["--root", str(folder / "root"), "--quiet"]
-    start = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prorl.cli", "run", *what, *where], stdout=subprocess.DEVNULL
-    )
-    try:
-        yield start
-        process.wait(60)
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _leased(root: Path) -> bool:
-    try:
-        service = ServiceConfig.model_validate_json((root / "service.json").read_text())
-        if not service.http_port:
-            return False
-        run = Http(
-            f"http://{service.host}:{service.http_port}", service.token, retry_s=0.01
-        ).request("GET", "v1", "runs", "first")
-    except (OSError, UserError, NotFoundError, UnavailableError):
-        return False
-    states: dict[str, int] = run["counts"]
-    return sum(states.values()) > states.get("queued", 0)

@@ -23,7 +23,8 @@ from prorl.bench.machine import machine
 from prorl.bench.readers import READERS, reader
 from prorl.bench.report import Figure, Report
 from prorl.bench.store_rivals import COLUMNS, rivals
-from prorl.bench.stored import make_run, rollout_tables
+from prorl.bench.stored import make_run
+from prorl.bench.stored_tables import rollout_tables
 from prorl.storage.catalog import StoredRun
 from prorl.storage.collect import collect
 from prorl.storage.compact import compact

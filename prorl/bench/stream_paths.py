@@ -17,24 +17,30 @@ import json
 import os
 import pickle
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
 
+from prorl.bench.stream_bytes import (
+    checksum,
+    memcpy_seconds,
+    peak_mib,
+    read_exactly,
+    received_bytes,
+    total_read,
+)
 from prorl.client import PackedBatch
 from prorl.client.fetch import FlightSource
 from prorl.flight import tune
 from prorl.flight.ticket import Ticket
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 MAX_BYTES = 2 << 30
 """All of the run in one plan."""
@@ -64,16 +70,16 @@ class Consumer:
 
     def received(self) -> Took:
         """Flight over TCP: all record batches in memory, nothing read."""
-        before = _wire_bytes()
+        before = received_bytes()
         start = time.perf_counter()
         batches = list(self._flight(same_host=False).fetch(self._ticket(self._run)).batches)
         seconds = time.perf_counter() - start
         packed = [PackedBatch(batch, self._run) for batch in batches]
-        wire_bytes = _wire_bytes() - before
+        wire_bytes = received_bytes() - before
         return Took(
             seconds,
             sum(b.num_tokens for b in packed),
-            _checksum([b.token_ids for b in packed]),
+            checksum([b.token_ids for b in packed]),
             {"wire_bytes": wire_bytes},
         )
 
@@ -88,7 +94,7 @@ class Consumer:
         """
         took = self._into_tensors(same_host=True)
         return took._replace(
-            more={**took.more, "memcpy_s": _memcpy_seconds(int(took.more["bytes"]))}
+            more={**took.more, "memcpy_s": memcpy_seconds(int(took.more["bytes"]))}
         )
 
     def first_batch(self) -> Took:
@@ -119,7 +125,7 @@ class Consumer:
         return Took(
             seconds,
             sum(b.num_tokens for b in batches),
-            _checksum([b.token_ids for b in batches]),
+            checksum([b.token_ids for b in batches]),
             {"bytes": len(payload)},
         )
 
@@ -172,8 +178,8 @@ class Consumer:
             batch = PackedBatch(arrow, self._run)
             tensors = batch.torch()
             totals += [
-                _total(tensors.token_ids.to(self._device)),
-                _total(tensors.logprobs.to(self._device)),
+                total_read(tensors.token_ids.to(self._device)),
+                total_read(tensors.logprobs.to(self._device)),
             ]
             num_tokens += batch.num_tokens
             num_bytes += batch.token_ids.nbytes + batch.logprobs.nbytes
@@ -181,7 +187,7 @@ class Consumer:
         read = sum(totals)
         seconds = time.perf_counter() - start
         return Took(
-            seconds, num_tokens, _checksum(ids), {"bytes": num_bytes, "read": float(read % 2)}
+            seconds, num_tokens, checksum(ids), {"bytes": num_bytes, "read": float(read % 2)}
         )
 
     def _flight(self, *, same_host: bool) -> FlightSource:
@@ -196,76 +202,10 @@ class Consumer:
         if self._socket is None:
             self._socket = socket.create_connection(("127.0.0.1", self._port))
         self._socket.sendall(form.encode() + b"\n")
-        length = int.from_bytes(_exactly(self._socket, memoryview(bytearray(8))), "little")
+        length = int.from_bytes(read_exactly(self._socket, memoryview(bytearray(8))), "little")
         if len(self._staging) < length:
             self._staging = bytearray(length)
-        return _exactly(self._socket, memoryview(self._staging)[:length])
-
-
-def _exactly(source: socket.socket, into: memoryview) -> memoryview:
-    filled = 0
-    while filled < len(into):
-        got = source.recv_into(into[filled : filled + (1 << 20)])
-        assert got, "the rival's producer is gone"
-        filled += got
-    return into
-
-
-def _total(tensor: Any) -> int:
-    """Reads every byte: the sum of the tensor's memory taken as int64.
-
-    A sum of int32 would be bound by the widening.
-    """
-    import torch
-
-    even = tensor[:-1] if len(tensor) % 2 else tensor
-    return (
-        int(even.view(torch.int64).sum())
-        if even.storage_offset() % 2 == 0 and even.data_ptr() % 8 == 0
-        else int(even.sum())
-    )
-
-
-def _checksum(arrays: list[NDArray[np.int32]]) -> int:
-    return sum(int(array.sum(dtype=np.int64)) for array in arrays)
-
-
-def _memcpy_seconds(num_bytes: int) -> float:
-    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        np.copyto(target, source)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def _peak_mib() -> float:
-    """Highest resident size of this process alone (`ru_maxrss` starts with the parent's)."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return float(status["VmHWM"].split()[0]) / 1024
-
-
-def _wire_bytes() -> int:
-    """Bytes that this process's TCP connections have received, as the kernel counts them.
-
-    The figure is tcp_info.tcpi_bytes_received.
-    """
-    total = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as duplicate:
-                if (
-                    duplicate.family in (socket.AF_INET, socket.AF_INET6)
-                    and duplicate.type == socket.SOCK_STREAM
-                ):
-                    info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
-                    total += struct.unpack_from("<Q", info, 128)[0]
-        except OSError:
-            continue
-    return total
+        return read_exactly(self._socket, memoryview(self._staging)[:length])
 
 
 def main() -> None:
@@ -280,10 +220,10 @@ def main() -> None:
     consume: Callable[[], Took] = getattr(
         Consumer(given.location, given.port, given.run, given.device), given.path
     )
-    before_mib = _peak_mib()
+    before_mib = peak_mib()
     print("ready", "{}", flush=True)
     for _ in sys.stdin:
-        values = _round(consume) | {"peak_mib": _peak_mib() - before_mib}
+        values = _round(consume) | {"peak_mib": peak_mib() - before_mib}
         print(json.dumps(values), flush=True)
 
 

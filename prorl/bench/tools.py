@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from prorl.bench import tool_rivals
+from prorl.bench import tmux_rivals, tool_rivals
 from prorl.bench.machine import machine
 from prorl.bench.report import Figure, Report, median, verdict
 from prorl.protocols import Sandbox
@@ -213,8 +213,8 @@ def _burn() -> None:
 
 async def _rivals(quick: bool, ours_ms: float) -> list[Figure]:
     found = [
-        ("tmux_busy_poll_p50_ms", tool_rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
-        ("tmux_as_agents_p50_ms", tool_rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
+        ("tmux_busy_poll_p50_ms", tmux_rivals.tmux_busy_poll(30 if quick else 200), 5.0, TMUX),
+        ("tmux_as_agents_p50_ms", tmux_rivals.tmux_as_agents(5 if quick else 30), 100.0, TMUX),
         ("poll_10ms_pty_p50_ms", tool_rivals.poll_10ms_pty(50 if quick else 200), 40.0, ""),
         ("swe_rex_local_p50_ms", await tool_rivals.swe_rex_local(5 if quick else 30), 100.0, REX),
     ]

@@ -8,6 +8,7 @@ Every command loads its own module only when it is called, so `prorl --help` sta
     options.py   options that several commands share, each with its help
     output.py    terminal or plain lines or JSON; control characters never reach the terminal
     job.py       a task file as one run, checked before anything is started
+    job_checks.py  what of it is looked at: tasks, model server, filter, name
     run_job.py   start a service, submit the job, follow it to its end
     snapshot.py  one look at a run: how far each stage is, which one holds the others up
     progress.py  bars on a terminal while a run goes on, plain lines off it

@@ -6,7 +6,7 @@
 | folder | what `datasets.save_to_disk` wrote; else its only split of Parquet or JSON Lines files |
 
 What kind of file it is, is seen from its first bytes, not from its name. A row that cannot be read
-is a `BadRow`, so that a reader may go on behind it; a file that cannot be read raises TaskError.
+is given as a TaskError, so that a reader may go on behind it; a file that cannot be read raises one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import datetime
 import gzip
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,12 +23,11 @@ import orjson
 
 from prorl.errors import TaskError
 from prorl.tasks.formats import Row
+from prorl.tasks.row_files import files_of, is_rows
 from prorl.types import Json
 
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 _BATCH_ROWS = 256
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-_SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 
 
 class Placed(NamedTuple):
@@ -43,7 +41,7 @@ class Placed(NamedTuple):
 
 def read_rows(path: Path) -> Iterator[Placed]:
     """Rows in their order. Raises TaskError for a file or folder that cannot be read."""
-    for file in _files(path) if path.is_dir() else [path]:
+    for file in files_of(path) if path.is_dir() else [path]:
         if file.suffix == ".arrow":
             yield from _arrow(file)
             continue
@@ -58,7 +56,7 @@ def _open(path: Path) -> bytes:
             return file.read(4)
     except FileNotFoundError as cause:
         near = (
-            sorted(other.name for other in path.parent.iterdir() if _is_rows(other))[:5]
+            sorted(other.name for other in path.parent.iterdir() if is_rows(other))[:5]
             if path.parent.is_dir()
             else []
         )
@@ -67,49 +65,6 @@ def _open(path: Path) -> bytes:
         ) from cause
     except OSError as cause:
         raise TaskError(f"cannot read {path}: {cause.strerror}", "a readable file") from cause
-
-
-def _is_rows(path: Path) -> bool:
-    return path.name.endswith(_SUFFIXES)
-
-
-# ---- folders
-
-
-def _files(folder: Path) -> list[Path]:
-    """The files of a folder's one split. Raises TaskError."""
-    if (splits := folder / "dataset_dict.json").exists():
-        names = _splits(splits)
-        if len(names) > 1:
-            given = f"{folder} holds the splits {', '.join(names)}"
-            raise TaskError(given, "one of them", f"name it: {folder / names[0]}")
-        folder = folder / names[0]
-    if (folder / "state.json").exists():
-        return sorted(folder.glob("*.arrow"))
-    found = sorted(path for path in folder.rglob("*") if _is_rows(path) and _visible(path, folder))
-    names = sorted({_SHARD.sub("", path.name.partition(".")[0]) for path in found})
-    if len(names) != 1:
-        raise TaskError(
-            f"{folder} is a directory with {', '.join(names) or 'no task file'}",
-            "files of one split",
-            f"name one: {found[0]}" if found else "",
-        )
-    return found
-
-
-def _visible(path: Path, folder: Path) -> bool:
-    parts = path.relative_to(folder).parts
-    return len(parts) <= 3 and not any(part.startswith((".", "_")) for part in parts)
-
-
-def _splits(path: Path) -> list[str]:
-    try:
-        names = orjson.loads(path.read_bytes())["splits"]
-    except (OSError, ValueError, LookupError, TypeError) as cause:
-        raise TaskError(f"{path} cannot be read ({cause})", "what `datasets` writes") from cause
-    if not isinstance(names, list) or not names or any("/" in str(name) for name in names):
-        raise TaskError(f"{path} names the splits {names!r}", "what `datasets` writes")
-    return [str(name) for name in names]
 
 
 # ---- columns

@@ -11,7 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from prorl.cli.job import JOB_FILE, JobPlan, filter_text, free_name
+from prorl.cli.job import JOB_FILE, JobPlan
+from prorl.cli.job_checks import filter_text, free_name
 from prorl.cli.settings import Job
 from prorl.errors import ConfigError, ConflictError, TaskError
 from prorl.schema_fields import SCHEMA_VERSION
