@@ -6,7 +6,8 @@
 | folder | what `datasets.save_to_disk` wrote; else its only split of Parquet or JSON Lines files |
 
 What kind of file it is, is seen from its first bytes, not from its name. A row that cannot be read
-is given as a TaskError, so that a reader may go on behind it; a file that cannot be read raises one.
+is given as a TaskError, so that a reader may go on behind it; a file that cannot be read raises
+one.
 """
 
 from __future__ import annotations
