@@ -84,8 +84,7 @@ class _Open:
 class Journals:
     """The journals of one RUN worker; they belong to its event loop.
 
-    Writes go to the page cache and do not wait, unless there is `sync`, which waits until what a
-    descriptor names is on the disk.
+    Writes do not wait, unless there is `sync`, which puts what a descriptor names on the disk.
     """
 
     def __init__(
@@ -210,10 +209,7 @@ class Journals:
         path.unlink(missing_ok=True)
 
     def past(self, key: AttemptKey) -> bytes:
-        """A journal as another node can go on with it: without how it ended here.
-
-        Empty when there is none, or nothing has happened yet.
-        """
+        """A journal for another node to go on with: without its end; empty if nothing happened."""
         journal = self._open.get(key)
         if journal is None or journal.fd < 0:
             return b""
@@ -366,10 +362,7 @@ def _emptied(fd: int) -> bool:
 
 
 def handed_path(folder: Path, key: AttemptKey) -> Path:
-    """Where INIT leaves what another node has handed over.
-
-    It is for whichever RUN worker of this node gets the row; `folder` is that of any of them.
-    """
+    """Where INIT leaves what was handed over; `folder` is that of any RUN worker of this node."""
     return folder.parent / "handed" / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
 
 
