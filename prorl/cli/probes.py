@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from prorl.errors import ConfigError
 from prorl.sandbox import kinds
-from prorl.supervisor.root import make_socket_dir
+from prorl.supervisor.places import make_socket_dir
 
 
 class ProbeOutcome(NamedTuple):

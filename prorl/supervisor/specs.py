@@ -8,7 +8,7 @@ from collections.abc import Callable
 from prorl.config import ServiceConfig
 from prorl.supervisor.child import ChildSpec
 from prorl.supervisor.models import model_specs
-from prorl.supervisor.root import box_dir
+from prorl.supervisor.places import box_dir
 
 SANDBOXD, STAGES = "prorl.sandbox.node.daemon", "prorl.stages"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl.supervisor.root import box_dir
+from prorl.supervisor.places import box_dir
 
 Prorl = Callable[..., subprocess.CompletedProcess[str]]
 

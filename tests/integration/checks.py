@@ -9,7 +9,7 @@ from pathlib import Path
 from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.storage.verify import verify
-from prorl.supervisor.root import box_dir
+from prorl.supervisor.places import box_dir
 from prorl.types import Json
 
 ONCE = """

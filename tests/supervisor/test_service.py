@@ -17,7 +17,8 @@ from prorl.config import ServiceConfig
 from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.linux.procfs import start_ticks
 from prorl.supervisor.child import ChildSpec
-from prorl.supervisor.root import Root, box_dir, make_socket_dir, sweep
+from prorl.supervisor.places import box_dir, make_socket_dir, sweep
+from prorl.supervisor.root import Root
 from prorl.supervisor.service import Supervisor
 from prorl.supervisor.specs import child_specs
 
