@@ -47,14 +47,16 @@ async def line_of(process: asyncio.subprocess.Process) -> str:
 
 
 async def steps_of(folder: Path, script: Path, kill_after: int = 0) -> list[str]:
-    """The cursors of the steps that the trainer took; SIGKILL after so many."""
+    """The cursors of the steps that the trainer began; SIGKILL after so many, as far as it has got
+    by then.
+    """
     steps: list[str] = []
-    async with running(folder, sys.executable, str(script)) as trainer:
+    # Each step is heard of when it begins, not when a buffer is full.
+    async with running(folder, sys.executable, "-u", str(script)) as trainer:
         while line := await line_of(trainer):
             steps.append(line.split()[1])
             if len(steps) == kill_after:
                 trainer.kill()
-                break
         await trainer.wait()
     assert trainer.returncode == (-signal.SIGKILL if kill_after else 0)
     return steps
@@ -84,7 +86,7 @@ async def test_your_trainer_in_ten_lines(tmp_path: Path, sandbox_kind: str) -> N
         checkpoint = (tmp_path / "checkpoint.txt").read_text()
         again = await steps_of(tmp_path, script)
         assert await steps_of(tmp_path, script) == [], "a finished run has nothing more"
-    # The kill falls before or after the second checkpoint: the step goes on behind what is durable.
+    # The kill falls before or after the last step's checkpoint: it goes on behind what is durable.
     durable = killed[: killed.index(checkpoint) + 1]
     ends = [int(cursor.removeprefix("mine@")) for cursor in durable + again]
     assert ends[:-1] == list(range(GROUPS_PER_BATCH, ends[-1], GROUPS_PER_BATCH))
