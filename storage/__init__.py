@@ -14,15 +14,16 @@ if __name__ != "prorl.storage":
     raise ImportError("import prorl.storage instead of storage")
 
 if TYPE_CHECKING:
-    from prorl.storage.catalog import StoredRun, list_runs, query
+    from prorl.storage.catalog import StoredRun, query
     from prorl.storage.filter import check_filter
     from prorl.storage.replay import open_replay
+    from prorl.storage.runs import list_runs
 
 __all__ = ["StoredRun", "check_filter", "list_runs", "open_replay", "query"]
 
 _HOMES = {
     "StoredRun": "catalog",
-    "list_runs": "catalog",
+    "list_runs": "runs",
     "query": "catalog",
     "check_filter": "filter",
     "open_replay": "replay",

@@ -39,7 +39,8 @@ from prorl.storage.durable import (
 )
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
-from prorl.storage.parts import ROWS_DIGEST, read_file, rows_digest
+from prorl.storage.part_reader import read_file
+from prorl.storage.parts import ROWS_DIGEST, rows_digest
 
 MANY = 64
 """So many files are merged."""

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from prorl.errors import NotFoundError, RolloutError, StorageError, UserError, boundary
-from prorl.failures import FailureCode
+from prorl.errors import NotFoundError, StorageError
 from prorl.schema import APPENDED, SCORED, TABLES
 from prorl.storage.appended import AppendedTable
-from prorl.storage.durable import ask
-from prorl.storage.layout import MANIFEST, PARTIAL, Commit, CommitName, PartFile, RunDir
-from prorl.storage.parts import PartReader, conform
+from prorl.storage.commit_files import Commit, CommitName
+from prorl.storage.layout import PARTIAL, PartFile, RunDir
+from prorl.storage.part_reader import PartReader
+from prorl.storage.parts import conform
 from prorl.storage.scores import SCORE_ROWS, SCORES, all_scores
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
@@ -246,53 +245,6 @@ def query(run_dir: str | Path, sql: str, timeout_s: float | None = None) -> pa.T
     parts, NotFoundError and SchemaError as `StoredRun`.
     """
     return StoredRun(run_dir).sql(sql, timeout_s)
-
-
-@contextmanager
-def _reachable(where: str | Path) -> Iterator[None]:
-    """Whatever an object store's client raises, missing credentials too, is the caller's error."""
-    try:
-        with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{where} cannot be read"):
-            yield
-    except RolloutError as cause:
-        raise UserError(
-            cause.message, "a bucket that can be reached", "see its name and your credentials"
-        ) from cause
-
-
-def is_run(where: str | Path) -> bool:
-    """Whether `where`, a path or a URL, looks like a run directory."""
-    if not is_url(where):
-        return (Path(where) / MANIFEST).is_file()
-    with _reachable(where):
-        run = RunDir(where)
-        run.fs.invalidate_cache()
-        return run.has(MANIFEST)
-
-
-def list_runs(root: str | Path) -> list[str]:
-    """Names of the run directories under a root, newest last."""
-    if not is_url(root):
-        paths = [p for p in Path(root).iterdir() if p.name[0] != "."] if Path(root).is_dir() else []
-        made = {p.name: (p / MANIFEST).stat().st_mtime for p in paths if is_run(p)}
-        return sorted(made, key=made.__getitem__)
-    with _reachable(root):
-        folder = RunDir(root)
-        folder.fs.invalidate_cache()
-        pattern = folder.path("*", MANIFEST)
-        found = ask(folder.fs, lambda: folder.fs.glob(pattern, detail=True)).values()
-    newest_last = sorted(found, key=lambda info: str(info.get("LastModified", info.get("mtime"))))
-    return [str(info["name"]).split("/")[-2] for info in newest_last]
-
-
-def below(root: str | Path, name: str) -> str:
-    """Path or URL of something in a root."""
-    return f"{str(root).rstrip('/')}/{name}"
-
-
-def is_url(where: str | Path) -> bool:
-    """Whether it is a URL, and not a path of this host's filesystem."""
-    return "://" in str(where)
 
 
 def parquet_rows(run: RunDir, file: PartFile) -> int:

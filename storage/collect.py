@@ -16,9 +16,10 @@ from contextlib import suppress
 
 from prorl.schema import APPENDED, TABLES
 from prorl.storage.appended import AppendedTable
+from prorl.storage.commit_files import Commit, CommitName
 from prorl.storage.compact import PACK, SPENT_S, Step, alone
 from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, write_durably
-from prorl.storage.layout import COMMITS, EMPTY, MANIFEST, Commit, CommitName, RunDir
+from prorl.storage.layout import COMMITS, EMPTY, MANIFEST, RunDir
 from prorl.storage.scores import clear_scores
 
 GRACE_S = 60.0

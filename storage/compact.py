@@ -29,11 +29,13 @@ import pyarrow as pa
 
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
+from prorl.storage.commit_files import Commit
 from prorl.storage.durable import WriteDurably, remove, write_durably
-from prorl.storage.layout import COMMITS, Commit, PartFile, RunDir
+from prorl.storage.layout import COMMITS, PartFile, RunDir
 from prorl.storage.locks import locked
 from prorl.storage.pack_order import checksum, delivery_ranks, row_order
-from prorl.storage.parts import conform, encode, is_of_today, part_file, raw_bytes, read_part
+from prorl.storage.part_reader import is_of_today, raw_bytes, read_part
+from prorl.storage.parts import conform, encode, part_file
 
 PACK = "pack-"
 """How the files of a compaction are called."""

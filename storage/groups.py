@@ -23,8 +23,10 @@ import pyarrow.parquet as pq
 
 from prorl.errors import NotFoundError, StorageError
 from prorl.schema import SEQUENCES
-from prorl.storage.layout import Commit, PartFile, RunDir
-from prorl.storage.parts import PartReader, row_groups
+from prorl.storage.commit_files import Commit
+from prorl.storage.layout import PartFile, RunDir
+from prorl.storage.part_reader import PartReader
+from prorl.storage.row_groups import row_groups
 
 CACHE_BYTES = 32 << 20
 

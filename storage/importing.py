@@ -19,9 +19,10 @@ from prorl.errors import ConflictError, UserError
 from prorl.schema import GROUPS, ROLLOUTS, SEQUENCES
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.sequences import validate_sequences
+from prorl.storage.commit_files import Commit
 from prorl.storage.durable import write_durably
 from prorl.storage.foreign import Line, Row, sequence_rows
-from prorl.storage.layout import MANIFEST, Commit, PartFile, RunDir
+from prorl.storage.layout import MANIFEST, PartFile, RunDir
 from prorl.storage.parts import empties, encode, part_file
 from prorl.types import Json, RolloutState
 

@@ -27,12 +27,10 @@ object store; a copied one works like the original.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fsspec
 import orjson
@@ -43,8 +41,8 @@ from prorl.control import PartFile as PartFile
 from prorl.errors import ConflictError, NotFoundError, SchemaError, StorageError
 from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
-from prorl.schema_fields import SCHEMA_VERSION
 from prorl.storage.arrow_files import ObjectFiles
+from prorl.storage.commit_files import Commit, CommitName, current_names
 from prorl.storage.durable import TEMP_MARK, WriteDurably, ask, remove, write_durably
 from prorl.types import Json
 
@@ -54,96 +52,13 @@ MANIFEST = "manifest.json"
 EMPTY = "empty.parquet"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """The files that one transaction of the control log made visible."""
-
-    commit_seq: int
-    part: str
-    files: tuple[PartFile, ...]
-    run_id: str
-    schema_version: int = SCHEMA_VERSION
-    first_seq: int = 0
-    """Of a range of compacted commits: the first one that it stands for, always 1. Else 0."""
-    again: int = 0
-    """Of a range: how often the same commits had been compacted before."""
-
-    @property
-    def name(self) -> CommitName:
-        """What its file is called."""
-        return CommitName(self.first_seq, self.commit_seq, self.again)
-
-    def dumps(self) -> bytes:
-        """The content of `commits/<seq>.json`; equal commits give equal bytes."""
-        values = asdict(self)
-        for name in ("first_seq", "again"):
-            if not values[name]:
-                del values[name]
-        for file in values["files"]:
-            if file["first"] < 0:
-                del file["first"], file["last"]
-        return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2) + b"\n"
-
-    @classmethod
-    def loads(cls, data: bytes, where: str) -> Commit:
-        """Inverse of `dumps`.
-
-        Raises SchemaError for a newer version or a file that is no commit.
-        """
-        try:
-            values = orjson.loads(data)
-            check_version(values["schema_version"], where)
-            files = tuple(PartFile(**file) for file in values.pop("files"))
-            return cls(files=files, **values)
-        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
-            raise SchemaError(f"{where}: {error}", "a commit as prorl writes it") from None
-
-
 def manifest_digest(values: Mapping[str, Json]) -> str:
     """What a manifest says of itself as `digest`: SHA-256 of everything else in it."""
     rest = {name: value for name, value in values.items() if name != "digest"}
     return hashlib.sha256(orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
-class CommitName(NamedTuple):
-    """What a commit's file is called.
-
-    >>> str(CommitName(0, 7)), str(CommitName(1, 7))
-    ('0000000007.json', '0000000001-0000000007.json')
-    >>> CommitName.parse("0000000001-0000000007.json")
-    CommitName(first=1, last=7, again=0)
-    """
-
-    first: int
-    """Of a range; 0 for one commit."""
-    last: int
-    again: int = 0
-    """Of a range: see `Commit.again`."""
-
-    def __str__(self) -> str:
-        start = f"{self.first:010d}-" if self.first else ""
-        end = f"-{self.again:04d}" if self.again else ""
-        return f"{start}{self.last:010d}{end}.json"
-
-    @classmethod
-    def parse(cls, name: str) -> CommitName | None:
-        """None when `name` is no commit's."""
-        found = _COMMIT_NAME.fullmatch(name)
-        return cls(int(found[1] or 0), int(found[2]), int(found[3] or 0)) if found else None
-
-
-_COMMIT_NAME = re.compile(r"(?:(\d{10})-)?(\d{10})(?:-(\d{4}))?\.json")
 _LIST_AGAIN = 10
-
-
-def _current(names: Sequence[CommitName]) -> list[CommitName]:
-    """Which of the names in order are current: the longest range and what comes after it.
-
-    The range is taken as it was compacted last.
-    """
-    ranges = [name for name in names if name.first]
-    upto = ranges[-1].last if ranges else 0
-    return [*ranges[-1:], *(name for name in names if not name.first and name.last > upto)]
 
 
 def _only(found: dict[str, bytes] | bytes) -> bytes:
@@ -252,7 +167,7 @@ class RunDir:
         """
         for _ in range(_LIST_AGAIN):
             try:
-                return self.read_commits(_current(self.commit_names()))
+                return self.read_commits(current_names(self.commit_names()))
             except FileNotFoundError:
                 # Compacted and removed between our listing and our reading.
                 continue

@@ -33,7 +33,7 @@ from prorl.storage.facts import COLUMNS, FactBook
 from prorl.storage.groups import CACHE_BYTES, GroupIndex
 from prorl.storage.helper import Helper
 from prorl.storage.layout import PartFile, RunDir
-from prorl.storage.parts import read_part
+from prorl.storage.part_reader import read_part
 from prorl.storage.writer import ControlPort, RunWriter, Written
 
 _LOOK_S = 1.0

@@ -20,15 +20,8 @@ import pyarrow as pa
 from prorl.errors import NotFoundError, StorageError, UserError
 from prorl.schema import TABLES
 from prorl.storage.annotations import annotate
-from prorl.storage.catalog import (
-    VIEWS,
-    StoredRun,
-    below,
-    is_intact,
-    is_run,
-    is_url,
-    list_runs,
-)
+from prorl.storage.catalog import VIEWS, StoredRun, is_intact
+from prorl.storage.runs import below, is_run, is_url, list_runs
 from prorl.storage.sql import LockedDuckDB
 from prorl.types import Json
 

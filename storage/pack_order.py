@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from prorl.storage.layout import Commit, RunDir
-from prorl.storage.parts import read_part
+from prorl.storage.commit_files import Commit
+from prorl.storage.layout import RunDir
+from prorl.storage.part_reader import read_part
 from prorl.storage.sql import LockedDuckDB
 
 _Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]

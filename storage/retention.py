@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from prorl.errors import ConflictError
-from prorl.storage.catalog import below, list_runs
 from prorl.storage.layout import COMMITS, MANIFEST, RunDir
+from prorl.storage.runs import below, list_runs
 
 TRASH = ".dropped-"
 """A run that was dropped is called so while its files go; no run can have that name."""

@@ -22,7 +22,8 @@ from prorl.schema_fields import REWARD_PART
 from prorl.storage.durable import TEMP_MARK, NameTakenError, WriteDurably, write_durably
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
-from prorl.storage.parts import ROWS_DIGEST, read_file, rows_digest
+from prorl.storage.part_reader import read_file
+from prorl.storage.parts import ROWS_DIGEST, rows_digest
 from prorl.types import Json
 
 SCORES = "scores"

@@ -38,12 +38,12 @@ from prorl.flight import FlightNetwork
 from prorl.flight.control_client import ControlClient, Identity
 from prorl.flight.inlet import Inlet, Taken
 from prorl.protocols import Network
-from prorl.storage.catalog import is_run
 from prorl.storage.endpoint import Endpoint, ServedRun, on_own_thread
 from prorl.storage.helper import Helper
 from prorl.storage.liverun import LiveRun
 from prorl.storage.replay import open_replay
 from prorl.storage.retention import leftovers
+from prorl.storage.runs import is_run
 from prorl.types import AttemptKey
 
 log = logging.getLogger("prorl.storage")

@@ -31,7 +31,8 @@ from prorl.storage.collect import clear_replaced
 from prorl.storage.compact import Step, alone, compact
 from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, replace_durably, write_durably
 from prorl.storage.layout import EMPTY, MANIFEST, PARTIAL, RunDir, manifest_digest
-from prorl.storage.parts import ROWS_DIGEST, empties, encode_partial, read_file
+from prorl.storage.part_reader import read_file
+from prorl.storage.parts import ROWS_DIGEST, empties, encode_partial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

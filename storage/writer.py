@@ -54,9 +54,10 @@ from prorl.storage.batch import (
     commit_request,
     part_tables,
 )
+from prorl.storage.commit_files import Commit
 from prorl.storage.convert import judge
 from prorl.storage.durable import WriteDurably, remove, write_durably
-from prorl.storage.layout import PARTIAL, Commit, PartFile, RunDir
+from prorl.storage.layout import PARTIAL, PartFile, RunDir
 from prorl.storage.parts import empties, encode, encode_partial, part_file
 from prorl.types import AttemptKey, FailureCode, Stage
 

@@ -27,9 +27,10 @@ from prorl.bench.stored import make_run
 from prorl.bench.stored_tables import rollout_tables
 from prorl.storage.catalog import StoredRun
 from prorl.storage.collect import collect
+from prorl.storage.commit_files import Commit
 from prorl.storage.compact import compact
 from prorl.storage.durable import write_durably
-from prorl.storage.layout import Commit, RunDir
+from prorl.storage.layout import RunDir
 from prorl.storage.parts import encode, part_file
 
 SAME_ROWS = "the same rows, the same run"

@@ -18,7 +18,8 @@ import pyarrow as pa
 from prorl.bench.stored_tables import GROUP, NOW, STEP, rollout_tables
 from prorl.schema import TABLES
 from prorl.schema_fields import SCHEMA_VERSION
-from prorl.storage.layout import MANIFEST, Commit, RunDir
+from prorl.storage.commit_files import Commit
+from prorl.storage.layout import MANIFEST, RunDir
 from prorl.storage.parts import empties, encode, part_file
 
 

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from prorl.schema import GROUPS, ROLLOUTS
 from prorl.schema_fields import SCHEMA_VERSION
+from prorl.storage.commit_files import Commit
 from prorl.storage.durable import write_durably
-from prorl.storage.layout import MANIFEST, Commit, RunDir
+from prorl.storage.layout import MANIFEST, RunDir
 from prorl.storage.parts import empties, encode, part_file
 from prorl.types import RolloutState
 

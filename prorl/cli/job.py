@@ -118,8 +118,8 @@ def _run_of(job: Job) -> RunConfig:
 def _check_existing(plan: JobPlan) -> None:
     if plan.where == str(plan.directory) and not plan.directory.exists():
         return  # DuckDB and Parquet would be imported for this, while no process has started
-    from prorl.storage.catalog import is_run
     from prorl.storage.layout import RunDir
+    from prorl.storage.runs import is_run
 
     if not is_run(plan.where):
         return

@@ -23,7 +23,8 @@ from prorl.flight.inlet import Inlet
 from prorl.flight.local import LocalNetwork
 from prorl.flight.malloc import tune
 from prorl.flight.outlet import Outlet
-from prorl.flight.server import FlightNetwork, FlightReads
+from prorl.flight.rpc import FlightReads
+from prorl.flight.server import FlightNetwork
 
 __all__ = [
     "ControlClient",

@@ -13,45 +13,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl.access import check_flight
 from prorl.errors import (
-    ConfigError,
-    NotFoundError,
     ProrlError,
     UnavailableError,
 )
-from prorl.flight.bearer import BEARER, Bearer, NamedRun, check_grant, named_run
-from prorl.flight.channel import CLOSE_S, DialledChannel, ServedChannel, dial_blocking
+from prorl.flight.channel import DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
+from prorl.flight.rpc import FlightReads, Routes, RpcServer, shut_down
 from prorl.flight.wire import (
     STREAM_ERRORS,
     Opening,
-    check_hello,
     check_location,
-    check_peer_schema,
     guard_fork,
     to_flight,
     with_version,
 )
 from prorl.protocols import Accept, Channel
-from prorl.tls import Credentials, role_of
+from prorl.tls import Credentials
 from prorl.tokens import Keys
 from prorl.types import Json
-
-ACCEPT_S = 10.0
-"""How long a handler may take to accept or refuse a stream."""
 
 DIAL_S = 15.0
 """How long a dialler waits for that; longer, so that the refusal's text arrives."""
@@ -59,132 +49,10 @@ DIAL_S = 15.0
 POLL_S = 0.2
 """How often a waiting read looks whether its client is still there (Flight has no event for it)."""
 
-Routes = Mapping[str, tuple[Accept, pa.Schema, pa.Schema]]
 
 AnswerT = TypeVar("AnswerT")
 
 log = logging.getLogger("prorl.flight")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightReads:
-    """What a listener answers beside channels.
-
-    The coroutines run on the loop, and are cancelled when their client goes.
-    """
-
-    get: Callable[[bytes], Awaitable[pa.Table | pa.RecordBatchReader]]
-    """Ticket -> data for `do_get`. A Table should hold batches below `MAX_BATCH_BYTES`."""
-    info: Callable[[bytes], Awaitable[fl.FlightInfo]] | None = None
-    """Descriptor command -> `get_flight_info`."""
-    actions: Mapping[str, Callable[[bytes], Awaitable[bytes]]] = field(default_factory=dict)
-    """Action type -> handler, body -> one result."""
-    named: Mapping[str, NamedRun] = field(default_factory=dict)
-    """Action type -> the run that a body is about, where that is no JSON object with `run`: a token
-    for one run is checked against it. It must be the run that the handler takes.
-    """
-
-
-class _Server(fl.FlightServerBase):  # type: ignore[misc]
-    """The RPC threads' side: every method hands over to the loop and waits."""
-
-    def __init__(
-        self,
-        network: FlightNetwork,
-        location: str,
-        routes: Routes,
-        reads: FlightReads | None,
-        keys: Keys,
-        credentials: Credentials | None,
-    ) -> None:
-        super().__init__(
-            location,
-            middleware={BEARER: Bearer(keys)},
-            **(_tls(location, credentials) if location.startswith("grpc+tls://") else {}),
-        )
-        self._secure = location.startswith("grpc+tls://")
-        self._network, self._routes, self._reads = network, routes, reads
-
-    def do_exchange(
-        self,
-        context: fl.ServerCallContext,
-        descriptor: fl.FlightDescriptor,
-        reader: Any,
-        writer: Any,
-    ) -> None:
-        try:
-            opening = Opening.decode(descriptor.command)
-            self._check(context, f"exchange {opening.path}")
-            accept, receives, sends = self._route(opening)
-            check_peer_schema(reader.schema, receives, opening.path)
-            stream = self._network.begin_stream(opening, accept)
-            stream.wait_accepted(ACCEPT_S)
-        except ProrlError as error:
-            raise to_flight(error) from None
-        _begin(writer, sends, stream)
-        stream.serve(reader, writer)
-
-    def _check(
-        self,
-        context: fl.ServerCallContext,
-        what: str,
-        body: bytes = b"",
-        named: NamedRun = named_run,
-    ) -> None:
-        """Raise ForbiddenError unless the caller's certificate and token allow this.
-
-        `body` names the run.
-        """
-        if self._secure:
-            check_flight(role_of(context.peer_identity().decode(errors="replace")), what)
-        check_grant(context, what, body, named)
-
-    def _route(self, opening: Opening) -> tuple[Accept, pa.Schema, pa.Schema]:
-        check_hello(
-            opening.hello, f"{opening.hello.get('worker', 'the dialler')} of {opening.path}"
-        )
-        if opening.path not in self._routes:
-            raise NotFoundError(
-                f"no route {opening.path}; served: {', '.join(sorted(self._routes))}"
-            )
-        return self._routes[opening.path]
-
-    def _check_read(
-        self, context: fl.ServerCallContext, what: str, body: bytes, named: NamedRun = named_run
-    ) -> None:
-        try:
-            self._check(context, what, body, named)
-        except ProrlError as error:
-            raise to_flight(error) from None
-
-    def get_flight_info(
-        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
-    ) -> fl.FlightInfo:
-        body = bytes(descriptor.command or b"")
-        self._check_read(context, "info", body)
-        if self._reads is None or self._reads.info is None:
-            raise to_flight(NotFoundError("this endpoint describes nothing"))
-        return self._network.answer(context, self._reads.info, body)
-
-    def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
-        self._check_read(context, "get", bytes(ticket.ticket))
-        if self._reads is None:
-            raise to_flight(NotFoundError("this endpoint serves no data"))
-        return fl.RecordBatchStream(
-            self._network.answer(context, self._reads.get, bytes(ticket.ticket))
-        )
-
-    def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
-        body = action.body.to_pybytes()
-        named = self._reads.named.get(action.type, named_run) if self._reads else named_run
-        self._check_read(context, f"action {action.type}", body, named)
-        handler = self._reads.actions.get(action.type) if self._reads is not None else None
-        if handler is None:
-            raise to_flight(NotFoundError(f"no action {action.type}"))
-        return [self._network.answer(context, handler, body)]
-
-    def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        return [(name, "") for name in (self._reads.actions if self._reads is not None else {})]
 
 
 class FlightNetwork:
@@ -209,7 +77,7 @@ class FlightNetwork:
         """
         self._token, self._credentials = token, credentials
         self._keys = keys or Keys(token)
-        self._servers: list[_Server] = []
+        self._servers: list[RpcServer] = []
         self._streams: dict[ServedChannel, asyncio.Future[None]] = {}
         self._dialled: set[DialledChannel] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -235,7 +103,7 @@ class FlightNetwork:
         guard_fork()
         self._loop = asyncio.get_running_loop()
         try:
-            server = _Server(self, name, routes, reads, self._keys, self._credentials)
+            server = RpcServer(self, name, routes, reads, self._keys, self._credentials)
         except STREAM_ERRORS as error:
             raise UnavailableError(
                 f"cannot listen at {name}: {str(error).splitlines()[0]}"
@@ -294,7 +162,7 @@ class FlightNetwork:
         await asyncio.gather(*(end.close() for end in self._dialled))
         await asyncio.gather(*self._streams.values(), return_exceptions=True)
         for server in self._servers:
-            await _shut_down(server)
+            await shut_down(server)
 
     def begin_stream(self, opening: Opening, accept: Accept) -> ServedChannel:
         """Start a handler on the loop; called by an RPC thread."""
@@ -351,16 +219,6 @@ class FlightNetwork:
                 raise fl.FlightCancelledError("cancelled") from None
 
 
-def _tls(location: str, credentials: Credentials | None) -> dict[str, Any]:
-    if credentials is None:
-        raise ConfigError(f"{location} without a certificate", "credentials of the service")
-    return {
-        "tls_certificates": [(credentials.certificate, credentials.key)],
-        "verify_client": True,
-        "root_certificates": credentials.authority,
-    }
-
-
 async def _call(handler: Callable[[bytes], Awaitable[AnswerT]], argument: bytes) -> AnswerT:
     return await handler(argument)
 
@@ -380,19 +238,3 @@ def _discard(dialling: asyncio.Future[DialledChannel]) -> None:
         channel = dialling.result()
         channel.start()
         channel.end()
-
-
-async def _shut_down(server: _Server) -> None:
-    """`shutdown` waits for open streams without limit, so it gets a thread and a deadline."""
-    stopping = threading.Thread(target=server.shutdown, name="flight-shutdown", daemon=True)
-    stopping.start()
-    await asyncio.to_thread(stopping.join, CLOSE_S)
-
-
-def _begin(writer: Any, sends: pa.Schema, stream: ServedChannel) -> None:
-    """Send the schema, by which the dialler knows that it is accepted. Raises FlightError."""
-    try:
-        writer.begin(sends)
-    except STREAM_ERRORS:
-        stream.abandon()
-        raise fl.FlightCancelledError("the dialler went away") from None

@@ -8,58 +8,25 @@ per run, given here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from hashlib import blake2b
-from typing import NamedTuple
 
 import orjson
 
 from prorl.config import Quota, RunConfig
-from prorl.errors import ConflictError, QueueFullError, TaskError
+from prorl.errors import ConflictError, QueueFullError
 from prorl.limits import Clock
 from prorl.service import log_schema as sql
 from prorl.service import messages
 from prorl.service.bodies import GroupBody
+from prorl.service.candidates import Candidate, CheckTask, checked_candidate, digest, run_digest
 from prorl.service.journal import Journal, group_row, rollout_row
 from prorl.service.lifecycle import RolloutLife
 from prorl.service.log import ControlLog
 from prorl.service.recover import load_keys
 from prorl.service.state import GroupRecord, RolloutRecord, RunRecord, State
 from prorl.service.tenants import check_quota
-from prorl.task_json import task_to_json
-from prorl.types import GroupState, RolloutState, Task
-
-CheckTask = Callable[[Task], None]
-"""Raises TaskError for a task that its env cannot run."""
-
-
-MAX_TASK_BYTES = 4 << 20
-"""Of a task as JSON: each of its rollouts carries it through every stage."""
-
-MAX_EXTRA_BYTES = 256 << 10
-
-
-class Candidate(NamedTuple):
-    """A group that was checked and not accepted yet."""
-
-    task: Task
-    text: str
-    n: int
-    key: str
-    digest: str
-    sampling: str
-    extra: str
-
-
-def digest(*parts: bytes) -> str:
-    """BLAKE2b-128 of the parts, hex: the same name for the same content."""
-    return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
-
-
-def run_digest(config: RunConfig) -> str:
-    """Digest of a run's config: equal for equal configs, whatever the order of keys."""
-    return digest(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS))
+from prorl.types import GroupState, RolloutState
 
 
 class Acceptance:
@@ -122,7 +89,7 @@ class Acceptance:
         default = orjson.dumps(asdict(run.config.sampling.params())).decode()
         for index, body in enumerate(bodies, first):
             where = f"groups[{index}] (task {body.task.task_id!r})"
-            candidate = _checked(body, check, default, where)
+            candidate = checked_candidate(body, check, default, where)
             if candidate.key:
                 _check_key(candidate, there.get(candidate.key), seen, where)
             candidates.append(candidate)
@@ -293,36 +260,3 @@ def _rollouts(group: GroupRecord, now: float) -> list[RolloutRecord]:
         )
         for index in range(group.n)
     ]
-
-
-def _checked(body: GroupBody, check: CheckTask, default: str, where: str) -> Candidate:
-    """A group whose task its env can read. Raises TaskError that names the row."""
-    task = Task(**dict(body.task))
-    try:
-        check(task)
-        return _candidate(body, task, default)
-    except TaskError as error:
-        raise TaskError(f"{where}: {error.given}", error.expected, error.hint) from None
-
-
-def _candidate(body: GroupBody, task: Task, default: str) -> Candidate:
-    try:
-        text, extra = task_to_json(task), orjson.dumps(body.extra).decode()
-    except orjson.JSONEncodeError as error:
-        raise TaskError(
-            f"`data` or `extra`: {error}", "JSON with integers below 2^64 and at most 254 levels"
-        ) from None
-    _check_size("the task with its prompt and data", text, MAX_TASK_BYTES)
-    _check_size("`extra`", extra, MAX_EXTRA_BYTES)
-    sampling = orjson.dumps(asdict(body.sampling.params())).decode() if body.sampling else default
-    name = digest(text.encode(), str(body.n).encode(), sampling.encode())
-    return Candidate(task, text, body.n, body.key, name, sampling, extra)
-
-
-def _check_size(what: str, text: str, limit: int) -> None:
-    if len(text) > limit:
-        raise TaskError(
-            f"{what} takes {len(text):,} bytes",
-            f"at most {limit:,}",
-            "put what is large into an image or a file that the env reads",
-        )

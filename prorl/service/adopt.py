@@ -18,11 +18,11 @@ from prorl.config import RunConfig, parse
 from prorl.control import TrajectorySummary
 from prorl.errors import ConflictError, SchemaError
 from prorl.service import log_schema as sql
-from prorl.service.accept import digest, run_digest
+from prorl.service.candidates import digest, run_digest
 from prorl.service.log import ControlLog
 from prorl.service.state import ADOPTED
 from prorl.storage.catalog import StoredRun
-from prorl.storage.parts import read_part
+from prorl.storage.part_reader import read_part
 from prorl.types import FailureCode, GroupState, Json, RolloutState
 
 _ROLLOUT_FACTS = (

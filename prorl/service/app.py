@@ -9,9 +9,9 @@ from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 
 from prorl.service import metrics, views
-from prorl.service.accept import CheckTask
 from prorl.service.answers import answer_errors, reply
 from prorl.service.backend_routes import backend_routes
+from prorl.service.candidates import CheckTask
 from prorl.service.gateway import Gateway
 from prorl.service.http import GuardMiddleware
 from prorl.service.manifest import code_version

@@ -16,7 +16,7 @@ import orjson
 
 from prorl.config import RunConfig, parse
 from prorl.errors import SchemaError, StorageError
-from prorl.service.accept import run_digest
+from prorl.service.candidates import run_digest
 from prorl.service.log import connect, lock_log, log_version
 from prorl.service.log_schema import LOG_VERSION
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from prorl.config import NAME, RunConfig
 from prorl.errors import UserError
 from prorl.service import views
-from prorl.service.accept import CheckTask
 from prorl.service.answers import reply
 from prorl.service.bodies import GroupsBody
+from prorl.service.candidates import CheckTask
 from prorl.service.gateway import Gateway
 from prorl.service.state import GroupRecord, RunRecord
 from prorl.service.submissions import accept, create

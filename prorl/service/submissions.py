@@ -18,9 +18,9 @@ from prorl.errors import ConfigError, TaskError, UserError
 from prorl.filters import FILTERS
 from prorl.protocols import Env
 from prorl.renderer.check import check as check_renderer
-from prorl.service.accept import Candidate, CheckTask
 from prorl.service.backend_routes import vocabulary_of
 from prorl.service.bodies import GroupsBody
+from prorl.service.candidates import Candidate, CheckTask
 from prorl.service.gateway import Gateway
 from prorl.service.manifest import check_there, write_manifest
 from prorl.service.servers import valid_url

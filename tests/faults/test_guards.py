@@ -84,7 +84,7 @@ GUARDS = {
         f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",
     ),
     "another digest under a key": Guard(
-        "prorl/service/accept.py",
+        "prorl/service/candidates.py",
         "name = digest(text.encode(), str(body.n).encode(), sampling.encode())",
         'name = ""',
         f"{APP}::test_same_key_from_fifty_clients_at_once_is_one_group",

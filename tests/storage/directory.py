@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from prorl.control import GroupEventRow, Terminal
 from prorl.schema_fields import SCHEMA_VERSION
+from prorl.storage.commit_files import Commit
 from prorl.storage.convert import event_rows, tables, terminal_rows
 from prorl.storage.durable import write_durably
-from prorl.storage.layout import MANIFEST, Commit, RunDir
+from prorl.storage.layout import MANIFEST, RunDir
 from prorl.storage.parts import empties, encode, part_file
 
 

@@ -23,20 +23,18 @@ from prorl.columns import leased_batch
 from prorl.errors import NotFoundError, SchemaError, StorageError, UserError
 from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES, TABLES
-from prorl.storage.catalog import StoredRun, list_runs, query
+from prorl.storage.catalog import StoredRun, query
+from prorl.storage.commit_files import Commit
 from prorl.storage.convert import tables
 from prorl.storage.durable import write_durably
 from prorl.storage.groups import GroupIndex
-from prorl.storage.layout import Commit, RunDir
+from prorl.storage.layout import RunDir
 from prorl.storage.opened import open_runs
-from prorl.storage.parts import (
-    LARGE_GROUP_ROWS,
-    LARGE_ROWS,
-    encode,
-    read_part,
-    row_groups,
-)
+from prorl.storage.part_reader import read_part
+from prorl.storage.parts import encode
 from prorl.storage.replay import stored_index
+from prorl.storage.row_groups import LARGE_GROUP_ROWS, LARGE_ROWS, row_groups
+from prorl.storage.runs import list_runs
 from prorl.types import AttemptKey, Failure, FailureCode, SandboxRef
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row

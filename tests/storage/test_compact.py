@@ -20,7 +20,7 @@ from prorl.storage.durable import write_durably
 from prorl.storage.groups import GroupIndex
 from prorl.storage.pack_order import ORDER as ORDER_OF_ROWS
 from prorl.storage.pack_order import checksum
-from prorl.storage.parts import PartReader
+from prorl.storage.part_reader import PartReader
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter
 from tests.storage.compacting import (

@@ -28,7 +28,8 @@ from prorl.storage.catalog import StoredRun, is_intact
 from prorl.storage.compact import compact
 from prorl.storage.durable import write_durably
 from prorl.storage.layout import MANIFEST, PARTIAL, PartFile, RunDir, manifest_digest
-from prorl.storage.parts import encode_partial, read_part
+from prorl.storage.part_reader import read_part
+from prorl.storage.parts import encode_partial
 from prorl.storage.scores import SCORE_ROWS, add_scores
 from prorl.storage.verify import _by_itself, _commit, _commits, _manifest, verify
 from tests.storage.compacting import run_of_many_parts

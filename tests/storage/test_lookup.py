@@ -11,7 +11,7 @@ from prorl.errors import NotFoundError
 from prorl.storage.catalog import OF_ROLLOUTS, StoredRun
 from prorl.storage.compact import compact
 from prorl.storage.layout import RunDir
-from prorl.storage.parts import PartReader
+from prorl.storage.part_reader import PartReader
 from tests.storage.compacting import run_of_many_parts
 from tests.storage.test_golden import GOLDEN
 

@@ -12,8 +12,9 @@ import pytest
 from prorl.errors import SchemaError
 from prorl.storage.catalog import StoredRun
 from prorl.storage.collect import collect
+from prorl.storage.commit_files import Commit
 from prorl.storage.compact import compact
-from prorl.storage.layout import Commit, RunDir
+from prorl.storage.layout import RunDir
 from prorl.storage.parts import conform, part_file
 from prorl.storage.verify import verify
 from tests.storage.compacting import content, replayed, run_of_many_parts

@@ -12,10 +12,10 @@ import pytest
 
 from prorl.cli.app import dispatch
 from prorl.errors import ConflictError
-from prorl.storage.catalog import list_runs
 from prorl.storage.collect import collect
 from prorl.storage.compact import compact
 from prorl.storage.retention import TRASH, drop_run, drop_trash, leftovers, why_kept
+from prorl.storage.runs import list_runs
 from tests.service.world import group, world
 from tests.storage.compacting import content, expected_files, files, run_of_many_parts
 from tests.storage.directory import add_rows

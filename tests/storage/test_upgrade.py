@@ -17,7 +17,7 @@ from prorl.service.log_upgrade import upgrade_log
 from prorl.storage.catalog import StoredRun
 from prorl.storage.collect import collect
 from prorl.storage.layout import RunDir
-from prorl.storage.parts import PartReader
+from prorl.storage.part_reader import PartReader
 from prorl.storage.upgrade import upgrade
 from prorl.storage.verify import verify
 from tests.service.world import group, world

@@ -9,10 +9,10 @@ from prorl.cli.options import Flag, JsonList, RunsRoot
 from prorl.cli.output import answer, note
 from prorl.cli.runs import run_directory
 from prorl.errors import ConflictError, UserError
-from prorl.storage.catalog import is_url, list_runs
 from prorl.storage.collect import GRACE_S, collect, replaced
 from prorl.storage.layout import RunDir
 from prorl.storage.retention import drop_run, drop_trash, last_commit_at
+from prorl.storage.runs import is_url, list_runs
 from prorl.types import Json
 
 DAY_S = 86400.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prorl.cli.options import JsonList, RunsRoot
 from prorl.cli.output import note, say, say_json, table
 from prorl.errors import ProrlError
-from prorl.storage.catalog import StoredRun, below, list_runs
+from prorl.storage.catalog import StoredRun
+from prorl.storage.runs import below, list_runs
 from prorl.types import Json
 
 _LINE = (

@@ -10,8 +10,8 @@ from prorl.cli.output import answer
 from prorl.cli.runs import run_directory
 from prorl.service.log_schema import LOG_VERSION
 from prorl.service.log_upgrade import upgrade_log
-from prorl.storage.catalog import list_runs
 from prorl.storage.layout import RunDir
+from prorl.storage.runs import list_runs
 from prorl.storage.upgrade import upgrade as bring_up
 from prorl.types import Json
 
