@@ -30,15 +30,10 @@ import pyarrow.parquet as pq
 
 from prorl.errors import SchemaError, StorageError
 from prorl.schema import APPENDED, check_schema, check_version
-from prorl.storage.durable import (
-    TEMP_MARK,
-    NameTakenError,
-    WriteDurably,
-    remove,
-    write_durably,
-)
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
+from prorl.storage.objects import NameTakenError, remove
 from prorl.storage.part_reader import read_file
 from prorl.storage.parts import ROWS_DIGEST, rows_digest
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from prorl.storage.durable import PAUSES_S, failures
+from prorl.storage.objects import PAUSES_S, failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,9 @@ from prorl.schema import APPENDED, TABLES
 from prorl.storage.appended import AppendedTable
 from prorl.storage.commit_files import Commit, CommitName
 from prorl.storage.compact import PACK, SPENT_S, Step, alone
-from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.layout import COMMITS, EMPTY, MANIFEST, RunDir
+from prorl.storage.objects import remove
 from prorl.storage.scores import clear_scores
 
 GRACE_S = 60.0

@@ -30,9 +30,10 @@ import pyarrow as pa
 from prorl.errors import ConflictError, StorageError
 from prorl.schema import TABLES
 from prorl.storage.commit_files import Commit
-from prorl.storage.durable import WriteDurably, remove, write_durably
+from prorl.storage.durable import WriteDurably, write_durably
 from prorl.storage.layout import COMMITS, PartFile, RunDir
 from prorl.storage.locks import locked
+from prorl.storage.objects import remove
 from prorl.storage.pack_order import checksum, delivery_ranks, row_order
 from prorl.storage.part_reader import is_of_today, raw_bytes, read_part
 from prorl.storage.parts import conform, encode, part_file

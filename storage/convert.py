@@ -9,9 +9,9 @@ rollout's fate and nothing touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,104 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prorl.control import GroupEventRow, TaskRow, Terminal, TrajectorySummary
-from prorl.errors import RolloutError, boundary
-from prorl.schema import GROUPS, MAX_SEGMENTS, MESSAGES, ROLLOUTS, SCORED, SEQUENCES, TASKS, TURNS
-from prorl.schema_fields import MESSAGE, SEQUENCE
-from prorl.sequences import validate_sequences
-from prorl.types import FAILURE_CLASS, FailureCode, Json, RolloutState
-
-
-def effective_codes(batch: pa.RecordBatch) -> list[FailureCode]:
-    """Failure code of each SCORED row: EVAL's if it failed there, else RUN's."""
-    eval_codes, run_codes = (
-        batch.column("eval_failure_code").to_pylist(),
-        batch.column("failure_code").to_pylist(),
-    )
-    return [
-        FailureCode(eval_code or run_code)
-        for eval_code, run_code in zip(eval_codes, run_codes, strict=True)
-    ]
-
-
-class RowVerdict(NamedTuple):
-    """What becomes of a SCORED row: committed, or kept in `partial/`.
-
-    With a problem it is reported as invalid, too.
-    """
-
-    committable: bool
-    problem: str
-
-
-def judge(batch: pa.RecordBatch) -> list[RowVerdict]:
-    """One verdict per SCORED row. Never raises for what is in a row."""
-    try:
-        with boundary(RolloutError, FailureCode.INVALID_ROW, "row"):
-            wanted = [FAILURE_CLASS[code].trains for code in effective_codes(batch)]
-            found = [
-                problem if want else ""
-                for want, problem in zip(wanted, problems(batch), strict=True)
-            ]
-            return [
-                RowVerdict(want and not problem, problem)
-                for want, problem in zip(wanted, found, strict=True)
-            ]
-    except RolloutError as error:
-        if batch.num_rows == 1:
-            return [RowVerdict(False, error.message)]
-    return [verdict for i in range(batch.num_rows) for verdict in judge(batch.slice(i, 1))]
-
-
-def problems(batch: pa.RecordBatch) -> list[str]:
-    """One text per SCORED row: empty if it may be committed, else what is wrong with it."""
-    if nulls := _nulls(batch):
-        if batch.num_rows == 1:
-            return [f"null in {nulls}"]
-        return [problem for i in range(batch.num_rows) for problem in problems(batch.slice(i, 1))]
-    found = _reward_problems(batch)
-    sequences, parents = _sequences(batch)
-    segments = sequences.column("segment").to_numpy()
-    expected = np.arange(len(parents)) - np.searchsorted(parents, parents)
-    for parent, segment, wanted, text in zip(
-        parents, segments, expected, validate_sequences(sequences), strict=True
-    ):
-        if text or segment != wanted or segment >= MAX_SEGMENTS:
-            found[parent] = text or f"segment {segment} where {wanted} was expected"
-    return found
-
-
-def _reward_problems(batch: pa.RecordBatch) -> list[str]:
-    """One text per row: what keeps its reward from being one, empty where it is sound."""
-    unscored = np.array(
-        [code is FailureCode.NONE for code in effective_codes(batch)]
-    ) & ~batch.column("scored").to_numpy(False)
-    infinite = ~np.isfinite(batch.column("reward").to_numpy())
-    return [
-        "neither scored nor failed" if a else "the reward is not finite" if b else ""
-        for a, b in zip(unscored, infinite, strict=True)
-    ]
-
-
-def _nulls(batch: pa.RecordBatch) -> str:
-    """Names of columns and struct children that hold nulls.
-
-    Arrow's own validation lets them through.
-    """
-
-    def walk(name: str, array: pa.Array) -> Iterable[str]:
-        if array.null_count:
-            yield name
-        elif pa.types.is_list(array.type) and pa.types.is_nested(array.type.value_type):
-            yield from walk(name, array.flatten())
-        elif pa.types.is_struct(array.type):
-            for child, values in zip(array.type, array.flatten(), strict=True):
-                yield from walk(f"{name}.{child.name}", values)
-
-    return ", ".join(
-        name
-        for column, array in zip(batch.schema.names, batch.columns, strict=True)
-        for name in walk(column, array)
-    )
+from prorl.schema import GROUPS, MESSAGES, ROLLOUTS, SCORED, TASKS, TURNS
+from prorl.schema_fields import MESSAGE
+from prorl.storage.scored import batch_of, effective_codes, lengths_of, parents_of, sequences_of
+from prorl.types import FAILURE_CLASS, Json, RolloutState
 
 
 def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
@@ -125,8 +31,8 @@ def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
     In the order of the batch. A trajectory without a sampled token has no sequences: nothing of it
     can train, and its reward must not enter its siblings' advantages.
     """
-    sequences, parents = _sequences(batch)
-    sampled = np.bincount(parents, weights=_lengths(sequences.column("logprobs")))
+    sequences, parents = sequences_of(batch)
+    sampled = np.bincount(parents, weights=lengths_of(sequences.column("logprobs")))
     if len(parents) and not (trains := sampled[parents] > 0).all():
         sequences, parents = sequences.filter(pa.array(trains)), parents[trains]
     return {
@@ -135,27 +41,6 @@ def tables(batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         "turns": _turns(batch),
         "messages": _messages(batch),
     }
-
-
-def _parents(column: pa.ListArray) -> np.ndarray[Any, Any]:
-    """The row that each element of a list column belongs to (slices included)."""
-    return np.repeat(np.arange(len(column)), np.diff(column.offsets.to_numpy()))
-
-
-def _sequences(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, Any]]:
-    parents = _parents(batch.column("sequences"))
-    structs = batch.column("sequences").flatten()
-    fields = {f.name: values for f, values in zip(SEQUENCE, structs.flatten(), strict=True)}
-    for name in ("rollout_id", "group_id", "sample_index", "attempt", "reward"):
-        fields[name] = batch.column(name).take(pa.array(parents))
-    fields["sequence_id"] = pa.array(
-        fields["rollout_id"].to_numpy() * MAX_SEGMENTS + fields["segment"].to_numpy()
-    )
-    return _batch(fields, SEQUENCES), parents
-
-
-def _batch(columns: Mapping[str, Any], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _sums(values: np.ndarray[Any, Any], parents: np.ndarray[Any, Any], rows: int) -> pa.Array:
@@ -177,7 +62,7 @@ def _rollouts(
         "committed_at": pa.array([datetime.now(UTC)] * rows, ROLLOUTS.field("committed_at").type),
         "logprob_sum": _logprob_sums(sequences, parents, rows),
     }
-    return _batch(columns, ROLLOUTS)
+    return batch_of(columns, ROLLOUTS)
 
 
 def _failure_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
@@ -200,13 +85,13 @@ def _count_columns(
     """How much each trajectory holds, and whether any of its tokens can train."""
     rows, turns = batch.num_rows, batch.column("turns")
     calls = turns.flatten().field("tool_calls").to_numpy()
-    sampled = _lengths(sequences.column("logprobs"))
+    sampled = lengths_of(sequences.column("logprobs"))
     return {
         "num_sequences": pa.array(np.bincount(parents, minlength=rows).astype(np.int32)),
         "num_turns": pa.array(np.diff(turns.offsets.to_numpy()).astype(np.int32)),
-        "num_tokens": _sums(_lengths(sequences.column("token_ids")), parents, rows),
+        "num_tokens": _sums(lengths_of(sequences.column("token_ids")), parents, rows),
         "num_sampled": _sums(sampled, parents, rows),
-        "num_tool_calls": _sums(calls, _parents(turns), rows),
+        "num_tool_calls": _sums(calls, parents_of(turns), rows),
         "valid": pa.array(np.bincount(parents, weights=sampled, minlength=rows) > 0),
     }
 
@@ -214,12 +99,8 @@ def _count_columns(
 def _logprob_sums(sequences: pa.RecordBatch, parents: np.ndarray[Any, Any], rows: int) -> pa.Array:
     """The sum of logprobs of each rollout: what drift is watched by, without reading a token."""
     lists = sequences.column("logprobs")
-    owners = np.repeat(parents, _lengths(lists))
+    owners = np.repeat(parents, lengths_of(lists))
     return pa.array(np.bincount(owners, weights=lists.flatten().to_numpy(), minlength=rows))
-
-
-def _lengths(lists: pa.ListArray) -> np.ndarray[Any, Any]:
-    return np.diff(lists.offsets.to_numpy())
 
 
 def _versions(
@@ -230,7 +111,7 @@ def _versions(
     The lease's own where nothing was sampled.
     """
     spans = sequences.column("span_version")
-    owners = parents[_parents(spans)] if len(parents) else np.zeros(0, np.int64)
+    owners = parents[parents_of(spans)] if len(parents) else np.zeros(0, np.int64)
     versions = spans.flatten().to_numpy()
     leased = batch.column("min_version").to_numpy()
     low, high = (
@@ -249,7 +130,7 @@ _KEYS = ("run_id", "rollout_id", "attempt")
 
 
 def _turns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    parents = pa.array(_parents(batch.column("turns")))
+    parents = pa.array(parents_of(batch.column("turns")))
     structs = batch.column("turns").flatten()
     keys = [batch.column(name).take(parents) for name in _KEYS]
     return pa.RecordBatch.from_arrays([*keys, *structs.flatten()], schema=TURNS)
@@ -260,7 +141,7 @@ def _messages(batch: pa.RecordBatch) -> pa.RecordBatch:
     said, graded = batch.column("messages").flatten(), _grader_messages(batch)
     owners = np.concatenate(
         [
-            _parents(batch.column("messages")),
+            parents_of(batch.column("messages")),
             np.flatnonzero(pc.not_equal(batch.column("grader_log"), "")),
         ]
     )

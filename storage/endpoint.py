@@ -29,8 +29,9 @@ import pyarrow.flight as fl
 
 from prorl.errors import NotFoundError, UserError
 from prorl.flight import FlightReads
+from prorl.flight.plan import ReadPlan, boot_id, inode
 from prorl.flight.queues import wire_bytes
-from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
+from prorl.flight.ticket import Cursor, Ticket
 from prorl.schema import STREAM
 from prorl.sequences import dense
 from prorl.storage.delivery import Given, Order, Wanted

@@ -43,7 +43,8 @@ from prorl.linux.files import sync_directory
 from prorl.schema import TABLES, check_version
 from prorl.storage.arrow_files import ObjectFiles
 from prorl.storage.commit_files import Commit, CommitName, current_names
-from prorl.storage.durable import TEMP_MARK, WriteDurably, ask, remove, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
+from prorl.storage.objects import ask, remove
 from prorl.types import Json
 
 COMMITS = "commits"

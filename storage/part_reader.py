@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from prorl.errors import StorageError
 from prorl.schema import SEQUENCES, TABLES, check_version
-from prorl.storage.durable import open_object
 from prorl.storage.layout import PartFile, RunDir
+from prorl.storage.objects import open_object
 
 
 def is_of_today(run: RunDir, file: PartFile) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prorl.errors import RolloutError, UserError, boundary
 from prorl.failures import FailureCode
-from prorl.storage.durable import ask
 from prorl.storage.layout import MANIFEST, RunDir
+from prorl.storage.objects import ask
 
 
 @contextmanager

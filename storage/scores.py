@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from prorl.errors import ConflictError, NotFoundError, StorageError, UserError
 from prorl.schema_fields import REWARD_PART
-from prorl.storage.durable import TEMP_MARK, NameTakenError, WriteDurably, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, write_durably
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
+from prorl.storage.objects import NameTakenError
 from prorl.storage.part_reader import read_file
 from prorl.storage.parts import ROWS_DIGEST, rows_digest
 from prorl.types import Json

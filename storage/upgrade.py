@@ -29,8 +29,9 @@ from prorl.errors import StorageError
 from prorl.schema import SCORED, TABLES
 from prorl.storage.collect import clear_replaced
 from prorl.storage.compact import Step, alone, compact
-from prorl.storage.durable import TEMP_MARK, WriteDurably, remove, replace_durably, write_durably
+from prorl.storage.durable import TEMP_MARK, WriteDurably, replace_durably, write_durably
 from prorl.storage.layout import EMPTY, MANIFEST, PARTIAL, RunDir, manifest_digest
+from prorl.storage.objects import remove
 from prorl.storage.part_reader import read_file
 from prorl.storage.parts import ROWS_DIGEST, empties, encode_partial
 

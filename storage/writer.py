@@ -55,10 +55,11 @@ from prorl.storage.batch import (
     part_tables,
 )
 from prorl.storage.commit_files import Commit
-from prorl.storage.convert import judge
-from prorl.storage.durable import WriteDurably, remove, write_durably
+from prorl.storage.durable import WriteDurably, write_durably
 from prorl.storage.layout import PARTIAL, PartFile, RunDir
+from prorl.storage.objects import remove
 from prorl.storage.parts import empties, encode, encode_partial, part_file
+from prorl.storage.verdicts import judge
 from prorl.types import AttemptKey, FailureCode, Stage
 
 log = logging.getLogger("prorl.storage")

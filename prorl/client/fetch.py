@@ -25,15 +25,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from prorl.flight import tune
-from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id, inode
-from prorl.flight.wire import (
-    STREAM_ERRORS,
-    call_options,
-    check_peer_schema,
-    from_flight,
-    guard_fork,
-    open_client,
-)
+from prorl.flight.plan import ReadPlan, boot_id, inode
+from prorl.flight.refusals import STREAM_ERRORS, from_flight
+from prorl.flight.ticket import Cursor, Ticket
+from prorl.flight.wire import call_options, check_peer_schema, guard_fork, open_client
 from prorl.schema import STREAM
 from prorl.tls import Credentials
 from prorl.types import Json

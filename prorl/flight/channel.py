@@ -30,17 +30,14 @@ import pyarrow.flight as fl
 
 from prorl.errors import ProrlError, SchemaError, UnavailableError
 from prorl.flight.queues import Inbox, Sender, call_threadsafe
+from prorl.flight.refusals import REFUSALS, STREAM_ENDS, STREAM_ERRORS, from_flight
 from prorl.flight.wire import (
     GOODBYE,
     IDLE,
     IDLE_S,
-    REFUSALS,
-    STREAM_ENDS,
-    STREAM_ERRORS,
     Opening,
     call_options,
     check_peer_schema,
-    from_flight,
     open_client,
 )
 from prorl.tls import Credentials

@@ -19,13 +19,8 @@ from prorl.errors import (
 )
 from prorl.flight.bearer import BEARER, Bearer, NamedRun, check_grant, named_run
 from prorl.flight.channel import CLOSE_S, ServedChannel
-from prorl.flight.wire import (
-    STREAM_ERRORS,
-    Opening,
-    check_hello,
-    check_peer_schema,
-    to_flight,
-)
+from prorl.flight.refusals import STREAM_ERRORS, to_flight
+from prorl.flight.wire import Opening, check_hello, check_peer_schema
 from prorl.protocols import Accept
 from prorl.tls import Credentials, role_of
 from prorl.tokens import Keys

@@ -29,15 +29,9 @@ from prorl.errors import (
 )
 from prorl.flight.channel import DialledChannel, ServedChannel, dial_blocking
 from prorl.flight.queues import call_threadsafe
+from prorl.flight.refusals import STREAM_ERRORS, to_flight
 from prorl.flight.rpc import FlightReads, Routes, RpcServer, shut_down
-from prorl.flight.wire import (
-    STREAM_ERRORS,
-    Opening,
-    check_location,
-    guard_fork,
-    to_flight,
-    with_version,
-)
+from prorl.flight.wire import Opening, check_location, guard_fork, with_version
 from prorl.protocols import Accept, Channel
 from prorl.tls import Credentials
 from prorl.tokens import Keys

@@ -32,10 +32,8 @@ behaviour: the endpoint's promises stand in `storage/endpoint.py`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -48,8 +46,6 @@ Layout = Literal["packed", "dense"]
 
 `dense`: with mask and logprobs of full length (`prorl.sequences.dense`).
 """
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Cursor(NamedTuple):
@@ -106,7 +102,7 @@ class Ticket:
     @classmethod
     def parse(cls, data: bytes) -> Ticket:
         """Read a ticket or command. Raises UserError that says what is wrong with it."""
-        values = _object(data, "ticket")
+        values = json_object(data, "ticket")
         _check_values(values, cls.__dataclass_fields__)
         ticket = cls(**{**values, "columns": tuple(values.get("columns", ()))})
         if not ticket._is_in_range:
@@ -122,73 +118,6 @@ class Ticket:
     def _is_in_range(self) -> bool:
         counts = self.max_bytes >= 1 and self.max_groups >= 0
         return counts and 0 <= self.wait_s <= 3600 and self.layout in ("packed", "dense")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPlan:
-    """What a ticket is answered with: which groups, and where they lie on the server's host."""
-
-    cursor: str
-    """After these groups; equal to the ticket's when there are none."""
-    num_groups: int
-    end: bool
-    """Nothing will ever come after `cursor`: the run is finished, or the replay is at its end."""
-    stuck: str = ""
-    """Why there are no groups, if the run does not move."""
-    boot_id: str = ""
-    path: str = ""
-    inode: tuple[int, int] = (0, 0)
-    """Device and inode of the file."""
-    batches: tuple[tuple[int, int], ...] = ()
-
-    def dumps(self) -> bytes:
-        """The bytes of a Flight ticket, command or FlightInfo.app_metadata."""
-        return orjson.dumps(self)
-
-    @classmethod
-    def parse(cls, data: bytes) -> ReadPlan:
-        """Read FlightInfo.app_metadata; keys of a later version are ignored.
-
-        Raises UserError when it is no plan.
-        """
-        values = {
-            name: value
-            for name, value in _object(data, "plan").items()
-            if name in cls.__dataclass_fields__
-        }
-        if not {"cursor", "num_groups", "end"} <= set(values):
-            raise UserError(
-                "the endpoint's answer is no plan",
-                "cursor, num_groups and end",
-                "is this a prorl store or replay?",
-            )
-        return cls(
-            **{
-                **values,
-                "batches": tuple((int(o), int(n)) for o, n in values.get("batches", ())),
-                "inode": tuple(map(int, values.get("inode", (0, 0)))),
-            }
-        )
-
-
-def inode(path: str) -> tuple[int, int]:
-    """Device and inode of a file; zeros where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return 0, 0
-    return status.st_dev, status.st_ino
-
-
-def boot_id() -> str:
-    """Id of this kernel's boot, equal for all processes of one host.
-
-    Empty where the system has none.
-    """
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 _TICKET_TYPES: dict[str, tuple[type, ...]] = {
@@ -220,7 +149,8 @@ def _check_values(values: Mapping[str, Any], known: Collection[str]) -> None:
         raise UserError("ticket names no run", 'at least {"run": NAME}')
 
 
-def _object(data: bytes, what: str) -> dict[str, Json]:
+def json_object(data: bytes, what: str) -> dict[str, Json]:
+    """The object that `data` is as JSON. Raises UserError that names it `what`."""
     try:
         values = orjson.loads(data)
     except orjson.JSONDecodeError:

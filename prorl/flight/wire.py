@@ -1,10 +1,6 @@
 """What every Flight call of prorl has in common.
 
-Client options, the bearer token, error mapping, the fork guard, the opening words.
-
-Errors cross the wire as a Flight error whose `extra_info` is JSON {"error": class name, "text":
-message}; server tracebacks never do. A class of `prorl.errors` arrives as that class; anything else
-as `UnavailableError`.
+Client options, the bearer token, the fork guard, the opening words. Errors are in `refusals.py`.
 
 gRPC's keepalive pings need both `keepalive_*` and `ping_timeout_ms` to notice a frozen peer, and a
 server that sends nothing for minutes answers them with GOAWAY "too many pings": our servers
@@ -16,14 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from prorl import errors
-from prorl.errors import ConfigError, ProrlError, SchemaError, UnavailableError, UserError
+from prorl.errors import ConfigError, SchemaError, UserError
 from prorl.schema import check_schema, check_version
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.tls import JOIN_HINT, Credentials
@@ -47,28 +42,6 @@ KEEPALIVE: tuple[tuple[str, int], ...] = (
 UNIX_PATH_BYTES = 107
 """Longest Unix socket path that the kernel takes."""
 
-STREAM_ERRORS: tuple[type[BaseException], ...] = (fl.FlightError, pa.ArrowException, OSError)
-"""What a Flight stream raises when it breaks."""
-
-STREAM_ENDS: tuple[type[BaseException], ...] = (StopIteration, *STREAM_ERRORS)
-"""What a reader raises when nothing more will come."""
-
-REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
-"""What can go wrong while a stream opens."""
-
-_TLS_CAUSES = (
-    (
-        "certificate has expired",
-        "its certificate has expired: `prorl certs renew` makes another join file",
-    ),
-    ("certificate signature failure", "it is not the service of this join file: another authority"),
-    ("unable to get local issuer", "it is not the service of this join file: another authority"),
-    ("self-signed certificate", "it is not the service of this join file: another authority"),
-    ("is not in peer certificate", "its certificate is not one of a prorl service"),
-    ("wrong version number", "no TLS is spoken there: is the port right?"),
-    ("Socket closed", "TLS was asked of a plain port, or our certificate was refused"),
-)
-"""What OpenSSL and gRPC say, and what it means; the server's side of a refusal is never told."""
 
 _forked = False
 _guarded = False
@@ -150,47 +123,6 @@ def call_options(token: str, timeout_s: float | None = None) -> fl.FlightCallOpt
     headers = [(b"authorization", b"Bearer " + token.encode())] if token else []
     aligned = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
     return fl.FlightCallOptions(timeout=timeout_s, headers=headers, read_options=aligned)
-
-
-def to_flight(error: ProrlError) -> fl.FlightError:
-    """The error as it crosses the wire: class and clear text, no traceback."""
-    said: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
-    if isinstance(error, UserError):
-        said["parts"] = [error.given, error.expected, error.hint]
-    return fl.FlightServerError(str(error), extra_info=orjson.dumps(said))
-
-
-def from_flight(error: BaseException, where: str) -> ProrlError:
-    """The prorl error that the other end raised, or what its absence means."""
-    extra = getattr(error, "extra_info", b"")
-    if extra:
-        return _named(orjson.loads(extra), where)
-    if isinstance(error, fl.FlightUnauthenticatedError):
-        return ConfigError(
-            f"{where} refused the bearer token", "the token in ROOT/token of that service"
-        )
-    return UnavailableError(f"{where}: {_first_words(str(error))}")
-
-
-def _named(said: Mapping[str, Any], where: str) -> ProrlError:
-    kind = getattr(errors, str(said.get("error")), None)
-    if not (isinstance(kind, type) and issubclass(kind, ProrlError)) or issubclass(
-        kind, errors.RolloutError
-    ):
-        return UnavailableError(f"{where}: {said.get('text')}")
-    return (
-        kind(*said["parts"])
-        if issubclass(kind, UserError)
-        else kind(f"{where}: {said.get('text')}")
-    )
-
-
-def _first_words(text: str) -> str:
-    """What it means, where we know, else Flight's message without its gRPC debug tail."""
-    for said, meaning in _TLS_CAUSES:
-        if said in text:
-            return meaning
-    return text.partition(". gRPC client debug context")[0].partition("; Detail")[0]
 
 
 def check_location(location: str) -> None:

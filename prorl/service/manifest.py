@@ -20,8 +20,9 @@ from prorl.schema import check_version
 from prorl.schema_fields import SCHEMA_VERSION
 from prorl.service.provenance import provenance
 from prorl.service.state import RunRecord
-from prorl.storage.durable import ask, check_conditional, write_durably
+from prorl.storage.durable import check_conditional, write_durably
 from prorl.storage.layout import MANIFEST, RunDir, manifest_digest
+from prorl.storage.objects import ask
 from prorl.types import Json
 
 

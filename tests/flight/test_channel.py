@@ -17,7 +17,8 @@ import pytest
 
 from prorl.errors import ConfigError, ConflictError, UnavailableError
 from prorl.flight import FlightNetwork, FlightReads
-from prorl.flight.wire import call_options, from_flight, open_client
+from prorl.flight.refusals import from_flight
+from prorl.flight.wire import call_options, open_client
 from prorl.protocols import Channel
 from tests.flight.conftest import flight_threads, num_sockets
 from tests.flight.test_network import NUMBERS, batch, echo

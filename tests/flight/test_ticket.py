@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl.errors import ConflictError, UserError
-from prorl.flight.ticket import Cursor, ReadPlan, Ticket, boot_id
+from prorl.flight.plan import ReadPlan, boot_id
+from prorl.flight.ticket import Cursor, Ticket
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 seqs = st.integers(0, 2**40)

@@ -16,14 +16,9 @@ from prorl.columns import leased_batch
 from prorl.schema import TABLES
 from prorl.schema_fields import SEQUENCE
 from prorl.sequences import read_sequences
-from prorl.storage.convert import (
-    effective_codes,
-    event_rows,
-    judge,
-    problems,
-    tables,
-    terminal_rows,
-)
+from prorl.storage.convert import event_rows, tables, terminal_rows
+from prorl.storage.scored import effective_codes
+from prorl.storage.verdicts import judge, problems
 from prorl.types import AttemptKey, Failure, FailureCode, Sequence
 from tests import strategies as ours
 from tests.grown import ran_row, ready_row, scored_row

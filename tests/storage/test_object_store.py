@@ -24,14 +24,9 @@ from prorl.storage.catalog import StoredRun, query
 from prorl.storage.collect import collect
 from prorl.storage.compact import compact
 from prorl.storage.convert import tables
-from prorl.storage.durable import (
-    PAUSES_S,
-    check_conditional,
-    open_object,
-    write_durably,
-    write_object,
-)
+from prorl.storage.durable import check_conditional, write_durably
 from prorl.storage.layout import MANIFEST, RunDir
+from prorl.storage.objects import PAUSES_S, open_object, write_object
 from prorl.storage.replay import stored_index
 from prorl.storage.verify import verify
 from prorl.storage.writer import RunWriter

@@ -1,0 +1,85 @@
+"""Errors across Flight: what crosses the wire, and what arrives.
+
+They cross as a Flight error whose `extra_info` is JSON {"error": class name, "text": message};
+server tracebacks never do. A class of `prorl.errors` arrives as that class; anything else as
+`UnavailableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from prorl import errors
+from prorl.errors import ConfigError, ProrlError, SchemaError, UnavailableError, UserError
+
+STREAM_ERRORS: tuple[type[BaseException], ...] = (fl.FlightError, pa.ArrowException, OSError)
+"""What a Flight stream raises when it breaks."""
+
+
+STREAM_ENDS: tuple[type[BaseException], ...] = (StopIteration, *STREAM_ERRORS)
+"""What a reader raises when nothing more will come."""
+
+
+REFUSALS: tuple[type[BaseException], ...] = (SchemaError, *STREAM_ERRORS)
+"""What can go wrong while a stream opens."""
+
+
+_TLS_CAUSES = (
+    (
+        "certificate has expired",
+        "its certificate has expired: `prorl certs renew` makes another join file",
+    ),
+    ("certificate signature failure", "it is not the service of this join file: another authority"),
+    ("unable to get local issuer", "it is not the service of this join file: another authority"),
+    ("self-signed certificate", "it is not the service of this join file: another authority"),
+    ("is not in peer certificate", "its certificate is not one of a prorl service"),
+    ("wrong version number", "no TLS is spoken there: is the port right?"),
+    ("Socket closed", "TLS was asked of a plain port, or our certificate was refused"),
+)
+"""What OpenSSL and gRPC say, and what it means; the server's side of a refusal is never told."""
+
+
+def to_flight(error: ProrlError) -> fl.FlightError:
+    """The error as it crosses the wire: class and clear text, no traceback."""
+    said: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
+    if isinstance(error, UserError):
+        said["parts"] = [error.given, error.expected, error.hint]
+    return fl.FlightServerError(str(error), extra_info=orjson.dumps(said))
+
+
+def from_flight(error: BaseException, where: str) -> ProrlError:
+    """The prorl error that the other end raised, or what its absence means."""
+    extra = getattr(error, "extra_info", b"")
+    if extra:
+        return _named(orjson.loads(extra), where)
+    if isinstance(error, fl.FlightUnauthenticatedError):
+        return ConfigError(
+            f"{where} refused the bearer token", "the token in ROOT/token of that service"
+        )
+    return UnavailableError(f"{where}: {_first_words(str(error))}")
+
+
+def _named(said: Mapping[str, Any], where: str) -> ProrlError:
+    kind = getattr(errors, str(said.get("error")), None)
+    if not (isinstance(kind, type) and issubclass(kind, ProrlError)) or issubclass(
+        kind, errors.RolloutError
+    ):
+        return UnavailableError(f"{where}: {said.get('text')}")
+    return (
+        kind(*said["parts"])
+        if issubclass(kind, UserError)
+        else kind(f"{where}: {said.get('text')}")
+    )
+
+
+def _first_words(text: str) -> str:
+    """What it means, where we know, else Flight's message without its gRPC debug tail."""
+    for said, meaning in _TLS_CAUSES:
+        if said in text:
+            return meaning
+    return text.partition(". gRPC client debug context")[0].partition("; Detail")[0]
