@@ -118,8 +118,7 @@ async def play(
     env.check(task)
     boxes, limits = boxes or _local, limits or RolloutLimits()
     async with _box(env, task, Stage.RUN, boxes) as sandbox:
-        context = _context(env, task, backend, sandbox, limits)
-        trajectory = await NativeAgent().run(context)
+        trajectory = await NativeAgent().run(_context(env, task, backend, sandbox, limits))
     if not trajectory.failure.failure_class.trains:
         raise RolloutError(trajectory.failure.code, trajectory.failure.message)
     async with _box(env, task, Stage.EVAL, boxes) as sandbox:

@@ -272,10 +272,8 @@ class StageHost:
             with boundary(RolloutError, FailureCode.STAGE_ERROR, f"{self.name} stage"):
                 result = await self._operator(row)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if key not in self._cancelled or task is None:
+            if not self._was_cancelled(key):
                 raise
-            task.uncancel()
             failure = Failure(code=FailureCode.CANCELLED)
         except ProrlError as error:
             failure = _failure(error)
@@ -289,6 +287,14 @@ class StageHost:
         self._report(key, failure)
         await self._release(row)
         return None
+
+    def _was_cancelled(self, key: AttemptKey) -> bool:
+        """Whether the attempt was cancelled and not we; then this task goes on."""
+        task = asyncio.current_task()
+        if key not in self._cancelled or task is None:
+            return False
+        task.uncancel()
+        return True
 
     def _report(self, key: AttemptKey, failure: Failure) -> None:
         self._num_failed += 1

@@ -39,10 +39,9 @@ class ReplayOrder:
         joined: Mapping[int, Sequence[int]] | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """`groups`: these in this order, under a name of their own (`twist.py`).
+        """`groups`: these in this order; `joined`: what they are made of (`twist.py`).
 
-        `due_s`: of each, how long after the start it may be served; `joined`: what groups are made
-        of.
+        `due_s`: of each, how long after the start it may be served.
         """
         self._due_s, self._clock, self._began = due_s, clock, clock()
         self.run_id = run_id or stored.run_id

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ LABEL_S = 10.0
 """For one answer about weights."""
 PART_S = 0.2
 """A stream's tokens are handed on this often."""
+_STREAMED: Mapping[str, Json] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def open_vllm(url: str, context: BackendContext) -> VllmBackend:
@@ -224,12 +225,8 @@ class VllmBackend:
             "stop_token_ids": request.stop_token_ids,
             "request_id": request.request_id,
         }
-        if self._limits.stream_interval:
-            body |= {
-                "stream": True,
-                "stream_options": {"include_usage": True},
-                "stream_interval": self._limits.stream_interval,
-            }
+        if interval := self._limits.stream_interval:
+            body |= {**_STREAMED, "stream_interval": interval}
         return body | {"top_k": sampling.top_k} if sampling.top_k else body
 
 

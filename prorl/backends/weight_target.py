@@ -190,9 +190,7 @@ class WeightTarget:
             self._dialect = None  # it may come back as another server
             raise _unreachable(where, cause) from cause
         if response.status != 200:
-            text = reply[:300].decode("utf-8", "replace")
-            said = f"{where}: HTTP {response.status}: {text}"
-            raise BackendError(FailureCode.BACKEND_PROTOCOL, said)
+            raise _refused(where, response.status, reply)
         return reply
 
 
@@ -202,3 +200,8 @@ def _unreachable(where: str, cause: Exception) -> BackendError:
         f"{where}: {type(cause).__name__}: {cause}",
         Trouble.SILENT if isinstance(cause, TimeoutError) else Trouble.REFUSED,
     )
+
+
+def _refused(where: str, status: int, reply: bytes) -> BackendError:
+    text = reply[:300].decode("utf-8", "replace")
+    return BackendError(FailureCode.BACKEND_PROTOCOL, f"{where}: HTTP {status}: {text}")

@@ -41,11 +41,8 @@ class ReadPlan:
 
         Raises UserError when it is no plan.
         """
-        values = {
-            name: value
-            for name, value in json_object(data, "plan").items()
-            if name in cls.__dataclass_fields__
-        }
+        given = json_object(data, "plan")
+        values = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
         if not {"cursor", "num_groups", "end"} <= set(values):
             raise UserError(
                 "the endpoint's answer is no plan",

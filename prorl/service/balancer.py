@@ -149,8 +149,7 @@ class Balancer:
     ) -> str | None:
         """The rollout's backend: what it has, else the least loaded of the pool or of `among`.
 
-        Names of `among` need not be in the pool; one of `avoid` is the last resort. None: nothing
-        is able.
+        `among` need not be in the pool, `avoid` is the last resort; None when nothing is able.
         """
         if rollout in self._owner:
             return self._owner[rollout]

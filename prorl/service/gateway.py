@@ -303,9 +303,8 @@ class Gateway:
             self._live_store = None
         if worker.role == "run":
             self._send(worker, [self._backends_told()])
-        log.info(
-            "worker %s came", worker.name, extra={"role": worker.role, "worker_pid": worker.pid}
-        )
+        about = {"role": worker.role, "worker_pid": worker.pid}
+        log.info("worker %s came", worker.name, extra=about)
         return worker
 
     def _hear(self, worker: WorkerRecord, row: ControlRow) -> None:

@@ -168,11 +168,8 @@ class Publisher:
                     return
             await asyncio.sleep(LOOK_S)
             if run.state != "open":  # nobody asks any more how its servers are
-                raise ConflictError(
-                    f"version {weights.version} of run {run.run_id!r}, which has ended",
-                    "an open run",
-                    "all its servers were out",
-                )
+                given = f"version {weights.version} of run {run.run_id!r}, which has ended"
+                raise ConflictError(given, "an open run", "all its servers were out")
 
     def _all_out(self, names: Iterable[str]) -> bool:
         return all(self._core.watched.health(name).is_out for name in names)

@@ -145,15 +145,21 @@ def _layer(tensors: _Tensors, shape: Shape, prefix: str) -> Layer:
         take("self_attn.v_proj", k, d),
     ]
     mlp = [take("mlp.gate_proj", f, d), take("mlp.up_proj", f, d)]
-    query_norm = take("self_attn.q_norm", shape.head_dim) * np.float32(shape.head_dim**-0.5)
-    norms = [query_norm] * shape.heads + [take("self_attn.k_norm", shape.head_dim)] * shape.kv_heads
+    query_norm = take("self_attn.q_norm", shape.head_dim)
+    key_norm = take("self_attn.k_norm", shape.head_dim)
     return Layer(
         qkv=_input_major(np.concatenate(attention) * take("input_layernorm", d)),
-        qk_norm=np.stack(norms),
+        qk_norm=_qk_norm(shape, query_norm, key_norm),
         out=_input_major(take("self_attn.o_proj", d, q)),
         gate_up=_input_major(np.concatenate(mlp) * take("post_attention_layernorm", d)),
         down=_input_major(take("mlp.down_proj", d, f)),
     )
+
+
+def _qk_norm(shape: Shape, query_norm: Float32, key_norm: Float32) -> Float32:
+    """A row for each head of queries, then of keys; attention's own scale is in the first."""
+    scaled = query_norm * np.float32(shape.head_dim**-0.5)
+    return np.stack([scaled] * shape.heads + [key_norm] * shape.kv_heads)
 
 
 def _input_major(matrix: Float32) -> Float32:
