@@ -104,8 +104,9 @@ class RunDir:
         return int(ask(self.fs, lambda: self.fs.size(self.path(*names))))
 
     def modified_at(self, *names: str) -> float:
-        """When a file in it was written, in seconds since the epoch, asked as `has`. Raises as
-        `size`.
+        """When a file in it was written, in seconds since the epoch, asked as `has`.
+
+        Raises as `size`.
         """
         return float(ask(self.fs, lambda: self.fs.modified(self.path(*names))).timestamp())
 

@@ -1,5 +1,6 @@
-"""Which rollout goes next: leases to runs in turn, groups out of the pool, and the end of those
-that will never start.
+"""Which rollout goes next: leases to runs in turn, groups out of the pool.
+
+And the end of those that will never start.
 
 Leases go to the tenant, then to the run with fewest rollouts in hand (`tenants.py`). What is ended
 in bulk is cut into pieces, so that no step costs more than `PIECE` rollouts, however many wait.
@@ -54,9 +55,10 @@ class LeaseGrants:
         """Whether a node has what a rollout needs, and soon room for it."""
 
     def pump(self, room: int) -> None:
-        """Grant up to `room` leases, each to the run with fewest in hand, starting groups as the
-        sampler and its tenant's quota allow: neither a run of long rollouts nor a tenant with many
-        runs comes to own every slot.
+        """Grant up to `room` leases, each to the run with fewest in hand.
+
+        Groups start as the sampler and their tenant's quota allow: neither a run of long rollouts
+        nor a tenant with many runs comes to own every slot.
         """
         if room <= 0:
             return
@@ -83,8 +85,9 @@ class LeaseGrants:
         return TenantLoad(self._quotas, self._state.open.values())
 
     def prune(self) -> bool:
-        """End up to `PIECE` rollouts whose run is cancelled or has enough, those in hand before
-        those that will never start; whether there are more.
+        """End up to `PIECE` rollouts whose run is cancelled or has enough.
+
+        Those in hand before those that will never start; whether there are more.
         """
         room = PIECE
         for run in self._state.open.values():
@@ -105,8 +108,9 @@ class LeaseGrants:
         return False
 
     def _load(self, run: RunRecord, group_id: int) -> GroupRecord:
-        """A group of the pool, from memory or, with those that come after it, from the log; in
-        memory from now on.
+        """A group of the pool, from memory or from the log; in memory from now on.
+
+        From the log come those after it as well.
         """
         if group_id not in run.groups:
             for found in load_groups(self._log, run, group_id, run.ahead, self._clock()):
@@ -161,8 +165,10 @@ class LeaseGrants:
         self._journal.mark_group(group)
 
     def expire(self, run: RunRecord, now: float, load: TenantLoad) -> None:
-        """Waiting counts while the run wants leases and nobody works: not behind its own
-        backpressure, nor behind other runs, nor in a queue that moves.
+        """End what has waited too long.
+
+        Waiting counts while the run wants leases and nobody works: not behind its own backpressure,
+        nor behind other runs, nor in a queue that moves.
         """
         may_start = run.pool and may_open(run.demand) and load.may_open(run)
         held_back = not load.has_room(run) or not (run.ready or may_start)

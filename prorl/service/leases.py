@@ -85,8 +85,9 @@ class Leases:
 
     @property
     def room(self) -> int:
-        """How many more leases should be granted now; 0 while at least half of what we want ahead
-        is there.
+        """How many more leases should be granted now.
+
+        0 while at least half of what we want ahead is there.
         """
         if not self._streams or not self._window:
             return 0
@@ -100,8 +101,9 @@ class Leases:
         return len(self._granted)
 
     def add(self, granted: list[tuple[RolloutRecord, int]]) -> None:
-        """Send granted leases whose transaction is durable, as far as there is credit; keep the
-        rest.
+        """Send granted leases whose transaction is durable, as far as there is credit.
+
+        The rest is kept.
         """
         self._granted.extend(granted)
         if any(self.urgent(record) for record, _ in self._granted):

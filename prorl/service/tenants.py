@@ -71,8 +71,9 @@ class TenantLoad:
 def check_quota(
     quotas: Mapping[str, Quota], runs: Iterable[RunRecord], run: RunRecord, wanted: int
 ) -> None:
-    """Before `wanted` rollouts are accepted. Raises QueueFullError when the tenant's bound on
-    waiting rollouts or stored bytes is reached.
+    """Check, before `wanted` rollouts are accepted, that their tenant has room.
+
+    Raises QueueFullError when the tenant's bound on waiting rollouts or stored bytes is reached.
     """
     tenant = run.config.tenant
     quota = quotas.get(tenant, UNBOUNDED)
