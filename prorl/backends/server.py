@@ -16,18 +16,17 @@ loopback), or any parameter that is not named here.
 from __future__ import annotations
 
 import hmac
-import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version as distribution_version
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 import orjson
 from aiohttp import web
 
 from prorl.backends.server_reply import Shape, stream
+from prorl.backends.server_request import read_ids, read_request
 from prorl.errors import BackendError, ConfigError
-from prorl.types import FailureCode, GenerateRequest, Json, PolicyVersion, SamplingParams
+from prorl.types import FailureCode, GenerateRequest, Json, PolicyVersion
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -146,8 +145,8 @@ class TokenServer:
         return response
 
     def _wanted(self, body: Mapping[str, Json], session: str) -> GenerateRequest:
-        """As `_request`; raises ValueError also for a prompt that fills the context."""
-        wanted = _request(body, self._model, self._tokenizer.vocab_size, session)
+        """As `read_request`; raises ValueError also for a prompt that fills the context."""
+        wanted = read_request(body, self._model, self._tokenizer.vocab_size, session)
         length = len(wanted.prompt_ids_L)
         if length >= self._max_model_len:
             raise ValueError(
@@ -196,7 +195,7 @@ class TokenServer:
             return _json(
                 {
                     "prompt": self._tokenizer.decode(
-                        _ids(
+                        read_ids(
                             (await _body(request)).get("tokens"),
                             "tokens",
                             self._tokenizer.vocab_size,
@@ -215,67 +214,6 @@ async def _body(request: web.Request) -> Mapping[str, Json]:
         raise web.HTTPBadRequest(text=f"not valid JSON: {cause}") from cause
     if not isinstance(value, dict):
         raise web.HTTPBadRequest(text="a JSON object is expected")
-    return value
-
-
-def _request(
-    body: Mapping[str, Json], model: str, vocab_size: int, session: str
-) -> GenerateRequest:
-    """The request that a body asks for. Raises ValueError with what is wrong."""
-    if body.get("model") not in (None, "", model):
-        raise ValueError(f"the model {body['model']!r} is not served; {model!r} is")
-    if body.get("n", 1) != 1 or body.get("echo"):
-        raise ValueError("echo and n > 1 are not served")
-    sampling = _sampling(body)
-    stops = body.get("stop_token_ids") or []
-    return GenerateRequest(
-        prompt_ids_L=_ids(body.get("prompt"), "prompt", vocab_size),
-        sampling=sampling,
-        seed=_integer(body, "seed"),
-        stop_token_ids=tuple(_ids(stops, "stop_token_ids", vocab_size).tolist()) if stops else (),
-        request_id=str(body.get("request_id") or time.monotonic_ns()),
-        session=session,
-        part_tokens=int(_number(body, "stream_interval", 1, 1, 1 << 16)),
-    )
-
-
-def _sampling(body: Mapping[str, Json]) -> SamplingParams:
-    return SamplingParams(
-        temperature=_number(body, "temperature", 1.0, 0.0, 1e6),
-        top_p=_number(body, "top_p", 1.0, 0.0, 1.0),
-        top_k=max(0, int(_number(body, "top_k", 0, -1, 1 << 31))),
-        max_tokens=int(_number(body, "max_tokens", 16, 1, 1 << 24)),
-    )
-
-
-def _ids(values: Json, name: str, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    array = np.asarray(values if isinstance(values, list) else None)
-    if array.ndim != 1 or array.dtype.kind != "i" or not len(array):
-        raise ValueError(f"{name}: a list of token ids is expected")
-    if array.min() < 0 or array.max() >= vocab_size:
-        raise ValueError(
-            f"{name}: ids from 0 to {vocab_size - 1} are expected, found {array.min()} to"
-            f" {array.max()}"
-        )
-    ids: np.ndarray[tuple[int], np.dtype[np.int32]] = array.astype(np.int32)
-    return ids
-
-
-def _number(body: Mapping[str, Json], name: str, default: float, low: float, high: float) -> float:
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"{name}: a number from {low:g} to {high:g} is expected, found {value!r}")
-    return value
-
-
-def _integer(body: Mapping[str, Json], name: str) -> int:
-    value = body.get(name)
-    if value is None:
-        return time.time_ns() >> 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name}: an integer >= 0 is expected, found {value!r}")
     return value
 
 

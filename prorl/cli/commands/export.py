@@ -17,7 +17,8 @@ from prorl.cli.output import answer, open_to_write
 from prorl.cli.runs import run_directory
 from prorl.errors import UserError
 from prorl.storage.catalog import StoredRun
-from prorl.storage.export import FORMATS, LINES, arrow_schema
+from prorl.storage.export import FORMATS, LINES
+from prorl.storage.export_schema import arrow_schema
 from prorl.types import Json
 
 ROWS = 256
