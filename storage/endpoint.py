@@ -34,10 +34,10 @@ from prorl.flight.queues import wire_bytes
 from prorl.flight.ticket import Cursor, Ticket
 from prorl.schema import STREAM
 from prorl.sequences import dense
-from prorl.storage.delivery import Given, Order, Wanted
 from prorl.storage.hot import HotCopy, Location
 from prorl.storage.layout import RunDir
 from prorl.storage.lineage import append_recorded, read_recorded, recorded_run
+from prorl.storage.order import Given, Order, Wanted
 from prorl.types import Json
 
 ResultT = TypeVar("ResultT")

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from prorl.limits import Clock
 from prorl.storage.catalog import StoredRun
-from prorl.storage.delivery import Given, Wanted, bounded, check_seq
 from prorl.storage.groups import GroupIndex
+from prorl.storage.order import Given, Wanted, bounded, check_seq
 
 _AT = pa.timestamp("us", tz="UTC")
 

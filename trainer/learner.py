@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from prorl.trainer.config import TrainerConfig
 from prorl.trainer.lineage import Account
 from prorl.trainer.loss import Loss, LossConfig, dapo_loss
 from prorl.trainer.pack import load_model, pack, token_logprobs
-from prorl.types import SpanKind
+from prorl.trainer.tokens import Tokens, tokens_of
 
 Sums = defaultdict[str, float]
 
@@ -34,31 +34,6 @@ _OF_LOSS = ("clipped", "ratio", "kl", "correction")
 _PER_TOKEN = (*_OF_LOSS, "entropy")
 """Sums that are reported as means over the trained tokens."""
 """Figures added up over a step."""
-
-
-class Tokens(NamedTuple):
-    """What the loss knows of each sampled token besides its ids, [C]."""
-
-    trained_C: torch.Tensor
-    """1.0 where it trains."""
-    fresh_C: torch.Tensor
-    """1.0 where these very weights sampled it: there the trainer's logprobs must equal the
-    sampler's.
-    """
-    proximal_C: torch.Tensor | None
-
-    def rows(self, batch: PackedBatch, rows: range) -> Tokens:
-        """The tokens of these sequences."""
-        here = slice(int(batch.logprob_offsets[rows.start]), int(batch.logprob_offsets[rows.stop]))
-        return Tokens(
-            self.trained_C[here],
-            self.fresh_C[here],
-            None if self.proximal_C is None else self.proximal_C[here],
-        )
-
-    def to(self, device: str) -> Tokens:
-        """The same tokens on a device."""
-        return Tokens(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
 
 
 class Learner:
@@ -91,7 +66,7 @@ class Learner:
 
         `version` is that of the weights before it; `account` is filled.
         """
-        tokens = _tokens(
+        tokens = tokens_of(
             batch,
             version,
             self._config.max_staleness,
@@ -176,20 +151,6 @@ class Learner:
                     for part in parts
                 ]
             )
-
-
-def _tokens(
-    batch: PackedBatch, version: int, max_staleness: int, proximal_C: torch.Tensor | None
-) -> Tokens:
-    trained = batch.per_sampled(batch.span_kind) == SpanKind.TRAINED
-    age = version - batch.per_sampled(batch.span_version)
-    if max_staleness >= 0:
-        trained &= age <= max_staleness
-    return Tokens(
-        torch.from_numpy(trained.astype(np.float32)),
-        torch.from_numpy((age == 0).astype(np.float32)),
-        proximal_C,
-    )
 
 
 def _shares(batch: PackedBatch, num: int) -> Iterator[range]:

@@ -32,7 +32,8 @@ from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
 from prorl.trainer import toy_tokenizer
-from prorl.trainer.demonstrations import MEDIOCRE, Example, demonstrate, encode
+from prorl.trainer.demonstrations import Example, demonstrate, encode
+from prorl.trainer.mistakes import MEDIOCRE
 
 _WARM_UP_STEPS = 30
 _ROW_TASKS = 256

@@ -36,7 +36,7 @@ from prorl.columns import keys
 from prorl.errors import ProrlError
 from prorl.flight import trace
 from prorl.flight.backoff import Backoff
-from prorl.flight.credit import CreditBook, Grant
+from prorl.flight.credit_book import CreditBook, Grant
 from prorl.flight.edge import ACK, CREDIT, Back, encode
 from prorl.flight.pacing import BACK_S, Paced
 from prorl.flight.queues import wire_bytes

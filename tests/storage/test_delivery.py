@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from prorl.control import Delivered, GroupEventRow, HandedOut, KeptGroup
 from prorl.errors import ConflictError, UnavailableError
-from prorl.storage.delivery import HANDED_AT_ONCE, Given, LiveOrder, Wanted
+from prorl.storage.delivery import HANDED_AT_ONCE, LiveOrder
+from prorl.storage.order import Given, Wanted
 
 
 class Log:

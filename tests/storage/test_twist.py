@@ -16,9 +16,9 @@ import pytest
 from prorl.errors import ConflictError, NotFoundError, UserError
 from prorl.rows import row_hashes
 from prorl.schema import SEQUENCES
-from prorl.storage.delivery import Wanted
 from prorl.storage.layout import RunDir
 from prorl.storage.locks import locked
+from prorl.storage.order import Wanted
 from prorl.storage.replay import open_replay
 from prorl.storage.scores import SCORE_ROWS, SCORES, add_scores
 from prorl.storage.twist import Twist, open_twisted

@@ -23,7 +23,8 @@ from prorl.limits import Deadline
 from prorl.renderer import ChatMLRenderer
 from prorl.tasks.generated import generate
 from prorl.tokenizer import HFTokenizer
-from prorl.trainer.demonstrations import ENVS, MEDIOCRE, demonstrate, encode, evaluate
+from prorl.trainer.demonstrations import ENVS, demonstrate, encode, evaluate
+from prorl.trainer.mistakes import MEDIOCRE
 from prorl.types import (
     AttemptKey,
     Json,
