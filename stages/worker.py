@@ -83,17 +83,7 @@ class Worker:
         pool: StageConfig = getattr(config, stage.value)
         self._config, self._network, self._stage, self._name = config, network, stage, name
         cancelled: set[AttemptKey] = set()
-        identity = Identity(
-            role=stage.value,
-            worker=config.worker_name(name),
-            node=config.node_id,
-            location=config.worker_flight(name),
-            slots=pool.slots,
-            remote=bool(config.gateway),
-            resumes=stage is Stage.RUN,
-            home=str(config.socket_dir),
-            images=_images(config) if stage is Stage.INIT and config.gateway else None,
-        )
+        identity = _identity(config, stage, name, pool.slots)
         self._mover = Mover(network, config.gateway_flight, identity.hello())
         self._operator = self._make_operator(host, cancelled.__contains__)
         self._handlers: Mapping[Kind, Handler] = {
@@ -307,6 +297,21 @@ class Worker:
 
     def _emit(self, payload: Payload, key: AttemptKey, *, stage: str, code: str = "") -> None:
         self._control.emit(payload, key, stage=stage, code=code)
+
+
+def _identity(config: ServiceConfig, stage: Stage, name: str, slots: int) -> Identity:
+    """Who a worker is, as its gateway and its neighbours hear it."""
+    return Identity(
+        role=stage.value,
+        worker=config.worker_name(name),
+        node=config.node_id,
+        location=config.worker_flight(name),
+        slots=slots,
+        remote=bool(config.gateway),
+        resumes=stage is Stage.RUN,
+        home=str(config.socket_dir),
+        images=_images(config) if stage is Stage.INIT and config.gateway else None,
+    )
 
 
 def _images(config: ServiceConfig) -> tuple[str, ...]:

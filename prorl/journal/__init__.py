@@ -9,8 +9,9 @@ sandboxes are lost with it.
 """
 
 from prorl.journal.attempt import UNKNOWN, AttemptJournal, CallId, ForkOrigin, Marks
-from prorl.journal.folder import Journals, Recovered, handed_path
+from prorl.journal.folder import Journals, handed_path
 from prorl.journal.records import Answer, Ended, Moved, Said
+from prorl.journal.recovered import Recovered
 
 __all__ = [
     "UNKNOWN",

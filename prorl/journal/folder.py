@@ -21,7 +21,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -31,14 +30,11 @@ from prorl.journal import frames
 from prorl.journal.attempt import AttemptJournal, ForkOrigin, nothing
 from prorl.journal.records import (
     FrameKind,
-    Life,
     Moved,
-    Past,
     life_body,
     moved_body,
-    read,
-    read_row,
 )
+from prorl.journal.recovered import Recovered, parse_journal, reopened
 from prorl.rows import Row
 from prorl.types import AttemptKey
 
@@ -49,22 +45,8 @@ SUFFIX = ".journal"
 
 log = logging.getLogger("prorl.journal")
 
-_KINDS = frozenset(FrameKind)
 _OF_THIS_NODE = frozenset({FrameKind.ROW, FrameKind.LIFE})
 """What another node that goes on with the attempt has of its own."""
-
-
-class Recovered(NamedTuple):
-    """What the last life of this worker left of an attempt."""
-
-    key: AttemptKey
-    row: Row
-    epoch: int
-    """Of its last life."""
-    records: tuple[Past, ...]
-    path: Path
-    num_bytes: int
-    num_frames: int
 
 
 class _Open:
@@ -190,7 +172,7 @@ class Journals:
             prefix = frames.read(path.read_bytes())
             if prefix.damage:
                 raise SchemaError(f"{prefix.damage}, byte {prefix.end}", "sealed frames")
-            past = _parse(path, prefix)
+            past = parse_journal(path, prefix)
         except (OSError, SchemaError) as error:
             log.warning("%s begins anew: what was handed over cannot be read: %s", key, error)
             path.unlink(missing_ok=True)
@@ -244,7 +226,7 @@ class Journals:
         journal = _Open(recovered.key)
         journal.path, journal.num_frames = recovered.path, recovered.num_frames
         try:
-            journal.fd = _cut(recovered)
+            journal.fd = reopened(recovered)
         except OSError as error:
             self._gave_up(journal, error)
             self.refuse(recovered)
@@ -333,24 +315,13 @@ class Journals:
         try:
             if prefix.damage:
                 raise SchemaError(f"{prefix.damage}, byte {prefix.end}", "sealed frames")
-            recovered = _parse(path, prefix)
+            recovered = parse_journal(path, prefix)
         except SchemaError as error:
             log.warning("the journal %s is refused, its attempt begins anew: %s", path.name, error)
             path.unlink(missing_ok=True)
             return None
         self.num_bytes += prefix.end
         return recovered
-
-
-def _cut(recovered: Recovered) -> int:
-    """A journal of the last life, open behind its last whole frame."""
-    fd = os.open(recovered.path, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.ftruncate(fd, recovered.num_bytes)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _emptied(fd: int) -> bool:
@@ -364,35 +335,3 @@ def _emptied(fd: int) -> bool:
 def handed_path(folder: Path, key: AttemptKey) -> Path:
     """Where INIT leaves what was handed over; `folder` is that of any RUN worker of this node."""
     return folder.parent / "handed" / f"{key.rollout_id}.{key.attempt}.{key.run_id}{SUFFIX}"
-
-
-def look(path: Path) -> Recovered | None:
-    """What a file holds that another process may be writing; None while it holds no whole row."""
-    try:
-        prefix = frames.read(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    return _parse(path, prefix) if prefix.frames else None
-
-
-def _parse(path: Path, prefix: frames.Prefix) -> Recovered:
-    """The records of a file's frames. Raises SchemaError for what a worker cannot have written."""
-    row: Row | None = None
-    epoch = 0
-    records: list[Past] = []
-    for place, frame in enumerate(prefix.frames):
-        if frame.kind not in _KINDS or (frame.kind == FrameKind.ROW) != (place == 0):
-            raise SchemaError(f"frame {place} is of kind {frame.kind}", "a row, then records")
-        if place == 0:
-            row = Row(read_row(frame.body), 0)
-            continue
-        record = read(FrameKind(frame.kind), frame.body)
-        if isinstance(record, Life):
-            epoch = record.epoch
-        else:
-            records.append(record)
-    if row is None:
-        raise SchemaError("it holds no row", "a row, then records")
-    return Recovered(
-        read_key(row), row, epoch, tuple(records), path, prefix.end, len(prefix.frames)
-    )

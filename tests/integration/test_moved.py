@@ -13,7 +13,7 @@ from prorl.deploy.node import node
 from prorl.deploy.running import Running, in_thread
 from prorl.journal import Answer
 from prorl.journal.attempt import MOVED_NOTE
-from prorl.journal.folder import look
+from prorl.journal.recovered import look
 from prorl.storage.catalog import StoredRun
 from prorl.supervisor.service import Supervisor
 from prorl.tls import Join

@@ -26,7 +26,7 @@ from prorl.config import ServiceConfig
 from prorl.deploy.running import client_of, in_thread, service, signals
 from prorl.errors import UnavailableError
 from prorl.journal import Answer, Ended, Said
-from prorl.journal.folder import look
+from prorl.journal.recovered import look
 from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.supervisor.service import Supervisor

@@ -19,7 +19,7 @@ from prorl.backends.embedded import TOY
 from prorl.errors import ProrlError
 from prorl.journal import Answer
 from prorl.journal.attempt import MOVED_NOTE
-from prorl.journal.folder import look
+from prorl.journal.recovered import look
 from prorl.linux.procfs import descendants
 from prorl.storage.catalog import StoredRun
 from prorl.types import Json, Task

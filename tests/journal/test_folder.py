@@ -10,7 +10,7 @@ import pytest
 
 from prorl.columns import read_key
 from prorl.journal import Answer, AttemptJournal, Ended, Journals, Said
-from prorl.journal.folder import Recovered
+from prorl.journal.recovered import Recovered
 from prorl.rows import row_hashes
 from prorl.types import FinishReason
 from tests.journal.made import ENDED, answer, row, said, same

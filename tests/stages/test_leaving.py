@@ -17,7 +17,7 @@ from prorl.config import ServiceConfig
 from prorl.flight import FlightNetwork, Inlet
 from prorl.journal import Answer
 from prorl.journal.attempt import MOVED_NOTE
-from prorl.journal.folder import look
+from prorl.journal.recovered import look
 from prorl.protocols import Network, Sandbox, SandboxHost
 from prorl.rows import Row
 from prorl.service.bodies import GroupBody, TaskBody
