@@ -25,15 +25,17 @@ def first_lease(starts: int) -> Figure:
 def _one_first_lease() -> float:
     with (
         tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder,
-        _prorl_run(Path(folder)) as start,
+        _prorl_run(Path(folder)) as (process, start),
     ):
         while not _leased(Path(folder) / "root"):
+            if process.poll():
+                raise UnavailableError(f"`prorl run` ended with {process.returncode}")
             time.sleep(0.01)
         return time.perf_counter() - start
 
 
 @contextmanager
-def _prorl_run(folder: Path) -> Iterator[float]:
+def _prorl_run(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
     tasks = folder / "tasks.jsonl"
     tasks.write_text('{"task_id": "1", "env": "noop", "prompt": "do nothing"}\n')
     what = ["--tasks", str(tasks), "--policy", "noop", "--name", "first"]
@@ -43,7 +45,7 @@ def _prorl_run(folder: Path) -> Iterator[float]:
         [sys.executable, "-m", "prorl.cli", "run", *what, *where], stdout=subprocess.DEVNULL
     )
     try:
-        yield start
+        yield process, start
         process.wait(60)
     finally:
         process.kill()
