@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prorl.types import GenerateRequest, Int32, Json, SamplingParams
+from prorl.types import GenerateRequest, Json, SamplingParams
 
 if TYPE_CHECKING:
-    pass
+    from prorl.types import Int32
 
 
 def read_request(
