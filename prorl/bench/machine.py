@@ -6,12 +6,8 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prorl.types import Json
-
-if TYPE_CHECKING:
-    pass
 
 
 def machine() -> dict[str, Json]:

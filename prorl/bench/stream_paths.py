@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -38,9 +38,6 @@ from prorl.client import PackedBatch
 from prorl.client.fetch import FlightSource
 from prorl.flight import tune
 from prorl.flight.ticket import Ticket
-
-if TYPE_CHECKING:
-    pass
 
 MAX_BYTES = 2 << 30
 """All of the run in one plan."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -22,10 +22,6 @@ from prorl.storage.durable import write_durably
 from prorl.storage.layout import MANIFEST, RunDir
 from prorl.storage.parts import empties, encode, part_file
 from prorl.types import RolloutState
-
-if TYPE_CHECKING:
-    pass
-
 
 GROUPS_PER_PART = 16
 
