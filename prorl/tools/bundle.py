@@ -17,8 +17,9 @@ STAMP = (2020, 1, 1, 0, 0, 0)
 
 @cache
 def build() -> bytes:
-    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON`. Built once a process: sandboxd
-    writes it for the pool that tries a kind, and for its own.
+    """The zipapp's bytes; run it as `python3 FILE CONFIG_JSON`.
+
+    Built once a process: sandboxd writes it for the pool that tries a kind, and for its own.
 
     `prorl/tools/server/main.py` says what CONFIG_JSON holds.
     """

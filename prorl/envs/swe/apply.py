@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from prorl.envs.swe import guard, shell
 from prorl.envs.swe.guard import Rules
+from prorl.envs.swe.settings import SETTINGS, runner_part
 from prorl.errors import SandboxError
 from prorl.protocols import Sandbox
 from prorl.types import FailureCode, ToolResult
@@ -40,7 +41,7 @@ async def guarded_apply(sandbox: Sandbox, change: bytes, rules: Rules) -> tuple[
     there = await _there(sandbox, guard.questions(paths))
     left = guard.left_out(paths, rules, there)
     counted = [path for path in paths if path not in {*left, *rules.reference}]
-    settings = [path for path in counted if path.rpartition("/")[2] in guard.SETTINGS]
+    settings = [path for path in counted if path.rpartition("/")[2] in SETTINGS]
     before = {path: await _content(sandbox, path) for path in settings}
     left |= {path: _SETTING for path, content in before.items() if content == _UNREADABLE}
     applied = await apply(sandbox, change, left)
@@ -59,7 +60,7 @@ async def _restore(sandbox: Sandbox, before: Mapping[str, bytes | None]) -> list
     restored = []
     for path, content in before.items():
         now = await _content(sandbox, path)
-        if guard.runner_part(path, now) != guard.runner_part(path, content):
+        if runner_part(path, now) != runner_part(path, content):
             restored.append(path)
             await sandbox.exec(["rm", "-f", path], GIT_S)
             if content is not None:

@@ -13,23 +13,19 @@ Pure functions over paths that a policy may have chosen. A path is left out of a
 
 What the reference patch changes is let through, but never a graded file. Settings files that hold
 more than the runner's settings (pyproject.toml, setup.cfg, package.json) count unless the runner's
-part of them is another one than before (`runner_part`).
+part of them is another one than before (`settings.py`).
 """
 
 from __future__ import annotations
 
-import configparser
-import json
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from prorl.envs.swe.kept import test_folder
-from prorl.types import Json
 
 PROTECTED = (
     "conftest.py",
@@ -56,9 +52,6 @@ PROTECTED = (
 """What steers or shadows a test runner, at any depth. A task whose solution must change one of
 these has it in its reference patch, or names its own `protected`.
 """
-
-SETTINGS = ("pyproject.toml", "setup.cfg", "package.json")
-"""Files of which one part is the runner's."""
 
 RUNNERS = frozenset(
     [
@@ -267,53 +260,3 @@ def _suspects(path: str) -> Iterable[tuple[str, str]]:
             continue
         if name in _SHADOWS or name.startswith("pytest_"):
             yield "/".join(parts[: index + 1]), "/".join(parts[:index])
-
-
-# ---- settings that are partly the runner's
-
-
-def runner_part(path: str, content: bytes | None) -> str:
-    """What a settings file says to the test runner, as text to compare; empty: nothing.
-
-    >>> runner_part("pyproject.toml", b"[project]\\nname = 'x'"), runner_part("setup.cfg", b"[tool:pytest]\\naddopts=-p x")
-    ('', '{"tool:pytest": {"addopts": "-p x"}}')
-    """
-    if content is None:
-        return ""
-    text = content.decode("utf-8", "replace")
-    try:
-        found = _READERS[path.rpartition("/")[2]](text)
-    except (ValueError, configparser.Error, RecursionError, AttributeError):
-        return f"unreadable {text}"
-    kept = {key: value for key, value in found.items() if value}
-    return json.dumps(kept, sort_keys=True, default=str) if kept else ""
-
-
-def _pyproject(text: str) -> dict[str, Json]:
-    document = tomllib.loads(text)
-    tools, project = document.get("tool", {}), document.get("project", {})
-    found = {name: tools.get(name) for name in ("pytest", "tox", "nox", "coverage", "hatch")}
-    return {**found, "entry-points": project.get("entry-points")}
-
-
-def _setup_cfg(text: str) -> dict[str, Json]:
-    parser = configparser.RawConfigParser(strict=False)
-    parser.read_string(text)
-    names = (
-        "tool:pytest",
-        "pytest",
-        "nosetests",
-        "aliases",
-        "options.entry_points",
-        "coverage:run",
-    )
-    return {name: dict(parser[name]) for name in names if parser.has_section(name)}
-
-
-def _package_json(text: str) -> dict[str, Json]:
-    document = json.loads(text)
-    names = ("scripts", "jest", "mocha", "ava", "nyc", "c8", "babel", "vitest", "type")
-    return {name: document.get(name) for name in names}
-
-
-_READERS = {"pyproject.toml": _pyproject, "setup.cfg": _setup_cfg, "package.json": _package_json}

@@ -63,8 +63,9 @@ class Witness:
         path: str = "",
         test: str = "",
     ) -> None:
-        """A test's verdict; one that is ever bad stays bad. `expected`: good since it failed;
-        `path`: its file; `test`: pytest's name of it.
+        """A test's verdict; one that is ever bad stays bad.
+
+        `expected`: good since it failed; `path`: its file; `test`: pytest's name of it.
         """
         if getpid() != self._pid:
             return
