@@ -229,6 +229,16 @@ class Rollouts:
         ):
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
+    def settle_returned(self) -> None:
+        """Queue what was given back, at once: the gateway stops, and its next life knows no more of
+        it than the log does.
+        """
+        for record, orphan in list(self._orphans.items()):
+            current = orphan.attempt == record.life.attempt and record.life.state in IN_HAND
+            if orphan.end is EventKind.RETURN and current and not record.holders:
+                del self._orphans[record]
+                self.lost(record, EventKind.RETURN)
+
     def settle_orphans(self) -> None:
         """Give up attempts whose grace is over."""
         now = self._clock()

@@ -151,6 +151,7 @@ async def _served(
 async def _end(gateway: Gateway, work: asyncio.Future[None]) -> None:
     """End a gateway's work, when what it has said is durable or `STOP_S` are over."""
     if not work.done():
+        gateway.core.rollouts.settle_returned()
         with suppress(ProrlError, TimeoutError):
             await asyncio.wait_for(gateway.durable(), STOP_S)
     work.cancel()
