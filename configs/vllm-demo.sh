@@ -10,7 +10,8 @@ export VLLM_SERVER_DEV_MODE=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
 if "$PRORL_VLLM_PYTHON" -c 'import sys, torch; sys.exit(torch.cuda.is_available())'; then
   # On two cores: one process, no compiler (measured with vLLM 0.32 for CPUs).
   export TORCH_COMPILE_DISABLE=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1
-  more=(--enforce-eager --kv-cache-memory-bytes 128M --block-size 32 --distributed-executor-backend uni)
+  # vLLM 0.32 on a CPU dies of a prompt with a seed that it reads in two pieces.
+  more=(--enforce-eager --no-enable-chunked-prefill --kv-cache-memory-bytes 128M --block-size 32 --distributed-executor-backend uni)
 fi
 # A session of its own: the engine would outlive a server that is killed alone.
 setsid "$PRORL_VLLM_PYTHON" -m vllm.entrypoints.openai.api_server --model "$model" \
