@@ -1,7 +1,4 @@
-"""What a run was, read back from its Parquet files by SQL.
-
-Never from counters of the processes that wrote them.
-"""
+"""What a run was, read back from its Parquet files by SQL, never from its writers' counters."""
 
 from __future__ import annotations
 

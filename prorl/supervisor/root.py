@@ -1,6 +1,4 @@
-"""What a service holds of the machine besides processes.
-
-These are the lock on its root, the token, a private socket folder and service.json.
+"""What a service holds besides processes: its root's lock, token, socket folder, service.json.
 
 Invariants: two services never share a root (flock, so a dead owner never blocks); the token and
 service.json are readable by their owner only; after `release` neither socket folder nor

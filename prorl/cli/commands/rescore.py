@@ -37,8 +37,7 @@ def rescore(
 ) -> int:
     """Run EVAL on the stored artefacts of a run: other tests, another env, mended graders.
 
-    No model is asked, nothing that was stored changes; the new rewards are the table `scores` in
-    SQL.
+    No model is asked, nothing stored changes; the new rewards are the table `scores` in SQL.
 
     Example: prorl rescore my-run harder-tests --tasks HumanEvalPlus.jsonl
 

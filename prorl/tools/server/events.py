@@ -1,6 +1,4 @@
-"""Waiting: one `poll` over descriptors, children and the client that asked.
-
-It has a deadline and no polling interval.
+"""Waiting: one `poll` over descriptors, children and the client that asked, up to a deadline.
 
 The server is often pid 1 of its sandbox, so it reaps every child, its own and orphans alike.
 Statuses of watched children are kept until taken. Nothing else in the server may call `waitpid`.
