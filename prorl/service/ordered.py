@@ -13,8 +13,12 @@ class Ordered(dict[T, None]):
     What is decided over it follows from events alone; a set of records goes by where they lie in
     memory, and the same events would not lead to the same state twice.
 
-    >>> names = Ordered[str]() >>> for name in ("b", "a", "c", "b"): ...     names.add(name) >>>
-    names.discard("a") >>> list(names), "a" in names (['b', 'c'], False)
+    >>> names = Ordered[str]()
+    >>> for name in ("b", "a", "c", "b"):
+    ...     names.add(name)
+    >>> names.discard("a")
+    >>> list(names), "a" in names
+    (['b', 'c'], False)
     """
 
     def add(self, member: T) -> None:
