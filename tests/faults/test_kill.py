@@ -105,11 +105,10 @@ async def _strike(
         child.signal(strike)
 
         async def back(lives: int = lives, commits: int = commits) -> bool:
-            return (
-                child.lives > lives
-                and child.beats
-                and int((await _view(client))["commits"]) > commits
-            )
+            found = int((await _view(client))["commits"])
+            # Deaths in a row with no commit that the supervisor is told of would be a crash loop.
+            running.note_commits(found)
+            return child.lives > lives and child.beats and found > commits
 
         await _until(back, f"{name} is back and something was committed")
 
