@@ -1,6 +1,4 @@
-"""The architecture on a few screens: what the parts promise each other.
-
-Implementations meet only here.
+"""The architecture on a few screens: what the parts promise. Implementations meet only here.
 
     trainer, CLI --HTTP--> gateway --lease--> INIT --ready--> RUN --ran--> EVAL --scored--> store
     --DoGet--> trainer
@@ -236,9 +234,10 @@ class AgentContext(Protocol):
         """
 
     def boundary(self) -> Awaitable[None]:
-        """Awaited before each turn that is sampled. Here an attempt may be made to stand still, so
-        that another run has its slot; the budget stands still too. An agent that does not await
-        it keeps its slot.
+        """Awaited before each turn that is sampled.
+
+        Here an attempt may be made to stand still, so that another run has its slot; the budget
+        stands still too. An agent that does not await it keeps its slot.
         """
 
 

@@ -199,8 +199,9 @@ class Cancel(Payload, frozen=True):
 
 
 class Suspend(Payload, frozen=True, kw_only=True):
-    """(run, rollout, attempt), to RUN: let it stand still before its next turn and give its slot to
-    another row, or let it go on when a slot is free.
+    """To RUN, of (run, rollout, attempt): stand still before the next turn, or go on.
+
+    What stands still gives its slot to another row; it goes on when a slot is free.
     """
 
     kind = Kind.SUSPEND

@@ -46,8 +46,7 @@ class Candidate(NamedTuple):
 
 
 def fill(total: float, claims: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Share `total` by (weight, wanted): nobody gets more than is wanted, and what is left over
-    goes to the others.
+    """Share `total` by (weight, wanted); what one does not want goes to the others.
 
     >>> fill(8, {"a": (1, 100), "b": (1, 2), "c": (2, 100)})
     {'b': 2, 'a': 2.0, 'c': 4.0}
@@ -101,8 +100,10 @@ def victims(
     starving: Collection[str],
     candidates: Iterable[Candidate],
 ) -> list[AttemptKey]:
-    """Attempts that give way to runs that starve: of the run that is furthest over its share, the
-    one that has had its slot longest. No run is brought below the whole slots of its share.
+    """Attempts that give way to runs that starve.
+
+    Of the run that is furthest over its share goes the one that has had its slot longest. No run is
+    brought below the whole slots of its share.
 
     >>> loads = [RunLoad(run_id="a", running=2, wanted=9), RunLoad(run_id="b", running=0, wanted=1)]
     >>> held = [Candidate("a", since, AttemptKey("a", since, 1)) for since in (7, 5)]
@@ -128,8 +129,9 @@ def victims(
 
 
 def to_wake(slots: int, loads: Sequence[RunLoad]) -> Counter[str]:
-    """How many of each run's attempts that stand still go on: what the run is due, and then what
-    nobody is due.
+    """How many of each run's attempts that stand still go on now.
+
+    First what each run is due, then what nobody is due.
     """
     shares = fair_slots(slots, loads)
     woken: Counter[str] = Counter()

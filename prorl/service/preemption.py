@@ -142,8 +142,9 @@ class Preemption:
         record.run.suspended[record] = Suspension(stand, self._clock())
 
     def came(self, worker: WorkerRecord, suspended: Iterable[AttemptKey]) -> None:
-        """A RUN worker has come, or come back: its word about who stands still holds; its next
-        life is asked again.
+        """A RUN worker has come, or come back: its word about who stands still holds.
+
+        Its next life is asked again.
         """
         still, now = set(suspended), self._clock()
         for record in worker.held:

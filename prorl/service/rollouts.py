@@ -230,8 +230,9 @@ class Rollouts:
             self.apply(record, Event(kind=EventKind.UNRESERVE, attempt=record.life.attempt))
 
     def settle_returned(self) -> None:
-        """Queue what was given back, at once: the gateway stops, and its next life knows no more of
-        it than the log does.
+        """Queue at once what was given back.
+
+        The gateway stops, and its next life knows no more of it than the log does.
         """
         for record, orphan in list(self._orphans.items()):
             current = orphan.attempt == record.life.attempt and record.life.state in IN_HAND
