@@ -115,7 +115,7 @@ class Gateway:
             self.handovers,
         )
         self.core.grants.placeable = self.leases.placeable
-        self.leases.urgent = self.core.preemption.urgent
+        self.leases.starving = lambda: self.core.preemption.starving
         self.servers = Servers(config, lambda name: name in self.core.state.balancer.states)
         self.publisher = Publisher(
             self.core,

@@ -12,7 +12,7 @@ waited here is not sent, one that overtook its cancellation is cancelled at its 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 
 import orjson
@@ -32,10 +32,6 @@ from prorl.types import AttemptKey, Json, RolloutState
 
 MIN_AHEAD, MAX_AHEAD = 8, 256
 """Leases granted ahead of credit."""
-
-
-def _nobody(_: RolloutRecord) -> bool:
-    return False
 
 
 _STRUCT = pa.struct(list(LEASED))
@@ -65,8 +61,8 @@ class Leases:
         self._tokenizer = tokenizer
         self._renderers: dict[str, str] = {}
         self._granted: deque[tuple[RolloutRecord, int]] = deque()
-        self.urgent: Callable[[RolloutRecord], bool] = _nobody
-        """Whether its lease goes before those that wait here."""
+        self.starving: Callable[[], Collection[str]] = tuple
+        """Runs whose leases go before those that wait here."""
         self._limits: dict[str, dict[str, Json]] = {}
         self._streams = 0
         self._window = 0
@@ -106,9 +102,10 @@ class Leases:
         The rest is kept.
         """
         self._granted.extend(granted)
-        if any(self.urgent(record) for record, _ in self._granted):
+        if first := self.starving():
             # Sorting keeps the order of equals.
-            self._granted = deque(sorted(self._granted, key=lambda one: not self.urgent(one[0])))
+            order = sorted(self._granted, key=lambda one: one[0].run.run_id not in first)
+            self._granted = deque(order)
         self._send()
 
     def cut(self, worker: WorkerRecord) -> None:

@@ -62,10 +62,6 @@ class Preemption:
         self._dues: dict[str, int] = {}
         """Slots that they are due."""
 
-    def urgent(self, record: RolloutRecord) -> bool:
-        """Whether its lease goes before those that were granted earlier."""
-        return record.run.run_id in self.starving
-
     @property
     def room(self) -> int:
         """Leases that they should have now, however many others wait to be sent."""
