@@ -92,6 +92,12 @@ def read_shape(directory: Path) -> Shape:
     )
 
 
+_NEEDED = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+)
+
+
 def _rope(config: Json) -> Json:
     """The settings of the rotary embedding, whichever key holds them."""
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -105,12 +111,16 @@ def _read_config(path: Path) -> Json:
         raise ConfigError(
             f"cannot read {path}: {cause}", "a Hugging Face checkpoint directory"
         ) from cause
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds no JSON object", "the config.json of a plain Qwen3")
     if config.get("model_type") != "qwen3":
         raise ConfigError(
             f"{path}: model_type {config.get('model_type')!r}",
             "`qwen3`",
             "serve other models with vLLM and name its URL as backend",
         )
+    if missing := [name for name in _NEEDED if not isinstance(config.get(name), int | float)]:
+        raise ConfigError(f"{path} has no number {', '.join(missing)}", "a plain Qwen3's settings")
     is_scaled = _rope(config).get("rope_type", "default") != "default"
     if is_scaled or config.get("use_sliding_window") or config.get("attention_bias"):
         given = f"{path}: scaled rotary embedding, sliding window or attention bias"

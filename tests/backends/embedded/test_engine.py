@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 
 from prorl.backends.embedded import TOY
+from prorl.backends.embedded.weights import load
 from prorl.errors import BackendError, ConfigError
 from prorl.types import FailureCode, FinishReason, PolicyVersion
 from tests.backends.embedded.helpers import (
@@ -175,6 +176,20 @@ def test_wrong_weights_are_refused_and_the_old_ones_go_on(tmp_path: Path) -> Non
     after = run(served, [request(prompts(1)[0], 2)])[0]
     assert (served.version, after.versions) == (0, [0])
     assert same_tokens(before, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "no JSON object"),
+        ('{"model_type": "gpt2"}', "model_type 'gpt2'"),
+        ('{"model_type": "qwen3", "hidden_size": "64"}', "no number vocab_size, hidden_size"),
+    ],
+)
+def test_settings_that_are_no_qwen3_are_one_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        load(tmp_path)
 
 
 def test_stop_length_and_context_end_a_request() -> None:
